@@ -1,0 +1,197 @@
+"""Open a group: find out where the ranks are, pick what carries their bytes best, and fail together if that fails.
+
+    one rank                                solo
+    all ranks on one machine                node           shared memory
+    one rank on each machine                mpi
+    several ranks on several machines       hierarchical   shared memory within, MPI between
+
+Ranks exchange value-or-error before anything is built, so an error on one is the same error on all. May import: everything
+in comm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from zerort import native
+from zerort.comm.environment import load_mpi
+from zerort.comm.failure import abort_job_on_exception
+from zerort.comm.group import Group
+from zerort.comm.node import NodeTransport, open_control
+from zerort.comm.solo import SoloTransport
+from zerort.comm.transport import Transport
+from zerort.config import GroupOptions
+from zerort.errors import BootstrapError, CallError, SharedMemoryError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["KINDS", "best_transport", "open_group"]
+
+KINDS = ("solo", "node", "mpi", "hierarchical")
+"""What `open_group` can be asked for by name."""
+
+
+def open_group(
+    comm: MPI.Intracomm | None = None,
+    *,
+    kind: str | None = None,
+    name: str = "world",
+    options: GroupOptions | None = None,
+) -> Group:
+    """Open the group of all ranks of ``comm``, over the best there is between them. Every rank calls this.
+
+    Args:
+        comm: Whose ranks; all ranks that ``mpirun`` started if None. It is duplicated, never used itself.
+        kind: One of `KINDS`, to insist on it; None picks by where the ranks are.
+        name: What errors and traces call the group.
+        options: Timeouts and sizes; from the environment (`zerort.config.ENVIRONMENT`) if None.
+
+    Raises:
+        BootstrapError: The group cannot be opened; the same error on every rank.
+        LauncherMismatchError: ``mpirun`` belongs to another MPI than the library.
+
+    Without ``mpirun`` this is a group of one:
+
+    >>> with open_group() as group:
+    ...     group.rank, group.size
+    (0, 1)
+    """
+    if kind is not None and kind not in KINDS:
+        raise CallError(f"Expected a kind of {', '.join(KINDS)}, got {kind!r}.")
+    options = GroupOptions.from_environment() if options is None else options
+    if comm is None and kind == "solo":
+        return Group(SoloTransport(name=name, options=options))
+    mpi = load_mpi()
+    if mpi is None:
+        return Group(SoloTransport(name=name, options=options))
+    world = mpi.COMM_WORLD if comm is None else comm
+    if world.Get_size() > 1:
+        abort_job_on_exception()
+    return Group(best_transport(world, name=name, options=options, kind=kind))
+
+
+def best_transport(
+    comm: MPI.Intracomm,
+    *,
+    name: str,
+    options: GroupOptions,
+    kind: str | None = None,
+    machine: MPI.Intracomm | None = None,
+) -> Transport:
+    """Return the transport of the given kind, or the best one, for the ranks of ``comm``. Collective.
+
+    Args:
+        comm: Whose ranks.
+        name: What errors and traces call the group.
+        options: Timeouts and sizes.
+        kind: One of `KINDS`; None picks by where the ranks are.
+        machine: The ranks that share memory with this one; asked of MPI if None. Tests make several hosts of one with it.
+    """
+    size = comm.Get_size()
+    with _watched(comm, name=name, timeout=options.timeout):
+        from mpi4py import MPI
+
+        from zerort.comm.hierarchical import HierarchicalTransport
+        from zerort.comm.mpi import MpiTransport
+
+        if machine is None:
+            machine = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.Get_rank())
+        hosts = comm.allgather(machine.bcast(comm.Get_rank(), root=0))  # a host is called by its lowest rank
+        several = len(set(hosts)) > 1
+        crowded = len(set(hosts)) < size
+        best = "solo" if size == 1 else "node" if not several else "hierarchical" if crowded else "mpi"
+        wanted = _agreed_kind(comm, kind or best)
+        if wanted == "solo" and size > 1:
+            raise BootstrapError(f"Expected one rank for a solo group, got {size}.")
+        if wanted == "node" and several:
+            raise BootstrapError(
+                f"Expected all {size} ranks on one machine for a node group, got {len(set(hosts))} machines. "
+                "Leave kind out, or ask for 'hierarchical' or 'mpi'."
+            )
+        if wanted == "solo":
+            return SoloTransport(name=name, options=options)
+        if wanted == "mpi":
+            return MpiTransport(comm, hosts=hosts, name=name, options=options)
+        if wanted == "node":
+            return _open_node(comm, name=name, options=options)
+        node = _open_node(machine, name=f"{name} on {os.uname().nodename}", options=options, everyone=comm)
+        return HierarchicalTransport(comm, node, hosts=hosts, name=name, options=options)
+
+
+def _open_node(
+    machine: MPI.Intracomm, *, name: str, options: GroupOptions, everyone: MPI.Intracomm | None = None
+) -> NodeTransport:
+    """Build the node transport of this machine's ranks; if that fails on any machine, it fails on ``everyone``."""
+    everyone = machine if everyone is None else everyone
+    path, error = "", ""
+    if machine.Get_rank() == 0:
+        try:
+            path = open_control(machine.Get_size(), options.shm_dir)
+        except SharedMemoryError as problem:
+            error = str(problem)
+    path = machine.bcast(path, root=0)
+    in_native = all(machine.allgather(native.AVAILABLE))
+    transport = None
+    if path:
+        try:
+            transport = NodeTransport(
+                path, machine.Get_rank(), machine.Get_size(), name=name, options=options, in_native=in_native
+            )
+        except SharedMemoryError as problem:
+            error = str(problem)
+    machine.Barrier()
+    if path and machine.Get_rank() == 0:
+        os.unlink(path)
+    _agree_on_success(everyone, error)
+    assert transport is not None
+    try:
+        transport.start()
+    except SharedMemoryError as problem:
+        error = str(problem)
+    _agree_on_success(everyone, error)
+    return transport
+
+
+def _agree_on_success(comm: MPI.Intracomm, error: str) -> None:
+    for rank, story in enumerate(comm.allgather(error)):
+        if story:
+            raise SharedMemoryError(f"{story} (rank {rank})")
+
+
+def _agreed_kind(comm: MPI.Intracomm, kind: str) -> str:
+    kinds = comm.allgather(kind)
+    if len(set(kinds)) > 1:
+        rows = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(kinds))
+        raise BootstrapError(f"Expected one kind of group on all ranks, got {rows}.")
+    return kind
+
+
+@contextlib.contextmanager
+def _watched(comm: MPI.Intracomm, *, name: str, timeout: float) -> Iterator[None]:
+    """End the job if not every rank comes to open the group: MPI's own collectives would wait for ever."""
+
+    def end() -> None:
+        print(
+            f"zerort: rank {comm.Get_rank()}: Expected all {comm.Get_size()} ranks to open group {name!r} within "
+            f"{timeout:.0f} s, got fewer. Every rank must call open_group; ZERORT_TIMEOUT=seconds waits longer.",
+            file=sys.stderr,
+            flush=True,
+        )
+        comm.Abort(1)
+
+    timer = threading.Timer(timeout, end)
+    timer.daemon = True
+    if comm.Get_size() > 1:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+

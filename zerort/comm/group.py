@@ -1,0 +1,352 @@
+"""`Group`: ranks that talk. The one class that users hold, whatever carries its bytes.
+
+    all_gather  reduce_scatter  all_reduce  broadcast  reduce  all_to_all  barrier      each returns a Ticket
+    empty  empty_shared  free  split  save_trace  close                                 each has happened when it returns
+
+A Group checks arguments, numbers its calls and keeps them in order on one stream; a `Transport` carries them out. A rank
+whose arguments are wrong still meets the others, so that all of them raise. May import: device, trace, config, comm.*.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import socket
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from zerort import trace
+from zerort.comm import checks
+from zerort.comm.call import INVALID, Call, call_site
+from zerort.comm.transport import Transport
+from zerort.device import HostStream, Ticket
+from zerort.errors import CallError, ClosedError, CollectiveError
+from zerort.native.dtypes import numpy_dtype
+from zerort.typing import Array, DtypeLike
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Group", "SharedShards"]
+
+_open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+class SharedShards(NamedTuple):
+    """An array whose shards lie side by side in memory that the ranks of a node share."""
+
+    full: Array
+    """The gathered array: 1-D, one copy per node. Valid after an `all_gather` of ``mine`` into it."""
+    mine: Array
+    """This rank's shard: a view of ``full``. Only this rank writes to it."""
+
+
+class Group:
+    """Ranks that talk. Made by `zerort.comm.open_group` and `Group.split`.
+
+    Every rank makes the same calls in the same order. Arrays are C-contiguous NumPy arrays and are taken as 1-D. A verb that
+    returns a Ticket may not have happened yet: leave its arrays alone until ``ticket.wait()`` has returned.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._options = transport.options
+        self._eager_nbytes = -1 if transport.own_thread else transport.options.eager_nbytes
+        self._stream = HostStream(f"comm {transport.name}", helping=not transport.own_thread)
+        self._sequence = 0
+        self._closed = False
+        self._children: list[Group] = []
+        _open_groups.add(self)
+
+    # -- who is here -----------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the group."""
+        return self._transport.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self._transport.size
+
+    @property
+    def kind(self) -> str:
+        """What carries the bytes: solo, threads, node, mpi or hierarchical."""
+        return self._transport.kind
+
+    @property
+    def name(self) -> str:
+        """What the group is called in errors and traces."""
+        return self._transport.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    # -- collectives -----------------------------------------------------------------------------------------------------
+
+    def all_gather(
+        self, source: Array, *, out: Array | None = None, counts: Sequence[int] | None = None, name: str = ""
+    ) -> Ticket[Array]:
+        """Put every rank's ``source`` side by side into every rank's ``out``.
+
+        Args:
+            source: This rank's shard. It may be its own place in ``out`` (in place).
+            out: Where the whole goes; a new array if None. If it is `SharedShards.full`, a node holds it once and nothing
+                is copied out.
+            counts: Elements of each rank's shard, on every rank the same; None if all are equal.
+            name: What to call this in errors and traces.
+        """
+        return self._launch("all_gather", name, checks.fill_all_gather, source=source, out=out, counts=counts)
+
+    def reduce_scatter(
+        self,
+        source: Array,
+        *,
+        out: Array | None = None,
+        counts: Sequence[int] | None = None,
+        reduction: str = "sum",
+        name: str = "",
+    ) -> Ticket[Array]:
+        """Reduce every rank's ``source`` in rank order and give each rank its range of the result.
+
+        Args:
+            source: 1-D, as long as all ranges together.
+            out: This rank's range; a new array if None. It may be the range's own place in ``source`` (in place).
+            counts: Elements of each rank's range, on every rank the same; None splits evenly.
+            reduction: ``"sum"``, ``"max"`` or ``"min"``. fp16 and bf16 are summed in fp32 and rounded once.
+            name: What to call this in errors and traces.
+        """
+        return self._launch(
+            "reduce_scatter",
+            name,
+            checks.fill_reduce_scatter,
+            source=source,
+            out=out,
+            counts=counts,
+            reduction=reduction,
+        )
+
+    def all_reduce(
+        self, source: Array, *, out: Array | None = None, reduction: str = "sum", name: str = ""
+    ) -> Ticket[Array]:
+        """Reduce every rank's ``source`` in rank order into every rank's ``out`` (``out=source`` works in place)."""
+        return self._launch("all_reduce", name, checks.fill_all_reduce, source=source, out=out, reduction=reduction)
+
+    def broadcast(self, source: Array, *, root: int = 0, out: Array | None = None, name: str = "") -> Ticket[Array]:
+        """Copy root's ``source`` into every rank's ``out``; in place if ``out`` is None."""
+        return self._launch("broadcast", name, checks.fill_broadcast, source=source, out=out, root=root)
+
+    def reduce(
+        self, source: Array, *, root: int = 0, out: Array | None = None, reduction: str = "sum", name: str = ""
+    ) -> Ticket[Array | None]:
+        """Reduce every rank's ``source`` in rank order into root's ``out``; the other ranks' result is None."""
+        return self._launch(
+            "reduce", name, checks.fill_reduce, source=source, out=out, root=root, reduction=reduction
+        )
+
+    def all_to_all(
+        self,
+        source: Array,
+        *,
+        out: Array | None = None,
+        counts: Sequence[Sequence[int]] | None = None,
+        name: str = "",
+    ) -> Ticket[Array]:
+        """Give each rank its part of ``source`` and put what comes from each rank side by side.
+
+        Args:
+            source: The parts for rank 0, 1, … one after the other.
+            out: Where what arrives goes, in rank order; a new array if None. Not in place.
+            counts: ``counts[s][d]`` elements go from rank s to rank d, on every rank the same; None splits evenly.
+            name: What to call this in errors and traces.
+        """
+        return self._launch("all_to_all", name, checks.fill_all_to_all, source=source, out=out, counts=counts)
+
+    def barrier(self, *, name: str = "") -> Ticket[None]:
+        """Wait until every rank is here."""
+        return self._launch("barrier", name, lambda call, rank, size: None)
+
+    # -- memory, parts, end ----------------------------------------------------------------------------------------------
+
+    def empty(self, numel: int, dtype: DtypeLike, *, name: str = "") -> Array:
+        """Return a zeroed 1-D array of this rank's own that the other ranks of its node can read where it lies.
+
+        Collectives over such arrays move nothing that need not move. Every rank calls this; ``numel`` may differ. The memory
+        goes when the last array in it does, after `free` or `close`.
+
+        Raises:
+            SharedMemoryError: There is not enough shared memory; on every rank.
+        """
+        kind = self._dtype("empty", dtype)
+
+        def fill(call: Call, rank: int, size: int) -> None:
+            call.dtype = kind.name
+            if numel < 0:
+                raise CallError(f"empty: Expected numel ≥ 0, got {numel}.")
+
+        return self._together("empty", name, fill, lambda: self._transport.allocate(numel * kind.itemsize).view(kind))
+
+    def empty_shared(self, counts: Sequence[int], dtype: DtypeLike, *, name: str = "") -> SharedShards:
+        """Return an array of ``sum(counts)`` elements that the ranks of a node hold once, and this rank's shard of it.
+
+        ``group.all_gather(shards.mine, out=shards.full, counts=counts)`` makes every shard visible and copies nothing
+        within a node. Zeroed.
+        """
+        kind = self._dtype("empty_shared", dtype)
+        shares: list[int] = []
+
+        def fill(call: Call, rank: int, size: int) -> None:
+            call.dtype = kind.name
+            shares.extend(checks.check_counts(call, counts, size))
+            call.numel = sum(shares)
+
+        def make() -> SharedShards:
+            full = self._transport.allocate_shared(sum(shares) * kind.itemsize).view(kind)
+            first = sum(shares[: self.rank])
+            return SharedShards(full, full[first : first + shares[self.rank]])
+
+        return self._together("empty_shared", name, fill, make)
+
+    def free(self, array: Array, *, name: str = "") -> None:
+        """Give the memory of an array from `empty` or `empty_shared` back. Every rank calls this for its array."""
+
+        def make() -> None:
+            self._transport.release(array)
+
+        self._together("free", name, lambda call, rank, size: None, make)
+
+    def split(self, color: int | None, *, key: int | None = None, name: str = "") -> Group | None:
+        """Return the group of the ranks that gave the same ``color``, ordered by ``key``, then by rank.
+
+        Args:
+            color: Which group to be in; None for none of them.
+            key: Where in it; this rank's number if None.
+            name: What to call it; derived from this group's name and the color if empty.
+        """
+        title = name or f"{self.name}/{color}"
+        place = self.rank if key is None else key
+        transport = self._together(
+            "split",
+            "",
+            lambda call, rank, size: None,
+            lambda: self._transport.split(color, key=place, name=title),
+        )
+        if transport is None:
+            return None
+        group = Group(transport)
+        self._children.append(group)
+        return group
+
+    def save_trace(self, path: str | Path) -> Path | None:
+        """Gather every rank's spans and counters and write one Chrome/Perfetto trace, on rank 0. Every rank calls this.
+
+        Returns:
+            The path, on rank 0; None elsewhere.
+        """
+        payload = json.dumps(trace.rank_events(self.rank, socket.gethostname())).encode()
+        sizes = self.all_gather(np.array([len(payload)]), name="trace sizes").wait()
+        events = self.all_gather(
+            np.frombuffer(payload, np.uint8), counts=[int(size) for size in sizes], name="trace"
+        ).wait()
+        if self.rank:
+            return None
+        ends = np.cumsum(sizes)
+        payloads = [json.loads(events[end - size : end].tobytes()) for end, size in zip(ends, sizes, strict=True)]
+        trace.write_chrome(path, payloads)
+        return Path(path)
+
+    def flight_record(self, directory: str | Path | None = None) -> Path | None:
+        """Write the last calls of this rank as JSON and return where."""
+        where = self._options.flight_dir if directory is None else directory
+        return self._transport.flights.dump(where, rank=self.rank, reason="asked for")
+
+    def close(self) -> None:
+        """Finish what was submitted and leave the group. Closing twice is fine; other ranks need not close at once."""
+        if self._closed:
+            return
+        self._closed = True
+        _open_groups.discard(self)
+        for child in self._children:
+            child.close()
+        if self._transport.broken is None:
+            self._stream.close()
+        else:
+            self._stream.abandon()
+        self._transport.close()
+
+    # -- how a call goes -------------------------------------------------------------------------------------------------
+
+    def _launch(self, op: str, name: str, fill: Callable[..., None], **arguments: Any) -> Ticket[Any]:
+        call = self._new_call(op, name, fill, **arguments)
+        return self._stream.submit(
+            functools.partial(self._perform, call), name=op, eager=call.nbytes <= self._eager_nbytes
+        )
+
+    def _together(self, op: str, name: str, fill: Callable[..., None], make: Callable[[], Any]) -> Any:
+        """Meet as collectives do, then ``make`` something that needs all ranks; wait for it."""
+        call = self._new_call(op, name, fill)
+
+        def work() -> Any:
+            self._perform(call)
+            return make()
+
+        return self._stream.submit(work, name=op, eager=self._eager_nbytes >= 0).wait()
+
+    def _new_call(self, op: str, name: str, fill: Callable[..., None], **arguments: Any) -> Call:
+        if self._closed:
+            raise ClosedError(f"{op}: Expected an open group, got {self!r}. Call it before closing the group.")
+        transport = self._transport
+        if transport.broken is not None:
+            first = str(transport.broken).splitlines()[0]
+            raise CollectiveError(f"{op}: {transport.title} is broken since: {first} Open a new group.") from transport.broken
+        call = Call(op, call_site(), self._sequence, name)
+        self._sequence += 1
+        try:
+            fill(call, transport.rank, transport.size, **arguments)
+        except CallError as error:
+            call = Call(INVALID, call.site, call.sequence, complaint=str(error))
+        return call
+
+    def _perform(self, call: Call) -> Any:
+        flights = self._transport.flights
+        entry = flights.begin(call.sequence, call.op, call.dtype, call.numel, call.name, call.site)
+        try:
+            self._transport.run(call)
+        except BaseException as error:
+            flights.end(entry, f"failed: {type(error).__name__}")
+            raise
+        flights.end(entry)
+        trace.count(call.op)
+        return call.result
+
+    def _dtype(self, op: str, dtype: DtypeLike) -> np.dtype[Any]:
+        try:
+            return numpy_dtype(dtype)
+        except (TypeError, AttributeError):
+            raise CallError(f"{op}: Expected a dtype, got {dtype!r}.") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "broken" if self._transport.broken is not None else "open"
+        details = self._transport.details()
+        return f"Group({self.name!r}, {self.kind}, rank {self.rank} of {self.size}, {state}{'; ' if details else ''}{details})"
+
+
+@atexit.register
+def _leave_all() -> None:
+    """Tell the ranks that may wait for this one that it has ended."""
+    for group in list(_open_groups):
+        group._transport.leave()

@@ -1,0 +1,259 @@
+"""Any communicator of MPI: across machines, or wherever memory cannot be shared.
+
+Reductions are done here, not in MPI: each rank receives its range from everybody and sums it in rank order, so the result is
+deterministic, and fp16 and bf16, which MPI cannot sum, are summed in fp32. What crosses the wire is the bound of the
+algorithm: (n - 1) / n of the array for each half of an all-reduce. May import: mpi4py, native, comm.exchange, comm.transport.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NoReturn
+
+import numpy as np
+from mpi4py import MPI
+
+from zerort import native
+from zerort.comm import geometry
+from zerort.comm.call import Call, describe_header
+from zerort.comm.exchange import Alarm, Exchange, Interrupted
+from zerort.comm.geometry import Geometry, even_part, split_evenly
+from zerort.comm.transport import Transport
+from zerort.comm.verdict import Sighting, missing_error
+from zerort.config import GroupOptions
+from zerort.native.rendezvous import AGREED_BYTES
+from zerort.typing import Array
+
+__all__ = ["MpiTransport"]
+
+_TEXT_NBYTES = 4096
+"""Of a text in `tell`."""
+
+_HEAR_FOR = 1.0
+"""Seconds in which the ranks that gave up together tell each other so."""
+
+_SMALL_NBYTES = 64 * 1024
+"""Broadcasts up to this size go straight from root to everyone."""
+
+
+class MpiTransport(Transport):
+    """One rank's side of an MPI communicator.
+
+    Args:
+        comm: Duplicated, never used itself.
+        hosts: For each rank, a number that tells its host.
+    """
+
+    kind = "mpi"
+    own_thread = True
+
+    def __init__(self, comm: MPI.Intracomm, *, hosts: list[int], name: str, options: GroupOptions) -> None:
+        super().__init__(comm.Get_rank(), comm.Get_size(), name=name, options=options)
+        self.hosts = hosts
+        self._exchange = Exchange(
+            comm, hosts=hosts, message_nbytes=options.message_nbytes, timeout=options.timeout
+        )
+        self._headers: list[bytes] | None = None  # what every rank said when all last met
+        self._met_at = time.monotonic()
+        self._sequence = 0
+        self._left = False
+
+    # -- meeting ---------------------------------------------------------------------------------------------------------
+
+    def meet(self, call: Call) -> None:
+        """Gather every rank's header and compare them."""
+        self._sequence = call.sequence
+        self._exchange.listen()
+        try:
+            headers = self._exchange.all_gather_bytes(call.header(), sequence=call.sequence)
+        except Interrupted:
+            self._give_up(call)
+        self._headers, self._met_at = headers, time.monotonic()
+        if call.complaint or any(header[:AGREED_BYTES] != headers[0][:AGREED_BYTES] for header in headers):
+            raise self.disagree(call)
+
+    def tell(self, text: str) -> list[str]:
+        """Gather every rank's text."""
+        raw = text.encode()[:_TEXT_NBYTES].decode(errors="ignore").encode().ljust(_TEXT_NBYTES, b"\0")
+        try:
+            told = self._exchange.all_gather_bytes(raw, sequence=self._sequence)
+        except Interrupted:
+            self._give_up(Call(op="tell", site="", sequence=self._sequence))
+        return [one.rstrip(b"\0").decode() for one in told]
+
+    def swap(
+        self,
+        sends: list[tuple[int, Array]],
+        receives: list[tuple[int, Array]],
+        call: Call,
+        *,
+        piece_nbytes: int | None = None,
+    ) -> None:
+        """Send and receive arrays; raise what everybody raises if a rank is lost meanwhile."""
+        try:
+            self._exchange.swap(sends, receives, sequence=call.sequence, piece_nbytes=piece_nbytes)
+        except Interrupted:
+            self._give_up(call)
+
+    def _give_up(self, call: Call) -> NoReturn:
+        """Say so to all, hear who else does, and raise: whoever is not heard of is missing."""
+        exchange, began = self._exchange, time.monotonic()
+        exchange.sound(Alarm(self.rank, call.sequence, "gave up", f"{call.describe()} at {call.site}"))
+        while len(exchange.alarms) < self.size - 1 and time.monotonic() - began < _HEAR_FOR:
+            exchange.listen()
+            time.sleep(1e-3)
+        sightings = []
+        for rank in range(self.size):
+            alarm = exchange.alarms.get(rank)
+            if rank == self.rank or (alarm is not None and alarm.reason == "gave up"):
+                last = f"#{call.sequence} {call.describe()} at {call.site}" if alarm is None else alarm.last
+                sightings.append(Sighting(arrived=True, last=last))
+                continue
+            last = ""
+            if self._headers is not None:
+                sequence, text, site = describe_header(self._headers[rank])
+                last = f"#{sequence} {text} at {site}"
+            sightings.append(
+                Sighting(
+                    arrived=False,
+                    left=alarm is not None,
+                    last=last,
+                    since=time.monotonic() - self._met_at,
+                    process=f"host {self.hosts[rank]}",
+                )
+            )
+        record = self.flights.dump(self.options.flight_dir, rank=self.rank, reason="a rank is missing")
+        self.broken = missing_error(
+            self.title,
+            call,
+            waited=time.monotonic() - self._met_at if self._headers else self.options.timeout,
+            sightings=sightings,
+            record=record,
+        )
+        raise self.broken
+
+    # -- moving ----------------------------------------------------------------------------------------------------------
+
+    def move(self, call: Call) -> None:
+        """Serve the geometry with one message per pair of ranks, or block by block where they are summed."""
+        table, source, out = call.geometry, call.source, call.out
+        assert table is not None
+        assert source is not None
+        assert out is not None
+        if call.op == "broadcast" and call.nbytes > _SMALL_NBYTES:
+            self._broadcast(call)
+        elif call.op == "reduce" and call.nbytes > _SMALL_NBYTES:
+            self._reduce(call)
+        elif table.reduces:
+            self._scatter(table, source, out, call)
+        else:
+            self._copy(table, source, out, call)
+
+    def all_reduce(self, call: Call) -> None:
+        """Reduce one's own part, then gather all parts in place."""
+        assert call.source is not None
+        assert call.out is not None
+        counts = split_evenly(call.numel, self.size)
+        first, count = even_part(call.numel, self.size, self.rank)
+        mine = call.out[first : first + count]
+        self._scatter(geometry.scatter(counts, self.rank), call.source, mine, call)
+        self._copy(geometry.gather(counts, self.rank), mine, call.out, call)
+
+    def _copy(self, table: Geometry, source: Array, out: Array, call: Call) -> None:
+        sends, receives = [], []
+        for rank in range(self.size):
+            first, count = table.takes[rank]
+            place = out[table.places[rank] :][:count]
+            if rank != self.rank:
+                receives.append((rank, place))
+                there, many = table.gives[rank]
+                sends.append((rank, source[there : there + many]))
+            elif count:
+                mine = source[first : first + count]
+                if mine.ctypes.data != place.ctypes.data:
+                    np.copyto(place, mine)
+        self.swap(sends, receives, call)
+
+    def _scatter(self, table: Geometry, source: Array, out: Array, call: Call) -> None:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        # Blocks bound what a rank holds of the others' arrays.
+        block = max(1, self.options.exchange_nbytes // (self.size * out.itemsize))
+        buffers = {rank: np.empty(min(block, table.longest), out.dtype) for rank in others}
+        for done in range(0, table.longest, block):
+            mine = max(0, min(block, table.takes[self.rank][1] - done))
+            sends = [(rank, source[first + done :][: max(0, min(block, count - done))])
+                     for rank, (first, count) in enumerate(table.gives) if rank != self.rank]
+            receives = [(rank, buffers[rank][:mine]) for rank in others]
+            self.swap(sends, receives, call)
+            if mine:
+                own = source[table.takes[self.rank][0] + done :][:mine]
+                parts = [own if rank == self.rank else buffers[rank][:mine] for rank in range(self.size)]
+                native.reduce_into(out[done:][:mine], parts, call.reduction)
+
+    def _broadcast(self, call: Call) -> None:
+        """Give every rank a part, then gather the parts: root sends the array once, not once to each rank."""
+        assert call.source is not None
+        assert call.out is not None
+        parts = [even_part(call.numel, self.size, rank) for rank in range(self.size)]
+        first, count = parts[self.rank]
+        mine = call.out[first : first + count]
+        if self.rank == call.root:
+            sends = [(rank, call.source[f : f + c]) for rank, (f, c) in enumerate(parts) if rank != call.root]
+            self.swap(sends, [], call)
+            mine[:] = call.source[first : first + count]
+        else:
+            self.swap([], [(call.root, mine)], call)
+        self._copy(geometry.gather(split_evenly(call.numel, self.size), self.rank), mine, call.out, call)
+
+    def _reduce(self, call: Call) -> None:
+        """Reduce one part on each rank, then collect the parts at root: no rank sums it all."""
+        assert call.source is not None
+        assert call.out is not None
+        parts = [even_part(call.numel, self.size, rank) for rank in range(self.size)]
+        mine = np.empty(parts[self.rank][1], call.source.dtype)
+        counts = split_evenly(call.numel, self.size)
+        self._scatter(geometry.scatter(counts, self.rank), call.source, mine, call)
+        if self.rank == call.root:
+            first, count = parts[self.rank]
+            call.out[first : first + count] = mine
+            out = call.out
+            self.swap([], [(r, out[f : f + c]) for r, (f, c) in enumerate(parts) if r != self.rank], call)
+        else:
+            self.swap([(call.root, mine)], [], call)
+
+    # -- memory, parts, end ----------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> Array:
+        """Return plain memory: there is nobody to share it with."""
+        return np.zeros(nbytes, np.uint8)
+
+    allocate_shared = allocate
+
+    def split(self, color: int | None, *, key: int, name: str) -> Transport | None:
+        """Split the communicator; the part, too, goes over MPI."""
+        part = self.split_comm(color, key)
+        if part is None:
+            return None
+        hosts = part.allgather(self.hosts[self.rank])
+        return MpiTransport(part, hosts=hosts, name=name, options=self.options)
+
+    def split_comm(self, color: int | None, key: int) -> MPI.Intracomm | None:
+        """Return the communicator of the ranks with the same color; None for color None."""
+        part = self._exchange.comm.Split(MPI.UNDEFINED if color is None else color, key)
+        return None if color is None else part
+
+    def leave(self) -> None:
+        """Sound an alarm: whoever waits for this rank learns that it has left."""
+        if not self._left and not MPI.Is_finalized():
+            self._left = True
+            self._exchange.sound(Alarm(self.rank, self._sequence + 1, "left", "close"))
+
+    def close(self) -> None:
+        """Leave, and free the communicators if the others do so too."""
+        self.leave()
+        if self.broken is None and not MPI.Is_finalized():
+            self._exchange.close(patience=1.0)
+
+    def details(self) -> str:
+        """Say which MPI it is."""
+        return MPI.Get_library_version().splitlines()[0].strip("\0 ")

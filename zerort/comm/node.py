@@ -1,0 +1,447 @@
+"""Ranks of one machine over shared memory: nothing moves that need not, and no MPI is on the hot path.
+
+[Note: where an array lies]
+An array from `Group.empty` lies in a window that every rank has mapped: the others read it where it is. A small array of the
+user's own is copied into this rank's staging slab first; a large one is read in place with process_vm_readv or, where the
+kernel forbids that, goes through the slabs in rounds. Each rank says where its arrays lie when it meets the others, so ranks
+may mix. If every rank names the *same* memory as its out, the gathered form is that memory, once per node, and a gather is
+only the meeting.
+
+[Note: two slabs]
+A rank stages into two halves of its slab in turn. When it comes back to a half, everybody has met at least once since, and so
+has done reading it: a staged collective needs one meeting and no parting. May import: native, comm.transport, comm.window.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import time
+from typing import Any, cast
+
+import numpy as np
+
+from zerort import native, trace
+from zerort.comm.call import Call, describe_header
+from zerort.comm.geometry import even_part
+from zerort.comm.transport import Transport
+from zerort.comm.verdict import Sighting, missing_error
+from zerort.comm.window import Window, create_file, map_file, page_aligned
+from zerort.config import GroupOptions
+from zerort.errors import SharedMemoryError
+from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
+from zerort.native.rendezvous import (
+    BROKEN,
+    DISAGREE,
+    MET,
+    PRIVATE,
+    WAITING,
+    can_read,
+    control_nbytes,
+    open_rendezvous,
+    read_slot,
+)
+from zerort.typing import Array
+
+__all__ = ["NodeTransport", "open_control"]
+
+_TEXT_NBYTES = 8192
+"""Of shared memory, per rank, for `tell`."""
+
+_STAGING = 0
+"""The number of the window that holds the staging slabs."""
+
+_LOOK_AFTER = 0.1
+"""Seconds of waiting after which a rank looks whether those it waits for still live."""
+
+_WHOLE_NBYTES = 64 * 1024
+"""All-reduces up to this size are summed whole by every rank: cheaper than a second meeting."""
+
+
+def open_control(size: int, directory: str) -> str:
+    """Make the file in which ``size`` ranks of a node will meet, and return its path. One rank does this."""
+    return create_file(directory, control_nbytes(size) + size * _TEXT_NBYTES)
+
+
+class NodeTransport(Transport):
+    """One rank's side of a rendezvous in shared memory.
+
+    Args:
+        control: Path of the file that `open_control` made.
+        in_native: Use the native rendezvous. The same on all ranks.
+    """
+
+    kind = "node"
+
+    def __init__(
+        self, control: str, rank: int, size: int, *, name: str, options: GroupOptions, in_native: bool
+    ) -> None:
+        super().__init__(rank, size, name=name, options=options)
+        mapping = map_file(control)
+        self._control = Window(mapping, ((0, len(mapping)),))
+        self._control_view = memoryview(mapping)
+        self._in_native = in_native
+        # With a core for each rank a spin answers in under 1 µs; with fewer it keeps the awaited rank off the core.
+        spins = 2000 if size <= len(os.sched_getaffinity(0)) else 20
+        self._link = open_rendezvous(
+            self._control.address, rank=rank, size=size, spins=spins, yields=4, in_native=in_native
+        )
+        self._windows: dict[int, Window] = {}
+        self._next_window = 0
+        self._bases: list[tuple[int, int, int]] = []  # (address, end, window), sorted: where my arrays may lie
+        self._turn = 0
+        self._left = False
+        self._sees_processes = False
+        self.reads_private = False
+
+    def start(self) -> None:
+        """Meet the others for the first time: make the staging slabs, and find out whether memory can be read in place."""
+        slab = self.options.staging_nbytes
+        self._stage = self._make_window([2 * slab] * self.size)
+        self._slabs = [self._stage.segment(self.rank)[:slab], self._stage.segment(self.rank)[slab:]]
+        # In a container of its own a rank may not see the others' processes: then their absence says nothing.
+        self._sees_processes = all(os.path.exists(f"/proc/{slot.pid}") for slot in self._slots())
+        self.reads_private = self._try_reading()
+
+    # -- meeting ---------------------------------------------------------------------------------------------------------
+
+    def meet(self, call: Call) -> None:
+        """Say what this rank came for and where its arrays lie; wait for the others."""
+        source_window, source_offset = self._show(call.source)
+        out_window, out_offset = self._find(call.out)
+        status = self._link.meet(
+            call.header(), source_window, source_offset, out_window, out_offset, _LOOK_AFTER
+        )
+        if status != MET:
+            status = self._wait(call, status)
+        if status == DISAGREE or call.complaint:
+            raise self.disagree(call)
+
+    def part(self, call: Call) -> None:
+        """Wait until every rank has come this far."""
+        status = self._link.part(_LOOK_AFTER)
+        if status != MET:
+            self._wait(call, status)
+
+    def tell(self, text: str) -> list[str]:
+        """Exchange texts through the end of the control file."""
+        call = Call(op="tell", site="")
+        raw = text.encode()[: _TEXT_NBYTES - 1].decode(errors="ignore").encode()
+        first = control_nbytes(self.size)
+        mine = first + self.rank * _TEXT_NBYTES
+        self._control_view[mine : mine + len(raw) + 1] = raw + b"\0"
+        self.part(call)
+        texts = []
+        for rank in range(self.size):
+            area = bytes(self._control_view[first + rank * _TEXT_NBYTES :][:_TEXT_NBYTES])
+            texts.append(area[: area.index(b"\0")].decode())
+        self.part(call)
+        return texts
+
+    def _wait(self, call: Call, status: int) -> int:
+        began = time.monotonic()
+        while status == WAITING:
+            waited = time.monotonic() - began + _LOOK_AFTER
+            gone = [slot for slot in self._slots() if slot.left and not slot.arrived]
+            if gone or waited >= self.options.timeout:
+                # A last look: the missing rank may have come while this one looked around.
+                status = self._link.wait(0.0)
+                if status == WAITING:
+                    raise self._give_up(call, waited)
+            else:
+                status = self._link.wait(min(_LOOK_AFTER, self.options.timeout - waited))
+        if status == BROKEN:
+            raise self._give_up(call, time.monotonic() - began)
+        return status
+
+    def _give_up(self, call: Call, waited: float) -> Exception:
+        sightings = []
+        for slot in self._slots():
+            last = ""
+            if slot.header is not None:
+                sequence, text, site = describe_header(slot.header)
+                last = f"#{sequence} {text} at {site}"
+            sightings.append(
+                Sighting(
+                    arrived=slot.arrived, left=slot.left, last=last, since=slot.since, process=f"process {slot.pid}"
+                )
+            )
+        self._link.give_up()
+        record = self.flights.dump(self.options.flight_dir, rank=self.rank, reason="a rank is missing")
+        self.broken = missing_error(self.title, call, waited=waited, sightings=sightings, record=record)
+        return self.broken
+
+    def _slots(self) -> list[Any]:
+        return [read_slot(self._control_view, rank, sees_processes=self._sees_processes) for rank in range(self.size)]
+
+    # -- moving ----------------------------------------------------------------------------------------------------------
+
+    def move(self, call: Call) -> None:
+        """Take from the other ranks' memory what the geometry says."""
+        table, out = call.geometry, call.out
+        assert table is not None
+        assert out is not None
+        link = self._link
+        if not self.sources_are_readable():
+            self._move_in_rounds(call)
+            return
+        width, address = out.itemsize, _address(out)
+        one_out = table.alike and self.one_out()
+        if table.reduces:
+            self.reduce_sources(call, out, first=table.takes[self.rank][0])
+        elif one_out:
+            # Every rank writes its own part of the one gathered array; nothing at all if it already lies there.
+            first, count = table.takes[self.rank]
+            link.copy_from(self.rank, False, first * width, address + table.places[self.rank] * width, count * width)
+        else:
+            for step in range(self.size):
+                rank = (self.rank + step) % self.size  # everybody starts at home: no two queue at one rank's memory
+                first, count = table.takes[rank]
+                if count:
+                    to = address + table.places[rank] * width
+                    link.copy_from(rank, False, first * width, to, count * width)
+        if one_out or not self.sources_are_staged():
+            self.part(call)
+
+    def all_reduce(self, call: Call) -> None:
+        """Reduce one's own part for everybody, in as few passes over memory as the arrays' places allow."""
+        source, out, link = call.source, call.out, self._link
+        assert source is not None
+        assert out is not None
+        dtype, reduction = DTYPE_CODES[call.dtype], REDUCTION_CODES[call.reduction]
+        first, count = even_part(call.numel, self.size, self.rank)
+        width, address = out.itemsize, _address(out)
+        sources_in_windows = link.all_in_windows(False)
+        staged_whole = link.all_sources_in(_STAGING) and out.nbytes <= _WHOLE_NBYTES
+        if not (self.reads_private or staged_whole or (sources_in_windows and link.all_in_windows(True))):
+            self._all_reduce_in_rounds(call)
+            return
+        if link.one_out():
+            link.reduce_sources(address + first * width, dtype, reduction, first, count)
+        elif sources_in_windows and link.all_in_windows(True):
+            link.reduce_into_all(dtype, reduction, first, count)
+        elif staged_whole:
+            link.reduce_sources(address, dtype, reduction, 0, call.numel)
+            return
+        else:
+            link.reduce_sources(address + first * width, dtype, reduction, first, count)
+            self.part(call)  # every rank's own part stands in its own out: the others fetch it there
+            for step in range(1, self.size):
+                rank = (self.rank + step) % self.size
+                there, many = even_part(call.numel, self.size, rank)
+                link.copy_from(rank, True, there * width, address + there * width, many * width)
+        self.part(call)
+
+    def one_out(self) -> bool:
+        """Say whether every rank's out is one and the same memory."""
+        return bool(self._link.one_out())
+
+    def sources_are_readable(self) -> bool:
+        """Say whether every rank can read every other's source where it lies."""
+        return self.reads_private or bool(self._link.all_in_windows(False))
+
+    def sources_are_staged(self) -> bool:
+        """Say whether all that the ranks read of each other are copies: then nobody need wait for the readers."""
+        return bool(self._link.all_sources_in(_STAGING))
+
+    def reduce_sources(self, call: Call, out: Array, *, first: int) -> None:
+        """Reduce the elements from ``first`` on of every rank's source, in rank order, into all of ``out``."""
+        if out.size:
+            dtype, reduction = DTYPE_CODES[call.dtype], REDUCTION_CODES[call.reduction]
+            self._link.reduce_sources(_address(out), dtype, reduction, first, out.size)
+
+    def _move_in_rounds(self, call: Call) -> None:
+        """Serve a geometry through the staging slabs, for arrays that the other ranks cannot read."""
+        table, source, out = call.geometry, call.source, call.out
+        assert table is not None
+        assert source is not None
+        assert out is not None
+        lanes = 1 if table.alike else self.size  # one piece for everybody, or one for each
+        piece = self.options.staging_nbytes // (lanes * out.itemsize)
+        self.start_rounds()
+        for done in range(0, table.longest, piece):
+            slab = self.next_slab().view(out.dtype)
+            for lane, (first, count) in enumerate(table.gives[:lanes]):
+                many = min(piece, count - done)
+                if many > 0:
+                    slab[lane * piece :][:many] = source[first + done :][:many]
+            self.part(call)
+            lane = 0 if table.alike else self.rank
+            pieces = [
+                (self.slab_of(rank).view(out.dtype)[lane * piece :], min(piece, count - done), place)
+                for rank, ((_, count), place) in enumerate(zip(table.takes, table.places, strict=True))
+            ]
+            if table.reduces:
+                many = pieces[0][1]
+                if many > 0:
+                    native.reduce_into(out[done:][:many], [slab[:many] for slab, _, _ in pieces], call.reduction)
+            else:
+                for slab, many, place in pieces:
+                    if many > 0:
+                        out[place + done :][:many] = slab[:many]
+
+    def _all_reduce_in_rounds(self, call: Call) -> None:
+        """All-reduce through the staging slabs: each holds a piece of the source, and behind it a piece of the result."""
+        source, out = call.source, call.out
+        assert source is not None
+        assert out is not None
+        piece = self.options.staging_nbytes // (2 * out.itemsize)
+        self.start_rounds()
+        for done in range(0, call.numel, piece):
+            many = min(piece, call.numel - done)
+            mine = self.next_slab().view(out.dtype)
+            mine[:many] = source[done:][:many]
+            self.part(call)
+            first, count = even_part(many, self.size, self.rank)
+            slabs = [self.slab_of(rank).view(out.dtype) for rank in range(self.size)]
+            if count:
+                parts = [slab[first : first + count] for slab in slabs]
+                native.reduce_into(mine[piece + first :][:count], parts, call.reduction)
+            self.part(call)
+            for rank, slab in enumerate(slabs):
+                first, count = even_part(many, self.size, rank)
+                out[done + first :][:count] = slab[piece + first :][:count]
+
+    # -- memory ----------------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> Array:
+        """Return this rank's segment of a new window."""
+        sizes = [int(text) for text in self.tell(str(nbytes))]
+        return self._make_window(sizes).segment(self.rank)
+
+    def allocate_shared(self, nbytes: int) -> Array:
+        """Return the whole of a new window: one copy for the node."""
+        return self._make_window([nbytes] + [0] * (self.size - 1)).segment(0)
+
+    def release(self, array: Array) -> bool:
+        """Forget the window in which ``array`` lies; its memory goes when the last array in it does, on every rank."""
+        window, _ = self._find(array)
+        if window in (PRIVATE, _STAGING):
+            return False
+        del self._windows[window]
+        self._bases = [base for base in self._bases if base[2] != window]
+        return True
+
+    def split(self, color: int | None, *, key: int, name: str) -> NodeTransport | None:
+        """Return the transport among this node's ranks of the same color."""
+        told = [text.split(",") for text in self.tell(f"{'' if color is None else color},{key}")]
+        members = sorted((int(k), r) for r, (c, k) in enumerate(told) if color is not None and c == str(color))
+        ranks = [r for _, r in members]
+        leader = bool(ranks) and ranks[0] == self.rank
+        # Value or error: a leader without memory must not leave its members, or the other colors, waiting.
+        story = ""
+        if leader:
+            try:
+                story = open_control(len(ranks), self.options.shm_dir)
+            except SharedMemoryError as error:
+                story = f"!{error}"
+        stories = self.tell(story)
+        part = None
+        if ranks and not any(s.startswith("!") for s in stories):
+            part = NodeTransport(
+                stories[ranks[0]],
+                ranks.index(self.rank),
+                len(ranks),
+                name=name,
+                options=self.options,
+                in_native=self._in_native,
+            )
+        self.tell("mapped")
+        if leader and not story.startswith("!"):
+            os.unlink(story)
+        for text in stories:
+            if text.startswith("!"):
+                raise SharedMemoryError(text[1:])
+        if part is not None:
+            part.start()
+        return part
+
+    def leave(self) -> None:
+        """Tell whoever waits, or will wait, for this rank that it has gone."""
+        if not self._left:
+            self._left = True
+            self._link.leave()
+
+    def details(self) -> str:
+        """Say how the ranks reach each other's memory."""
+        reads = "process_vm_readv" if self.reads_private else "staged"
+        return f"shared memory in {self.options.shm_dir}, own arrays {reads}, kernels {'native' if self._in_native else 'NumPy'}"
+
+    def _make_window(self, sizes: list[int]) -> Window:
+        segments = page_aligned(sizes)
+        nbytes = segments[-1][0] + segments[-1][1]
+        story = ""
+        if self.rank == 0:
+            try:
+                story = create_file(self.options.shm_dir, nbytes)
+            except SharedMemoryError as error:
+                story = f"!{error}"
+        path = self.tell(story)[0]
+        if path.startswith("!"):
+            raise SharedMemoryError(path[1:])
+        window, complaint = None, ""
+        try:
+            window = Window(map_file(path), segments)
+        except SharedMemoryError as error:
+            complaint = f"{error} (rank {self.rank})"
+        complaints = [text for text in self.tell(complaint) if text]
+        if self.rank == 0:
+            os.unlink(path)
+        if complaints:
+            raise SharedMemoryError(complaints[0])
+        assert window is not None
+        number, self._next_window = self._next_window, self._next_window + 1
+        self._windows[number] = window
+        self._link.map_window(number, window.address)
+        bisect.insort(self._bases, (window.address, window.address + window.nbytes, number))
+        trace.count("shared.bytes", sizes[self.rank])
+        return window
+
+    def _find(self, array: Array | None) -> tuple[int, int]:
+        """Return (window, offset) of ``array``, or (PRIVATE, address)."""
+        if array is None or array.size == 0:
+            return _STAGING, 0
+        address = _address(array)
+        at = bisect.bisect_right(self._bases, (address, 1 << 63, 0)) - 1
+        if at >= 0:
+            base, end, window = self._bases[at]
+            if address + array.nbytes <= end:
+                return window, address - base
+        return PRIVATE, address
+
+    def _show(self, array: Array | None) -> tuple[int, int]:
+        """Make ``array`` readable for the others if that is cheap, and return where it lies."""
+        window, offset = self._find(array)
+        if window != PRIVATE or array is None or array.nbytes > self.options.staging_nbytes:
+            return window, offset
+        slab = self.next_slab()
+        slab[: array.nbytes] = array.view(np.uint8)
+        return _STAGING, _address(slab) - self._stage.address
+
+    def start_rounds(self) -> None:
+        """Take the slabs' halves in step with the other ranks from here on. All have just met, so both halves are free."""
+        self._turn = 0
+
+    def next_slab(self) -> Array:
+        """Return the half of this rank's slab whose turn it is: everybody has done reading it."""
+        self._turn ^= 1
+        return self._slabs[self._turn]
+
+    def slab_of(self, rank: int) -> Array:
+        """Return the half of rank's slab that all ranks use in this round."""
+        half = self.options.staging_nbytes
+        return self._stage.segment(rank)[self._turn * half :][:half]
+
+    def _try_reading(self) -> bool:
+        """Find out, once and by trying, whether every rank may read every other's memory."""
+        landmark = np.arange(8, dtype=np.uint64)
+        wanted = self._in_native and self.options.cross_memory
+        if wanted:
+            can_read(os.getpid(), address=_address(landmark))  # lets the others read this process, where that needs saying
+        told = [text.split(",") for text in self.tell(f"{int(wanted)},{os.getpid()},{_address(landmark)}")]
+        can = all(int(wants) and can_read(int(pid), address=int(where)) for wants, pid, where in told)
+        return all(answer == "yes" for answer in self.tell("yes" if can else "no"))
+
+
+def _address(array: Array) -> int:
+    return cast(int, array.__array_interface__["data"][0])

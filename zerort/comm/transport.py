@@ -1,0 +1,114 @@
+"""`Transport`: what a group needs to be able to do between its ranks, and nothing of how users call it.
+
+    meet    wait for every rank's call; raise the same error everywhere if they differ
+    move    serve a Geometry: take from every rank what the table says
+    part    wait until nobody reads this rank's memory any more
+    tell    exchange short texts: names of windows, stories of errors
+
+`zerort.comm.Group` checks arguments and keeps order; a transport only ever sees calls that make sense on this rank, one at a
+time. May import: errors, config, trace, comm.call, comm.geometry, comm.verdict.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar
+
+from zerort.comm.call import Call
+from zerort.comm.verdict import mismatch_error, tell_story
+from zerort.config import GroupOptions
+from zerort.errors import CollectiveError
+from zerort.trace import FlightRecorder
+from zerort.typing import Array
+
+__all__ = ["Transport"]
+
+
+class Transport(abc.ABC):
+    """How the ranks of one group reach each other.
+
+    Args:
+        rank: This rank, 0 ≤ rank < size.
+        size: Ranks in the group.
+        name: What the group is called in errors and traces.
+        options: Timeouts and sizes.
+    """
+
+    kind: ClassVar[str]
+    own_thread: ClassVar[bool] = False
+    """All calls must come from one thread of the group's own, as an MPI library likes it."""
+
+    def __init__(self, rank: int, size: int, *, name: str, options: GroupOptions) -> None:
+        self.rank = rank
+        self.size = size
+        self.name = name
+        self.options = options
+        self.flights = FlightRecorder(options.flight_length)
+        self.broken: CollectiveError | None = None
+
+    @property
+    def title(self) -> str:
+        """What errors call this group."""
+        return f"group {self.name!r} ({self.kind}, {self.size} ranks)"
+
+    def run(self, call: Call) -> None:
+        """Do one collective: all of it, on this thread."""
+        self.meet(call)
+        if call.op == "all_reduce":
+            self.all_reduce(call)
+        elif call.geometry is not None:
+            self.move(call)
+
+    @abc.abstractmethod
+    def meet(self, call: Call) -> None:
+        """Wait for every rank's call; return when all agree on it.
+
+        Raises:
+            CallError: A rank's arguments cannot be used. The same text on every rank.
+            CollectiveMismatchError: Ranks came with different calls. The same text on every rank.
+            CollectiveTimeoutError: A rank did not come in time.
+            RankFailedError: A rank has left.
+        """
+
+    @abc.abstractmethod
+    def move(self, call: Call) -> None:
+        """Serve ``call.geometry`` and return when this rank's arrays may be used again."""
+
+    @abc.abstractmethod
+    def all_reduce(self, call: Call) -> None:
+        """Reduce every rank's source, in rank order, into every rank's out."""
+
+    @abc.abstractmethod
+    def tell(self, text: str) -> list[str]:
+        """Give ``text`` to every rank and return what each of them gave. For what happens rarely."""
+
+    @abc.abstractmethod
+    def allocate(self, nbytes: int) -> Array:
+        """Return ``nbytes`` of this rank's own, as near to the other ranks as memory gets. 1-D, uint8, zeroed."""
+
+    @abc.abstractmethod
+    def allocate_shared(self, nbytes: int) -> Array:
+        """Return ``nbytes`` that are one and the same memory for all ranks of a node. 1-D, uint8, zeroed."""
+
+    @abc.abstractmethod
+    def split(self, color: int | None, *, key: int, name: str) -> Transport | None:
+        """Return the transport among the ranks with the same color, ordered by key; None for color None."""
+
+    def release(self, array: Array) -> bool:
+        """Forget memory that `allocate` gave; False if it gave none there."""
+        return False
+
+    def leave(self) -> None:  # noqa: B027 (most transports have nobody to tell)
+        """Tell the other ranks that this one takes part no longer. Never waits, never raises."""
+
+    def close(self) -> None:
+        """Give back what the transport holds."""
+        self.leave()
+
+    def details(self) -> str:
+        """Say what a person would want to know of this transport beyond its kind."""
+        return ""
+
+    def disagree(self, call: Call) -> CollectiveError | Exception:
+        """Find out what every rank came with and return the error that says so."""
+        return mismatch_error(self.title, self.tell(tell_story(call)))

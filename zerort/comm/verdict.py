@@ -1,0 +1,100 @@
+"""The errors that ranks raise together, made from what each of them said.
+
+Every function here takes the same facts on every rank and so returns the same text on every rank. Only text is made here; who
+arrived and who did not is found out by the transports. May import: errors, comm.call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zerort.comm.call import INVALID, Call
+from zerort.errors import CallError, CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, RankFailedError
+
+__all__ = ["Sighting", "missing_error", "mismatch_error", "tell_story"]
+
+
+def tell_story(call: Call) -> str:
+    """Put a call into words that other ranks can read."""
+    return json.dumps(
+        {
+            "text": call.describe(),
+            "site": call.site,
+            "complaint": call.complaint,
+            "sequence": call.sequence,
+        }
+    )
+
+
+def mismatch_error(group: str, stories: Sequence[str]) -> CollectiveError | CallError:
+    """Return the error for ranks that met with different calls, or with arguments that cannot be used."""
+    told = [json.loads(story) for story in stories]
+    for rank, story in enumerate(told):
+        if story["complaint"]:
+            return CallError(f"{story['complaint']} (rank {rank} of {group}, at {story['site']})")
+    rows: dict[tuple[str, str], list[int]] = {}
+    for rank, story in enumerate(told):
+        rows.setdefault((story["text"], story["site"]), []).append(rank)
+    lines = [f"  {_ranks(ranks)}: {text} at {site}" for (text, site), ranks in rows.items()]
+    sequences = sorted({story["sequence"] for story in told})
+    return CollectiveMismatchError(
+        f"Expected one and the same call on every rank of {group} at collective #{sequences[0]}, got:\n"
+        + "\n".join(lines)
+        + "\nEvery rank must make the same calls, with the same counts, in the same order: look for a branch that only some "
+        "ranks take, or a size that depends on the rank (pass counts= then)."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What is known of one rank when another stops waiting."""
+
+    arrived: bool
+    left: bool = False
+    last: str = ""
+    """The last call it was seen in, with its site."""
+    since: float | None = None
+    """Seconds since then."""
+    process: str = ""
+
+
+def missing_error(
+    group: str, call: Call, *, waited: float, sightings: Sequence[Sighting], record: str | None
+) -> CollectiveError:
+    """Return the error for a collective at which not every rank arrived."""
+    missing = [rank for rank, seen in enumerate(sightings) if not seen.arrived]
+    left = [rank for rank in missing if sightings[rank].left]
+    lines = []
+    for rank, seen in enumerate(sightings):
+        if seen.arrived:
+            lines.append(f"  rank {rank}: waits in {seen.last}" if seen.last else f"  rank {rank}: waits")
+            continue
+        where = f"last in {seen.last}" if seen.last else "has made no call yet"
+        when = "" if seen.since is None else f", {seen.since:.1f} s ago"
+        state = ("; it left the group or ended" if seen.left else "") + (f" ({seen.process})" if seen.process else "")
+        lines.append(f"  rank {rank}: {'gone' if seen.left else 'missing'}; {where}{when}{state}")
+    what = f"#{call.sequence} {call.describe()} at {call.site}"
+    if left:
+        error: type[CollectiveError] = RankFailedError
+        head = f"Expected every rank of {group} at {what}, got none of {_ranks(left)}: gone."
+        cure = "Look at the output of the rank that left: it ended, raised or closed the group while others still needed it."
+    else:
+        error = CollectiveTimeoutError
+        head = f"Expected every rank of {group} at {what} within {waited:.1f} s, got no {_ranks(missing)}."
+        cure = (
+            "A rank that does not arrive is stuck, busy, or took a branch without this call. If it is only slow, raise the "
+            "timeout: GroupOptions(timeout=…) or ZERORT_TIMEOUT=seconds."
+        )
+    tail = [f"Flight record: {record}"] if record else []
+    return error("\n".join([head, *lines, cure, *tail]))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def is_invalid(call: Call) -> bool:
+    """Say whether this rank came only to say that its arguments are wrong."""
+    return call.op == INVALID

@@ -1,0 +1,14 @@
+"""Memory, order and promises: `Device`, `Stream`, `Event`, `Ticket`, and pools of slabs.
+
+    host.py    NumPy memory; a stream is a worker thread with an ordered queue
+    pool.py    fixed slabs, leased and released
+    ticket.py  the promise that every asynchronous verb returns
+
+May import: trace, errors, typing.
+"""
+
+from zerort.device.host import HostDevice, HostEvent, HostStream
+from zerort.device.pool import Lease, PoolCounters, SlabPool
+from zerort.device.ticket import Ticket
+
+__all__ = ["HostDevice", "HostEvent", "HostStream", "Lease", "PoolCounters", "SlabPool", "Ticket"]

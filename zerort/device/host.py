@@ -1,0 +1,276 @@
+"""The host as a device: aligned NumPy memory, and streams that are worker threads with an ordered queue.
+
+A stream does its work in the order of submission, one piece at a time, on its worker thread or on a thread that waits for
+it: whoever waits for a ticket that nobody works on yet takes the work over. A blocking call then costs no thread switch, and
+work that nobody waits for still happens. May import: trace, typing, device.ticket.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from zerort import trace
+from zerort.device.ticket import Ticket
+from zerort.errors import CallError, ClosedError
+from zerort.native.dtypes import numpy_dtype
+from zerort.typing import Array, DtypeLike, Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["CACHE_LINE", "HostDevice", "HostEvent", "HostStream"]
+
+T = TypeVar("T")
+
+CACHE_LINE = 64
+"""Bytes. Arrays start on a cache line, so that no two ranks or threads write to one by accident."""
+
+
+class HostEvent:
+    """A point in a host stream's work. Carries the error, if the work before it raised one."""
+
+    __slots__ = ("_error", "_reached", "_signal", "_stream")
+
+    def __init__(self, stream: HostStream) -> None:
+        self._stream = stream
+        self._reached = False
+        self._error: BaseException | None = None
+        # Made only by a thread that must sleep: most events are reached by the thread that asks.
+        self._signal: threading.Event | None = None
+
+    def done(self) -> bool:
+        """Say whether the point has been reached, without waiting."""
+        return self._reached
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until the point is reached, doing the stream's work meanwhile if nobody else does.
+
+        A wait with a ``timeout`` leaves the work to the worker thread: work taken over could not be left when time is up.
+
+        Raises:
+            TimeoutError: Not reached after ``timeout`` seconds.
+        """
+        if not self._reached and (timeout is not None or not self._stream._help(self)):
+            signal = self._signal_of_sleeper()
+            if not self._reached and not signal.wait(timeout):
+                raise TimeoutError(f"Work on stream {self._stream.name!r} is not done after {timeout} s.")
+        if self._error is not None:
+            raise self._error
+
+    def _signal_of_sleeper(self) -> threading.Event:
+        if self._signal is None:
+            with self._stream._queued:  # two sleepers must share one signal
+                if self._signal is None:
+                    self._signal = threading.Event()
+        return self._signal
+
+    def _mark(self, error: BaseException | None = None) -> None:
+        self._error = error
+        self._reached = True
+        # Order matters: a sleeper makes its signal first and looks at _reached second; we do the reverse.
+        if self._signal is not None:
+            self._signal.set()
+
+
+class HostStream:
+    """Work done in order, on a worker thread or by whoever waits for it.
+
+    Args:
+        name: What the thread and the track in a trace are called.
+        helping: Let a waiting thread take queued work over. False pins all work to the worker thread, as an MPI library
+            that is not thread-safe wants it.
+    """
+
+    def __init__(self, name: str, *, helping: bool = True) -> None:
+        self.name = name
+        self.helping = helping
+        self._queue: collections.deque[tuple[Callable[[], Any], Ticket[Any], HostEvent, str]] = collections.deque()
+        self._queued = threading.Condition()
+        self._turn = threading.Lock()  # held by the thread that does this stream's work
+        self._worker: threading.Thread | None = None
+        self._closed = False
+
+    def submit(
+        self, work: Callable[[], T], *, name: str = "work", keep: tuple[object, ...] = (), eager: bool = False
+    ) -> Ticket[T]:
+        """Queue ``work`` and return its Ticket.
+
+        Args:
+            work: Called once, with no arguments; what it returns is the Ticket's result.
+            name: What the span in a trace is called.
+            keep: Objects that must stay alive until the work is done.
+            eager: Do the work here and now if the stream is idle. For work that is shorter than a thread switch.
+        """
+        if self._closed:
+            raise ClosedError(f"Stream {self.name!r} is closed. Submit work before closing it.")
+        event = HostEvent(self)
+        ticket: Ticket[T] = Ticket(event, keep=keep)
+        if eager and self._turn.acquire(blocking=False):
+            try:
+                if not self._queue:
+                    self._do(work, ticket, event, name)
+                    return ticket
+            finally:
+                self._turn.release()
+        with self._queued:
+            self._queue.append((work, ticket, event, name))
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._serve, name=f"zerort-{self.name}", daemon=True)
+                self._worker.start()
+            self._queued.notify()
+        return ticket
+
+    def record(self) -> Ticket[None]:
+        """Return a Ticket that is done when everything submitted so far is."""
+        return self.submit(lambda: None, name="record", eager=True)
+
+    def synchronize(self) -> None:
+        """Block until everything submitted so far has happened."""
+        self.record().wait()
+
+    def close(self) -> None:
+        """Finish what was submitted, then refuse further work. Closing twice is fine."""
+        with self._queued:
+            if self._closed:
+                return
+            self._closed = True
+            self._queued.notify_all()
+        if self._worker is not None and self._worker is not threading.current_thread():
+            self._worker.join()
+
+    def abandon(self) -> None:
+        """Refuse further work and do not wait for what was submitted: for a stream whose work can no longer end."""
+        with self._queued:
+            self._closed = True
+            self._queued.notify_all()
+
+    def _serve(self) -> None:
+        while True:
+            with self._queued:
+                while not self._queue:
+                    if self._closed:
+                        return
+                    self._queued.wait()
+            with self._turn:
+                self._do_next()
+
+    def _help(self, event: HostEvent) -> bool:
+        """Do queued work until ``event`` is reached; False if another thread is at it."""
+        while not event._reached:
+            if not self.helping or not self._turn.acquire(blocking=False):
+                return False
+            try:
+                if not self._do_next():
+                    break
+            finally:
+                self._turn.release()
+        return event._reached
+
+    def _do_next(self) -> bool:
+        try:
+            item = self._queue.popleft()
+        except IndexError:
+            return False
+        self._do(*item)
+        return True
+
+    def _do(self, work: Callable[[], T], ticket: Ticket[T], event: HostEvent, name: str) -> None:
+        try:
+            if trace.is_enabled():
+                with trace.span(name, track=self.name):
+                    ticket.fulfil(work())
+            else:
+                ticket.fulfil(work())
+        except BaseException as error:  # whoever waits gets it, whichever thread that is
+            event._mark(error)
+        else:
+            event._mark()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"HostStream({self.name!r}, {'closed' if self._closed else f'{len(self._queue)} queued'})"
+
+
+class HostDevice:
+    """Host memory through NumPy. Owns the streams it hands out and closes them when it closes."""
+
+    def __init__(self, name: str = "host") -> None:
+        self.name = name
+        self._streams: list[HostStream] = []
+        self._closed = False
+
+    def empty(self, numel: int, dtype: DtypeLike, *, alignment: int = CACHE_LINE) -> Array:
+        """Return a 1-D array of ``numel`` elements whose first byte stands at a multiple of ``alignment`` bytes.
+
+        >>> HostDevice().empty(10, "bfloat16", alignment=4096).ctypes.data % 4096
+        0
+        """
+        self._check_open()
+        if numel < 0:
+            raise CallError(f"Expected numel ≥ 0, got {numel}.")
+        if alignment < 1 or alignment & (alignment - 1):
+            raise CallError(f"Expected an alignment that is a power of two, got {alignment}.")
+        kind = numpy_dtype(dtype)
+        nbytes = numel * kind.itemsize
+        raw = np.empty(nbytes + alignment, np.uint8)
+        first = -raw.ctypes.data % alignment
+        return raw[first : first + nbytes].view(kind)
+
+    def copy(self, source: Array, *, out: Array, stream: Stream | None = None) -> Ticket[Array]:
+        """Copy ``source`` into ``out`` on ``stream`` (a stream of the device's own if None) and return the Ticket."""
+        self._check_open()
+        if source.shape != out.shape or source.dtype != out.dtype:
+            raise CallError(
+                f"Expected out like source ({source.dtype}{list(source.shape)}), got {out.dtype}{list(out.shape)}. "
+                "Copy moves bytes; use zerort.native.cast_into to change the dtype."
+            )
+
+        def work() -> Array:
+            np.copyto(out, source)
+            return out
+
+        on = self._copies() if stream is None else stream
+        ticket: Ticket[Array] = on.submit(work, name="copy", keep=(source, out))
+        return ticket
+
+    def stream(self, name: str) -> HostStream:
+        """Return a new stream. It closes with the device."""
+        self._check_open()
+        stream = HostStream(name)
+        self._streams.append(stream)
+        return stream
+
+    def close(self) -> None:
+        """Close every stream of this device. Closing twice is fine."""
+        self._closed = True
+        while self._streams:
+            self._streams.pop().close()
+
+    def _copies(self) -> HostStream:
+        for stream in self._streams:
+            if stream.name == "copy":
+                return stream
+        return self.stream("copy")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"Device {self.name!r} is closed.")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"HostDevice({self.name!r}, {'closed' if self._closed else f'{len(self._streams)} streams'})"

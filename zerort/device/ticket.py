@@ -1,0 +1,64 @@
+"""`Ticket`: the one currency for work that has not happened yet.
+
+A Ticket ties three things together: the event that tells when the work is done, its result, and what must stay alive until
+then. A verb that returns a Ticket has not happened yet; a verb that returns None has. May import: typing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from zerort.typing import Event, Stream
+
+__all__ = ["Ticket"]
+
+T = TypeVar("T")
+
+
+class Ticket(Generic[T]):
+    """A promise of ``result``, kept when ``ready`` is done.
+
+    >>> from zerort.device import HostStream
+    >>> with HostStream("adder") as stream:
+    ...     ticket = stream.submit(lambda: 1 + 1)
+    ...     ticket.wait()
+    2
+    """
+
+    __slots__ = ("_keep", "_result", "ready")
+
+    def __init__(self, ready: Event, *, result: T | None = None, keep: tuple[object, ...] = ()) -> None:
+        self.ready = ready
+        self._result = result
+        self._keep = keep
+
+    def fulfil(self, result: T) -> None:
+        """Set the result. Called by the stream that does the work, before it marks the event."""
+        self._result = result
+
+    def done(self) -> bool:
+        """Say whether the work has happened, without waiting."""
+        return self.ready.done()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Block until the work has happened and return its result.
+
+        Args:
+            timeout: Seconds to wait at most; None waits as long as the work takes.
+
+        Raises:
+            TimeoutError: The work is not done after ``timeout`` seconds. It goes on; wait again.
+            BaseException: Whatever the work raised.
+        """
+        self.ready.wait(timeout)
+        self._keep = ()
+        return self._result  # type: ignore[return-value]
+
+    def on(self, stream: Stream) -> Ticket[None]:
+        """Make ``stream`` wait for this work before it goes on with what is submitted to it next."""
+        ticket: Ticket[None] = stream.submit(self.ready.wait, name="wait", keep=(self,))
+        return ticket
+
+    def __repr__(self) -> str:
+        return f"Ticket({'done' if self.done() else 'pending'})"

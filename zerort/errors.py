@@ -1,0 +1,76 @@
+"""Every error zerort raises by name, and nothing else.
+
+    ZerortError
+    ├── CallError (ValueError)            a verb got an argument it cannot work with; the same on every rank
+    ├── ClosedError                       a verb of something that was closed
+    ├── BootstrapError                    a group could not be opened
+    │   ├── LauncherMismatchError         mpirun belongs to another MPI than the library: N singletons
+    │   └── SharedMemoryError             /dev/shm too small, or not shared between the ranks
+    ├── CollectiveError                   ranks did not do the same thing
+    │   ├── CollectiveMismatchError       they arrived with different calls
+    │   ├── CollectiveTimeoutError        one of them did not arrive in time
+    │   └── RankFailedError               one of them left, died or raised while the others waited
+    └── PlanError (ValueError)            a plan that no placement table can serve
+
+Messages read ``Expected X, got Y.`` and then the cure. Imports nothing.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BootstrapError",
+    "CallError",
+    "ClosedError",
+    "CollectiveError",
+    "CollectiveMismatchError",
+    "CollectiveTimeoutError",
+    "LauncherMismatchError",
+    "PlanError",
+    "RankFailedError",
+    "SharedMemoryError",
+    "ZerortError",
+]
+
+
+class ZerortError(Exception):
+    """The root of every error that zerort raises by name."""
+
+
+class CallError(ZerortError, ValueError):
+    """A verb got an argument that it cannot work with. In a group, every rank raises it with the same text."""
+
+
+class ClosedError(ZerortError, RuntimeError):
+    """A verb was called on something that is closed."""
+
+
+class BootstrapError(ZerortError, RuntimeError):
+    """A group could not be opened; every rank that takes part raises it."""
+
+
+class LauncherMismatchError(BootstrapError):
+    """The launcher started several processes, but the MPI library sees each of them as a world of one."""
+
+
+class SharedMemoryError(BootstrapError):
+    """Memory shared by the ranks of a node could not be had."""
+
+
+class CollectiveError(ZerortError, RuntimeError):
+    """The ranks of a group did not do the same thing."""
+
+
+class CollectiveMismatchError(CollectiveError):
+    """Ranks arrived at one collective with different calls. All of them raise this; the group stays usable."""
+
+
+class CollectiveTimeoutError(CollectiveError):
+    """A rank did not arrive within the timeout. The ranks that waited raise this; the group is broken."""
+
+
+class RankFailedError(CollectiveError):
+    """A rank left the group, died or raised while others waited for it. The group is broken."""
+
+
+class PlanError(ZerortError, ValueError):
+    """A plan asks for what the placement table does not hold."""

@@ -1,0 +1,36 @@
+"""Say where every element lives, with integers only.
+
+The rest of the house reads its plans from here: what a placement is and which collective leads from one to another
+(`placement`), where a parameter sits in a flat buffer (`flat`), and which rank holds which range of it (`partition`).
+There is no memory and no communication in this room, so the same values serve as buffer layout, checkpoint index,
+resharder and byte forecast.
+
+    parameters ── FlatLayout ──> [0, numel) ── Partition ──> rank 0 | rank 1 | … | rank size-1
+
+Every range is half open: ``[first, last)``. Imports only `zerort.errors` and the standard library.
+"""
+
+from __future__ import annotations
+
+from zerort.layout.dtypes import ITEMSIZES, itemsize
+from zerort.layout.extent import Extent, Overlap
+from zerort.layout.flat import FlatLayout
+from zerort.layout.partition import Partition
+from zerort.layout.placement import TRANSITIONS, Collective, Placement, transition
+from zerort.layout.ranges import Move, Piece, Range
+
+__all__ = [
+    "ITEMSIZES",
+    "TRANSITIONS",
+    "Collective",
+    "Extent",
+    "FlatLayout",
+    "Move",
+    "Overlap",
+    "Partition",
+    "Piece",
+    "Placement",
+    "Range",
+    "itemsize",
+    "transition",
+]

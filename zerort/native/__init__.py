@@ -1,0 +1,34 @@
+"""Hot loops in C++, each with a NumPy form that is its reference and its stand-in.
+
+    reduce_into  cast_into  copy_into  touch        arrays.py      (out, source)
+    adamw_  sgd_  lion_                             optim.py       in place
+    crc32c  crc32c_combine                          checksum.py    any buffer
+
+The compiled form serves if it was built (`AVAILABLE`); otherwise the NumPy form does, and the first call says so once.
+``ZERORT_NATIVE=0`` asks for the NumPy forms. Imports NumPy and ml_dtypes, nothing else of zerort.
+"""
+
+from __future__ import annotations
+
+from zerort.native.arrays import cast_into, copy_into, reduce_into, touch
+from zerort.native.checksum import crc32c, crc32c_combine
+from zerort.native.dtypes import BFLOAT16, DTYPE_CODES, REDUCTION_CODES
+from zerort.native.extension import AVAILABLE, describe
+from zerort.native.optim import adamw_, lion_, sgd_
+
+__all__ = [
+    "AVAILABLE",
+    "BFLOAT16",
+    "DTYPE_CODES",
+    "REDUCTION_CODES",
+    "adamw_",
+    "cast_into",
+    "copy_into",
+    "crc32c",
+    "crc32c_combine",
+    "describe",
+    "lion_",
+    "reduce_into",
+    "sgd_",
+    "touch",
+]

@@ -1,0 +1,78 @@
+"""The compiled module, if there is one and it is wanted, and the one warning if there is not.
+
+``ZERORT_NATIVE=0`` asks for the NumPy forms: then nothing is loaded and nothing is said. A compiled module that is
+missing or does not load is said once, when a kernel is first used: importing zerort stays silent.
+Imports `dtypes` only.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+from zerort.native.dtypes import native_dtypes
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["AVAILABLE", "describe", "kernels", "use_numpy_form"]
+
+FORCED_OFF = os.environ.get("ZERORT_NATIVE", "1") == "0"
+"""True if the environment asks for the NumPy forms."""
+
+CURE = (
+    "Install a C++ compiler (g++ or clang++) and install zerort again (`pip install --force-reinstall --no-deps "
+    "zerort`, or `pip install -e .` in a checkout); or set ZERORT_NATIVE=0 to ask for the NumPy forms."
+)
+
+_why_missing: str | None = None
+
+
+def _load() -> ModuleType | None:
+    global _why_missing
+    if FORCED_OFF:
+        return None
+    try:
+        from zerort.native import _kernels
+    except ImportError as error:
+        _why_missing = str(error)
+        return None
+    _kernels.register_dtypes(native_dtypes())
+    return _kernels
+
+
+kernels = _load()
+"""The compiled module, or None."""
+
+AVAILABLE: bool = kernels is not None
+"""True if the kernels run as compiled code."""
+
+_warned = False
+
+
+def use_numpy_form() -> None:
+    """Take note that a NumPy form is about to serve; the first time, warn if that is nobody's wish.
+
+    Call it from a kernel of the facade, directly: the warning names that kernel's caller.
+    """
+    global _warned
+    # A kernel comes here with compiled code at hand only if that refused arrays which the checks then let pass.
+    assert kernels is None, "zerort: the compiled kernel and zerort.native.checks disagree; please report this call"
+    if FORCED_OFF or _warned:
+        return
+    _warned = True
+    warnings.warn(
+        f"zerort's native kernels are missing ({_why_missing}): the NumPy forms serve, several times slower. {CURE}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def describe() -> str:
+    """Say in one line which form of the kernels serves, and why."""
+    if AVAILABLE:
+        return "native"
+    if FORCED_OFF:
+        return "NumPy, as asked for with ZERORT_NATIVE=0"
+    return f"NumPy, because the native kernels are missing ({_why_missing}). {CURE}"

@@ -1,0 +1,24 @@
+"""The NumPy form of each kernel: what the compiled form is tested against, and what serves without a compiler.
+
+The same names and signatures as in `zerort.native`, but nothing is checked here: the facade has done that. Loops run
+over blocks that stay in cache, so that temporaries cost little. Imports `dtypes` and `scalars` only.
+"""
+
+from __future__ import annotations
+
+from zerort.native.reference.arrays import cast_into, copy_into, reduce_into, touch
+from zerort.native.reference.checksum import bytes_of, crc32c, crc32c_combine
+from zerort.native.reference.optim import adamw_, lion_, sgd_
+
+__all__ = [
+    "adamw_",
+    "bytes_of",
+    "cast_into",
+    "copy_into",
+    "crc32c",
+    "crc32c_combine",
+    "lion_",
+    "reduce_into",
+    "sgd_",
+    "touch",
+]

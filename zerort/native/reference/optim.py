@@ -1,0 +1,134 @@
+"""NumPy forms of the fused optimizers; see `zerort.native.optim` for what they promise.
+
+Each operation rounds to float32 and stands in the order of ``src/optim.cpp``: change both or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from zerort.native.dtypes import FLOAT32, Array
+from zerort.native.reference.arrays import BLOCK, blocks, cast_into
+from zerort.native.scalars import adamw_scalars, lion_scalars, sgd_scalars
+
+__all__ = ["adamw_", "lion_", "sgd_"]
+
+
+def _rounded(scalars: tuple[float, ...]) -> list[np.float32]:
+    return [np.float32(scalar) for scalar in scalars]
+
+
+def _scaled_blocks(
+    param: Array, grad: Array, scale: np.float32, copy_out: Array | None
+) -> Iterator[tuple[slice, Array]]:
+    """Yield each block and its scaled float32 gradient, a temporary; then copy the updated parameters out."""
+    buffer = np.empty(min(BLOCK, param.size), FLOAT32)
+    for block in blocks(param.size):
+        g = buffer[: block.stop - block.start]
+        cast_into(g, grad[block])
+        g *= scale
+        yield block, g
+        if copy_out is not None:
+            cast_into(copy_out[block], param[block])
+
+
+def adamw_(
+    param: Array,
+    grad: Array,
+    exp_avg: Array,
+    exp_avg_sq: Array,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: int,
+    grad_scale: float = 1.0,
+    copy_out: Array | None = None,
+) -> None:
+    """Make one step of AdamW."""
+    scale, decay, b1, rest1, b2, rest2, root_correction, epsilon, step_size = _rounded(
+        adamw_scalars(lr, beta1, beta2, eps, weight_decay, step, grad_scale)
+    )
+    scratch = np.empty(min(BLOCK, param.size), FLOAT32)
+    with np.errstate(all="ignore"):
+        for block, g in _scaled_blocks(param, grad, scale, copy_out):
+            p, m, v, t = param[block], exp_avg[block], exp_avg_sq[block], scratch[: g.size]
+            m *= b1
+            m += np.multiply(g, rest1, out=t)
+            v *= b2
+            np.multiply(g, rest2, out=t)
+            v += np.multiply(t, g, out=t)
+            denominator = np.sqrt(v, out=t)
+            denominator *= root_correction
+            denominator += epsilon
+            update = np.multiply(m, step_size, out=g)
+            update /= denominator
+            p *= decay
+            p -= update
+
+
+def sgd_(
+    param: Array,
+    grad: Array,
+    momentum_buffer: Array | None,
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    first: bool = False,
+    grad_scale: float = 1.0,
+    copy_out: Array | None = None,
+) -> None:
+    """Make one step of SGD."""
+    scale, wd, mu, rest, rate = _rounded(
+        sgd_scalars(lr, momentum, dampening, weight_decay, grad_scale, nesterov=nesterov)
+    )
+    scratch = np.empty(min(BLOCK, param.size), FLOAT32)
+    with np.errstate(all="ignore"):
+        for block, g in _scaled_blocks(param, grad, scale, copy_out):
+            p, t = param[block], scratch[: g.size]
+            g += np.multiply(p, wd, out=t)
+            direction: np.ndarray[Any, Any] = g
+            if momentum != 0.0 and momentum_buffer is not None:
+                b = momentum_buffer[block]
+                if first:
+                    np.copyto(b, g)
+                else:
+                    b *= mu
+                    b += np.multiply(g, rest, out=t)
+                direction = np.add(g, np.multiply(b, mu, out=t), out=g) if nesterov else b
+            p -= np.multiply(direction, rate, out=t)
+
+
+def lion_(
+    param: Array,
+    grad: Array,
+    exp_avg: Array,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    grad_scale: float = 1.0,
+    copy_out: Array | None = None,
+) -> None:
+    """Make one step of Lion."""
+    scale, decay, b1, rest1, b2, rest2, rate = _rounded(lion_scalars(lr, beta1, beta2, weight_decay, grad_scale))
+    scratch = np.empty(min(BLOCK, param.size), FLOAT32)
+    spare = np.empty_like(scratch)
+    with np.errstate(all="ignore"):
+        for block, g in _scaled_blocks(param, grad, scale, copy_out):
+            p, m, t, direction = param[block], exp_avg[block], scratch[: g.size], spare[: g.size]
+            np.multiply(m, b1, out=direction)
+            direction += np.multiply(g, rest1, out=t)
+            p *= decay
+            p -= np.multiply(np.sign(direction, out=direction), rate, out=direction)
+            m *= b2
+            m += np.multiply(g, rest2, out=t)

@@ -1,0 +1,253 @@
+"""`Rendezvous` without a compiler: the form in Python of ``src/rendezvous.cpp``, and how to read what ranks left there.
+
+Both forms have the same verbs and the same layout in shared memory (drawn in ``src/rendezvous.h``). All ranks of a node use
+the same form: this one has no atomic counter, so rank 0 watches the others arrive and moves the epoch for all. It polls, and
+cannot read memory that is not shared. May import: native.dtypes, native.extension, native.reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES, Array, numpy_dtype
+from zerort.native.extension import kernels
+from zerort.native.reference import reduce_into
+
+__all__ = [
+    "AGREED_BYTES",
+    "BROKEN",
+    "DISAGREE",
+    "HEADER_BYTES",
+    "MET",
+    "PRIVATE",
+    "WAITING",
+    "PythonRendezvous",
+    "SlotView",
+    "can_read",
+    "control_nbytes",
+    "open_rendezvous",
+    "read_slot",
+]
+
+HEADER_BYTES = 192
+AGREED_BYTES = 96
+PRIVATE = -1
+MET, WAITING, DISAGREE, BROKEN = range(4)
+
+_LINE = 64
+_CONTROL_BYTES = 4 * _LINE
+_EPOCH, _BROKEN_WORD = _LINE, 3 * _LINE
+_SLOT_BYTES = 512
+_CALLS = _LINE
+_CALL_BYTES = 32 + HEADER_BYTES
+_HERE, _LEFT = 1, 2
+
+_NAMES = {code: name for name, code in DTYPE_CODES.items()}
+_REDUCTIONS = {code: name for name, code in REDUCTION_CODES.items()}
+
+
+def control_nbytes(size: int) -> int:
+    """Return the bytes of shared memory in which ``size`` ranks meet."""
+    return _CONTROL_BYTES + size * _SLOT_BYTES
+
+
+def open_rendezvous(control: int, *, rank: int, size: int, spins: int, yields: int, in_native: bool) -> Any:
+    """Return this rank's side of the meeting place at address ``control``."""
+    form: Any = PythonRendezvous
+    if in_native:
+        assert kernels is not None
+        form = kernels.Rendezvous
+    return form(control, rank, size, spins, yields)
+
+
+def can_read(pid: int, *, address: int) -> bool:
+    """Say whether this process may read that one's memory, by trying; and let it read this one's."""
+    if kernels is None:
+        return False
+    kernels.allow_readers()
+    return bool(kernels.probe_reading(pid, address) == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """What a rank's slot said at one moment."""
+
+    arrived: bool
+    """The rank has arrived at the meeting that the others wait for."""
+    left: bool
+    """The rank has closed the group, or its process has ended."""
+    pid: int
+    since: float
+    """Seconds since the rank last arrived anywhere."""
+    header: bytes | None
+    """The last call it made; None if it has made none."""
+
+
+def read_slot(control: memoryview, rank: int, *, sees_processes: bool) -> SlotView:
+    """Read rank's slot; with ``sees_processes``, a rank whose process has gone counts as one that left."""
+    base = _CONTROL_BYTES + rank * _SLOT_BYTES
+    (epoch,) = struct.unpack_from("<I", control, _EPOCH)
+    arrived, state, pid, meets, since_ns = struct.unpack_from("<IIIIQ", control, base)
+    header = None
+    if meets:
+        first = base + _CALLS + (meets - 1) % 2 * _CALL_BYTES + 32
+        header = bytes(control[first : first + HEADER_BYTES])
+    alive = os.path.exists(f"/proc/{pid}") or not sees_processes
+    return SlotView(
+        arrived=arrived == (epoch + 1) % 2**32,
+        left=state == _LEFT or not alive,
+        pid=pid,
+        since=(time.monotonic_ns() - since_ns) / 1e9,
+        header=header,
+    )
+
+
+class PythonRendezvous:
+    """The verbs of the native ``Rendezvous``; see there for what each promises."""
+
+    def __init__(self, control: int, rank: int, size: int, spins: int, yields: int) -> None:
+        self._memory = _bytes_at(control, control_nbytes(size))
+        self._words = self._memory.view(np.uint32)
+        self._rank = rank
+        self._size = size
+        self._yields = spins + yields
+        self._windows: dict[int, int] = {}
+        self._target = 0
+        self._turn = 0
+        self._comparing = False
+        slot = self._slot(rank)
+        self._words[slot + 2] = os.getpid()
+        self._words[slot] = self._words[_EPOCH // 4]
+        self._stamp()
+        self._words[slot + 1] = _HERE
+
+    def map_window(self, window: int, base: int) -> None:
+        """Say where this process has mapped ``window``."""
+        self._windows[window] = base
+
+    def meet(
+        self, header: bytes, source_window: int, source_offset: int, out_window: int, out_offset: int, seconds: float
+    ) -> int:
+        """Say what this rank came for, and wait up to ``seconds`` for the others."""
+        if len(header) != HEADER_BYTES:
+            raise ValueError(f"Expected a packed header of {HEADER_BYTES} bytes, got {len(header)}.")
+        slot = self._slot(self._rank)
+        self._turn = int(self._words[slot + 3]) % 2
+        first = self._call(self._rank)
+        struct.pack_into("<qQqQ", self._memory, first, source_window, source_offset, out_window, out_offset)
+        self._memory[first + 32 : first + _CALL_BYTES] = np.frombuffer(header, np.uint8)
+        self._words[slot + 3] += 1
+        self._comparing = True
+        self._arrive()
+        return self.wait(seconds)
+
+    def part(self, seconds: float) -> int:
+        """Wait until every rank has come this far too."""
+        self._comparing = False
+        self._arrive()
+        return self.wait(seconds)
+
+    def wait(self, seconds: float) -> int:
+        """Wait up to ``seconds`` for whoever is still missing."""
+        deadline = time.monotonic() + seconds
+        polls = 0
+        while int(self._words[_EPOCH // 4]) != self._target:
+            if self._rank == 0 and all(int(self._words[self._slot(r)]) == self._target for r in range(self._size)):
+                self._words[_EPOCH // 4] = self._target
+                break
+            if self._words[_BROKEN_WORD // 4]:
+                return BROKEN
+            if time.monotonic() >= deadline or (polls > self._yields and self._someone_left()):
+                return WAITING
+            polls += 1
+            time.sleep(0 if polls < self._yields else 50e-6)
+        if self._comparing:
+            mine = self._header(self._rank)
+            if any(self._header(r) != mine for r in range(self._size)):
+                return DISAGREE
+        return MET
+
+    def give_up(self) -> None:
+        """Tell every rank, waiting or late, that nobody will meet here again."""
+        self._words[_BROKEN_WORD // 4] = 1
+
+    def leave(self) -> None:
+        """Take part no longer."""
+        self._words[self._slot(self._rank) + 1] = _LEFT
+
+    def reduce_sources(self, out: int, dtype: int, reduction: int, first: int, numel: int) -> None:
+        """Reduce elements ``[first, first + numel)`` of every rank's source, in rank order, into address ``out``."""
+        kind = numpy_dtype(_NAMES[dtype])
+        nbytes, skip = numel * kind.itemsize, first * kind.itemsize
+        sources = [self._view(self._locations(r)[0:2], skip, nbytes).view(kind) for r in range(self._size)]
+        reduce_into(_bytes_at(out, nbytes).view(kind), sources, reduction=_REDUCTIONS[reduction])
+
+    def reduce_into_all(self, dtype: int, reduction: int, first: int, numel: int) -> None:
+        """Reduce as `reduce_sources` does, into every rank's out, all of which lie in windows."""
+        kind = numpy_dtype(_NAMES[dtype])
+        result = np.empty(numel, kind)
+        self.reduce_sources(result.ctypes.data, dtype, reduction, first, numel)
+        for r in range(self._size):
+            self._view(self._locations(r)[2:4], first * kind.itemsize, result.nbytes)[:] = result.view(np.uint8)
+
+    def copy_from(self, rank: int, from_out: bool, first: int, to: int, nbytes: int) -> None:  # noqa: FBT001
+        """Copy ``nbytes`` of rank's source, or its out, from byte ``first`` on, to address ``to``."""
+        where = self._locations(rank)
+        _bytes_at(to, nbytes)[:] = self._view(where[2:4] if from_out else where[0:2], first, nbytes)
+
+    def all_in_windows(self, outs: bool) -> bool:  # noqa: FBT001
+        """Say whether every rank's source (or out) lies in a window."""
+        return all(self._locations(r)[2 if outs else 0] != PRIVATE for r in range(self._size))
+
+    def all_sources_in(self, window: int) -> bool:
+        """Say whether every rank's source lies in ``window``."""
+        return all(self._locations(r)[0] == window for r in range(self._size))
+
+    def one_out(self) -> bool:
+        """Say whether every rank's out is one and the same memory."""
+        outs = {self._locations(r)[2:4] for r in range(self._size)}
+        return len(outs) == 1 and next(iter(outs))[0] != PRIVATE
+
+    def _slot(self, rank: int) -> int:
+        return (_CONTROL_BYTES + rank * _SLOT_BYTES) // 4
+
+    def _call(self, rank: int) -> int:
+        return self._slot(rank) * 4 + _CALLS + self._turn * _CALL_BYTES
+
+    def _locations(self, rank: int) -> tuple[int, int, int, int]:
+        found: tuple[int, int, int, int] = struct.unpack_from("<qQqQ", self._memory, self._call(rank))
+        return found
+
+    def _header(self, rank: int) -> bytes:
+        first = self._call(rank) + 32
+        return self._memory[first : first + AGREED_BYTES].tobytes()
+
+    def _view(self, location: tuple[int, ...], first: int, nbytes: int) -> Array:
+        window, offset = location
+        base = offset if window == PRIVATE else self._windows[window] + offset
+        return _bytes_at(base + first, nbytes)
+
+    def _arrive(self) -> None:
+        self._target = (int(self._words[_EPOCH // 4]) + 1) % 2**32
+        self._stamp()
+        self._words[self._slot(self._rank)] = self._target
+
+    def _stamp(self) -> None:
+        self._memory[self._slot(self._rank) * 4 + 16 :][:8].view(np.uint64)[0] = time.monotonic_ns()
+
+    def _someone_left(self) -> bool:
+        slots = (self._slot(r) for r in range(self._size))
+        return any(self._words[slot + 1] == _LEFT and self._words[slot] != self._target for slot in slots)
+
+
+def _bytes_at(address: int, nbytes: int) -> Array:
+    if nbytes == 0:
+        return np.empty(0, np.uint8)
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)

@@ -1,0 +1,178 @@
+// zerort.native._kernels: the door between Python and the kernels. Each function takes its arrays, returns False (or None)
+// if they are not what it can work on, and otherwise does all of its work without the GIL. Not called by users: the
+// facade (zerort/native/arrays.py, optim.py, checksum.py) is.
+#include <nanobind/nanobind.h>
+
+#include <cstring>
+#include <vector>
+
+#include "arguments.h"
+#include "cast.h"
+#include "crc32c.h"
+#include "memory.h"
+#include "optim.h"
+#include "reduce.h"
+
+namespace nb = nanobind;
+
+namespace zerort {
+
+void bind_rendezvous(nb::module_& module);  // rendezvous.cpp
+
+namespace {
+
+bool bind_reduce(nb::handle out, nb::handle sources, unsigned reduction) {
+  const Py_ssize_t length = PySequence_Size(sources.ptr());
+  if (length < 1 || reduction >= reduction_count) {
+    PyErr_Clear();
+    return false;
+  }
+  const auto count = static_cast<std::size_t>(length);
+  Argument target;
+  if (!target.open(out, Access::write)) return false;
+  std::vector<Argument> arrays(count);
+  std::vector<const void*> pointers(count);
+  for (std::size_t k = 0; k < count; ++k) {
+    const nb::object source = nb::steal(PySequence_GetItem(sources.ptr(), static_cast<Py_ssize_t>(k)));
+    if (!source.is_valid()) {
+      PyErr_Clear();
+      return false;
+    }
+    // The buffer keeps the array alive from here on.
+    if (!arrays[k].open(source, Access::read, target.dtype(), target.numel())) return false;
+    if (arrays[k].overlaps(target) && !arrays[k].same_memory(target)) return false;
+    pointers[k] = arrays[k].data();
+  }
+  const WithoutGil released(target.nbytes() * count);
+  reduce(target.dtype(), static_cast<Reduction>(reduction), target.data(), pointers.data(), count, target.numel());
+  return true;
+}
+
+bool bind_cast(nb::handle out, nb::handle source) {
+  Argument to, from;
+  if (!to.open(out, Access::write) || !from.open(source, Access::read)) return false;
+  if (to.numel() != from.numel() || !castable(to.dtype(), from.dtype())) return false;
+  if (to.dtype() != from.dtype() && to.overlaps(from)) return false;
+  const WithoutGil released(to.nbytes() + from.nbytes());
+  cast(to.dtype(), to.data(), from.dtype(), from.data(), to.numel());
+  return true;
+}
+
+bool bind_copy(nb::handle out, nb::handle source) {
+  Argument to, from;
+  if (!to.open(out, Access::write) || !from.open(source, Access::read, to.dtype(), to.numel())) return false;
+  const WithoutGil released(to.nbytes());
+  std::memmove(to.data(), from.data(), to.nbytes());
+  return true;
+}
+
+bool bind_touch(nb::handle array) {
+  Argument argument;
+  if (!argument.open_bytes(array, Access::write)) return false;
+  const WithoutGil released(argument.nbytes());
+  touch(argument.data(), argument.nbytes());
+  return true;
+}
+
+// The arrays of one optimizer call, held, and checked against each other.
+class OptimizerArguments {
+ public:
+  bool open(nb::handle param, nb::handle grad, nb::handle state1, nb::handle state2, nb::handle copy) {
+    if (!param_.open(param, Access::write) || param_.dtype() != Dtype::float32) return false;
+    const std::size_t numel = param_.numel();
+    if (!grad_.open(grad, Access::read) || grad_.numel() != numel) return false;
+    if (grad_.dtype() != Dtype::float32 && !is_half(grad_.dtype())) return false;
+    if (!state1.is_none() && !states_[0].open(state1, Access::write, Dtype::float32, numel)) return false;
+    if (!state2.is_none() && !states_[1].open(state2, Access::write, Dtype::float32, numel)) return false;
+    if (!copy.is_none() && !(copy_.open(copy, Access::write) && copy_.numel() == numel && is_half(copy_.dtype())))
+      return false;
+    return apart();
+  }
+
+  float* state(int k) const { return states_[k].floats(); }
+  std::size_t nbytes() const { return 4 * param_.nbytes(); }
+  Update update() const {
+    return {param_.floats(), grad_.data(), grad_.dtype(), copy_.data(), copy_.dtype(), param_.numel()};
+  }
+
+ private:
+  // No two arrays share memory; only the copy may take the gradient's place, element for element.
+  bool apart() const {
+    const Argument* all[] = {&param_, &grad_, &states_[0], &states_[1], &copy_};
+    for (int i = 0; i < 5; ++i)
+      for (int j = 0; j < i; ++j)
+        if (all[i]->overlaps(*all[j]) && !(i == 4 && j == 1 && copy_.same_memory(grad_))) return false;
+    return true;
+  }
+
+  Argument param_, grad_, states_[2], copy_;  // one that is None has no bytes, so it overlaps nothing
+};
+
+float rounded(double value) { return static_cast<float>(value); }
+
+bool bind_adamw(nb::handle param, nb::handle grad, nb::handle exp_avg, nb::handle exp_avg_sq, nb::handle copy,
+                double grad_scale, double decay, double beta1, double rest1, double beta2, double rest2,
+                double root_correction, double eps, double step_size) {
+  OptimizerArguments arrays;
+  if (exp_avg.is_none() || exp_avg_sq.is_none() || !arrays.open(param, grad, exp_avg, exp_avg_sq, copy)) return false;
+  const AdamWScalars scalars{rounded(grad_scale), rounded(decay), rounded(beta1),           rounded(rest1), rounded(beta2),
+                             rounded(rest2),      rounded(root_correction), rounded(eps), rounded(step_size)};
+  const WithoutGil released(arrays.nbytes());
+  adamw(arrays.update(), arrays.state(0), arrays.state(1), scalars);
+  return true;
+}
+
+bool bind_sgd(nb::handle param, nb::handle grad, nb::handle buffer, nb::handle copy, bool first, bool nesterov,
+              double grad_scale, double weight_decay, double momentum, double rest, double lr) {
+  OptimizerArguments arrays;
+  if (!arrays.open(param, grad, buffer, nb::none(), copy)) return false;
+  const SgdScalars scalars{rounded(grad_scale), rounded(weight_decay), rounded(momentum), rounded(rest), rounded(lr)};
+  const Momentum kind = buffer.is_none() ? Momentum::none : first ? Momentum::first : Momentum::later;
+  const WithoutGil released(arrays.nbytes());
+  sgd(arrays.update(), arrays.state(0), kind, nesterov, scalars);
+  return true;
+}
+
+bool bind_lion(nb::handle param, nb::handle grad, nb::handle exp_avg, nb::handle copy, double grad_scale, double decay,
+               double beta1, double rest1, double beta2, double rest2, double lr) {
+  OptimizerArguments arrays;
+  if (exp_avg.is_none() || !arrays.open(param, grad, exp_avg, nb::none(), copy)) return false;
+  const LionScalars scalars{rounded(grad_scale), rounded(decay), rounded(beta1), rounded(rest1),
+                            rounded(beta2),      rounded(rest2), rounded(lr)};
+  const WithoutGil released(arrays.nbytes());
+  lion(arrays.update(), arrays.state(0), scalars);
+  return true;
+}
+
+template <bool portable>
+nb::object bind_crc32c(nb::handle data, std::uint32_t value) {
+  Argument bytes;
+  if (!bytes.open_bytes(data, Access::read)) return nb::none();
+  {
+    const WithoutGil released(bytes.nbytes());
+    value = crc32c(bytes.data(), bytes.nbytes(), value, portable);
+  }
+  return nb::int_(value);
+}
+
+}  // namespace
+}  // namespace zerort
+
+NB_MODULE(_kernels, m) {
+  // Positional only: names would cost a lookup per argument and call. None must pass, to be refused or to mean "absent".
+  const auto number = nb::arg();
+  const auto array = nb::arg().none();
+  m.def("register_dtypes", &zerort::register_dtypes);
+  m.def("reduce", &zerort::bind_reduce, array, array, number);
+  m.def("cast", &zerort::bind_cast, array, array);
+  m.def("copy", &zerort::bind_copy, array, array);
+  m.def("touch", &zerort::bind_touch, array);
+  m.def("adamw", &zerort::bind_adamw, array, array, array, array, array, number, number, number, number, number, number,
+        number, number, number);
+  m.def("sgd", &zerort::bind_sgd, array, array, array, array, number, number, number, number, number, number, number);
+  m.def("lion", &zerort::bind_lion, array, array, array, array, number, number, number, number, number, number, number);
+  m.def("crc32c", &zerort::bind_crc32c<false>, array, number);
+  m.def("crc32c_portable", &zerort::bind_crc32c<true>, array, number);  // for tests: what CPUs without SSE 4.2 run
+  m.def("crc32c_combine", &zerort::crc32c_combine);
+  zerort::bind_rendezvous(m);
+}

@@ -1,0 +1,70 @@
+"""The protocols that the rooms share: what a device, a stream and an event must be able to do.
+
+They are structural: `zerort.device.host` fulfils them with NumPy and threads, a CUDA device with CuPy. The contract suites
+in `zerort.testing` say what an implementation must hold beyond its signatures. Imports nothing of zerort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Array", "Device", "DtypeLike", "Event", "Stream"]
+
+Array = npt.NDArray[Any]
+DtypeLike = npt.DTypeLike
+
+T = TypeVar("T")
+
+
+class Event(Protocol):
+    """A point in a stream's work that has been reached, or will be."""
+
+    def done(self) -> bool:
+        """Say whether the point has been reached, without waiting."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block the host until the point is reached; raise what the work before it raised."""
+
+
+class Stream(Protocol):
+    """Work that happens in the order in which it was submitted, while the caller goes on."""
+
+    name: str
+
+    def submit(self, work: Callable[[], T], *, name: str = ..., keep: tuple[object, ...] = ..., eager: bool = ...) -> Any:
+        """Queue ``work`` and return its Ticket."""
+
+    def synchronize(self) -> None:
+        """Block the host until everything submitted so far has happened."""
+
+    def close(self) -> None:
+        """Finish what was submitted, then refuse further work."""
+
+
+class Device(Protocol):
+    """Memory of one kind, and the streams that work on it."""
+
+    name: str
+
+    def empty(self, numel: int, dtype: DtypeLike, *, alignment: int = ...) -> Any:
+        """Return a 1-D array whose first byte stands at a multiple of ``alignment`` bytes."""
+
+    def copy(self, source: Any, *, out: Any, stream: Stream | None = None) -> Any:
+        """Copy ``source`` into ``out`` on ``stream`` and return the Ticket."""
+
+    def stream(self, name: str) -> Stream:
+        """Return a new stream of this device."""
+
+    def close(self) -> None:
+        """Close every stream of this device."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
