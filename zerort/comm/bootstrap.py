@@ -31,7 +31,7 @@ from zerort.errors import BootstrapError, CallError, SharedMemoryError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["KINDS", "best_transport", "open_group"]
+__all__ = ["KINDS", "best_transport", "open_group", "open_node"]
 
 KINDS = ("solo", "node", "mpi", "hierarchical")
 """What `open_group` can be asked for by name."""
@@ -119,13 +119,18 @@ def best_transport(
         if wanted == "mpi":
             return MpiTransport(comm, hosts=hosts, name=name, options=options)
         if wanted == "node":
-            return _open_node(comm, name=name, options=options)
-        node = _open_node(machine, name=f"{name} on {os.uname().nodename}", options=options, everyone=comm)
+            return open_node(comm, name=name, options=options)
+        node = open_node(machine, name=f"{name} on {os.uname().nodename}", options=options, everyone=comm)
         return HierarchicalTransport(comm, node, hosts=hosts, name=name, options=options)
 
 
-def _open_node(
-    machine: MPI.Intracomm, *, name: str, options: GroupOptions, everyone: MPI.Intracomm | None = None
+def open_node(
+    machine: MPI.Intracomm,
+    *,
+    name: str,
+    options: GroupOptions,
+    everyone: MPI.Intracomm | None = None,
+    allow_native: bool = True,
 ) -> NodeTransport:
     """Build the node transport of this machine's ranks; if that fails on any machine, it fails on ``everyone``."""
     everyone = machine if everyone is None else everyone
@@ -136,7 +141,7 @@ def _open_node(
         except SharedMemoryError as problem:
             error = str(problem)
     path = machine.bcast(path, root=0)
-    in_native = all(machine.allgather(native.AVAILABLE))
+    in_native = all(machine.allgather(native.AVAILABLE and allow_native))
     transport = None
     if path:
         try:

@@ -45,6 +45,8 @@ class Call:
     """1-D. What this rank gives."""
     out: Array | None = None
     """1-D. Where this rank's result goes."""
+    source_address: int = 0
+    out_address: int = 0
     counts: Any = None
     """Elements per rank, or the matrix of an all_to_all, when they were given."""
     geometry: Geometry | None = None

@@ -6,7 +6,9 @@ for those who think of it; here nobody has to. May import: mpi4py.
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -23,6 +25,8 @@ def abort_job_on_exception() -> None:
     if _installed:
         return
     _installed = True
+    if os.environ.get("ZERORT_STACKS", "0") != "0":
+        faulthandler.register(signal.SIGUSR1, all_threads=True)  # `zerort.testing` asks a job that hangs where it stands
     earlier_hook, earlier_thread_hook = sys.excepthook, threading.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import bisect
 import os
 import time
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -98,7 +98,9 @@ class NodeTransport(Transport):
         """Meet the others for the first time: make the staging slabs, and find out whether memory can be read in place."""
         slab = self.options.staging_nbytes
         self._stage = self._make_window([2 * slab] * self.size)
-        self._slabs = [self._stage.segment(self.rank)[:slab], self._stage.segment(self.rank)[slab:]]
+        mine = self._stage.segment(self.rank)
+        self._slabs = [mine[:slab], mine[slab:]]
+        self._slab_offsets = [self._stage.segments[self.rank][0] + turn * slab for turn in (0, 1)]
         # In a container of its own a rank may not see the others' processes: then their absence says nothing.
         self._sees_processes = all(os.path.exists(f"/proc/{slot.pid}") for slot in self._slots())
         self.reads_private = self._try_reading()
@@ -107,11 +109,9 @@ class NodeTransport(Transport):
 
     def meet(self, call: Call) -> None:
         """Say what this rank came for and where its arrays lie; wait for the others."""
-        source_window, source_offset = self._show(call.source)
-        out_window, out_offset = self._find(call.out)
-        status = self._link.meet(
-            call.header(), source_window, source_offset, out_window, out_offset, _LOOK_AFTER
-        )
+        source_window, source_offset = self._show(call.source, call.source_address)
+        out_window, out_offset = self._find(call.out, call.out_address)
+        status = self._link.meet(call.header(), source_window, source_offset, out_window, out_offset, _LOOK_AFTER)
         if status != MET:
             status = self._wait(call, status)
         if status == DISAGREE or call.complaint:
@@ -185,10 +185,12 @@ class NodeTransport(Transport):
         if not self.sources_are_readable():
             self._move_in_rounds(call)
             return
-        width, address = out.itemsize, _address(out)
+        width, address = out.itemsize, call.out_address
         one_out = table.alike and self.one_out()
         if table.reduces:
-            self.reduce_sources(call, out, first=table.takes[self.rank][0])
+            first, count = table.takes[self.rank]
+            if count:
+                link.reduce_sources(address, DTYPE_CODES[call.dtype], REDUCTION_CODES[call.reduction], first, count)
         elif one_out:
             # Every rank writes its own part of the one gathered array; nothing at all if it already lies there.
             first, count = table.takes[self.rank]
@@ -210,7 +212,7 @@ class NodeTransport(Transport):
         assert out is not None
         dtype, reduction = DTYPE_CODES[call.dtype], REDUCTION_CODES[call.reduction]
         first, count = even_part(call.numel, self.size, self.rank)
-        width, address = out.itemsize, _address(out)
+        width, address = out.itemsize, call.out_address
         sources_in_windows = link.all_in_windows(False)
         staged_whole = link.all_sources_in(_STAGING) and out.nbytes <= _WHOLE_NBYTES
         if not (self.reads_private or staged_whole or (sources_in_windows and link.all_in_windows(True))):
@@ -248,7 +250,7 @@ class NodeTransport(Transport):
         """Reduce the elements from ``first`` on of every rank's source, in rank order, into all of ``out``."""
         if out.size:
             dtype, reduction = DTYPE_CODES[call.dtype], REDUCTION_CODES[call.reduction]
-            self._link.reduce_sources(_address(out), dtype, reduction, first, out.size)
+            self._link.reduce_sources(native.address_of(out), dtype, reduction, first, out.size)
 
     def _move_in_rounds(self, call: Call) -> None:
         """Serve a geometry through the staging slabs, for arrays that the other ranks cannot read."""
@@ -315,7 +317,7 @@ class NodeTransport(Transport):
 
     def release(self, array: Array) -> bool:
         """Forget the window in which ``array`` lies; its memory goes when the last array in it does, on every rank."""
-        window, _ = self._find(array)
+        window, _ = self._find(array, native.address_of(array))
         if window in (PRIVATE, _STAGING):
             return False
         del self._windows[window]
@@ -397,11 +399,10 @@ class NodeTransport(Transport):
         trace.count("shared.bytes", sizes[self.rank])
         return window
 
-    def _find(self, array: Array | None) -> tuple[int, int]:
+    def _find(self, array: Array | None, address: int) -> tuple[int, int]:
         """Return (window, offset) of ``array``, or (PRIVATE, address)."""
         if array is None or array.size == 0:
             return _STAGING, 0
-        address = _address(array)
         at = bisect.bisect_right(self._bases, (address, 1 << 63, 0)) - 1
         if at >= 0:
             base, end, window = self._bases[at]
@@ -409,14 +410,14 @@ class NodeTransport(Transport):
                 return window, address - base
         return PRIVATE, address
 
-    def _show(self, array: Array | None) -> tuple[int, int]:
+    def _show(self, array: Array | None, address: int) -> tuple[int, int]:
         """Make ``array`` readable for the others if that is cheap, and return where it lies."""
-        window, offset = self._find(array)
+        window, offset = self._find(array, address)
         if window != PRIVATE or array is None or array.nbytes > self.options.staging_nbytes:
             return window, offset
         slab = self.next_slab()
         slab[: array.nbytes] = array.view(np.uint8)
-        return _STAGING, _address(slab) - self._stage.address
+        return _STAGING, self._slab_offsets[self._turn]
 
     def start_rounds(self) -> None:
         """Take the slabs' halves in step with the other ranks from here on. All have just met, so both halves are free."""
@@ -437,11 +438,8 @@ class NodeTransport(Transport):
         landmark = np.arange(8, dtype=np.uint64)
         wanted = self._in_native and self.options.cross_memory
         if wanted:
-            can_read(os.getpid(), address=_address(landmark))  # lets the others read this process, where that needs saying
-        told = [text.split(",") for text in self.tell(f"{int(wanted)},{os.getpid()},{_address(landmark)}")]
+            can_read(os.getpid(), address=native.address_of(landmark))  # lets the others read this process, where that needs saying
+        told = [text.split(",") for text in self.tell(f"{int(wanted)},{os.getpid()},{native.address_of(landmark)}")]
         can = all(int(wants) and can_read(int(pid), address=int(where)) for wants, pid, where in told)
         return all(answer == "yes" for answer in self.tell("yes" if can else "no"))
 
-
-def _address(array: Array) -> int:
-    return cast(int, array.__array_interface__["data"][0])

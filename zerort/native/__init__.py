@@ -10,7 +10,7 @@ The compiled form serves if it was built (`AVAILABLE`); otherwise the NumPy form
 
 from __future__ import annotations
 
-from zerort.native.arrays import cast_into, copy_into, reduce_into, touch
+from zerort.native.arrays import address_of, cast_into, copy_into, reduce_into, touch
 from zerort.native.checksum import crc32c, crc32c_combine
 from zerort.native.dtypes import BFLOAT16, DTYPE_CODES, REDUCTION_CODES
 from zerort.native.extension import AVAILABLE, describe
@@ -22,6 +22,7 @@ __all__ = [
     "DTYPE_CODES",
     "REDUCTION_CODES",
     "adamw_",
+    "address_of",
     "cast_into",
     "copy_into",
     "crc32c",

@@ -12,7 +12,7 @@ from zerort.native import checks, reference
 from zerort.native.dtypes import REDUCTION_CODES, Array
 from zerort.native.extension import kernels, use_numpy_form
 
-__all__ = ["cast_into", "copy_into", "reduce_into", "touch"]
+__all__ = ["address_of", "cast_into", "copy_into", "reduce_into", "touch"]
 
 
 def reduce_into(out: Array, sources: Sequence[Array], reduction: str = "sum") -> None:
@@ -39,6 +39,13 @@ def reduce_into(out: Array, sources: Sequence[Array], reduction: str = "sum") ->
     checks.check_reduce(out, sources)
     use_numpy_form()
     reference.reduce_into(out, sources, reduction)
+
+
+def address_of(array: Array) -> int:
+    """Return the address of `array`'s first byte; `array` is contiguous."""
+    found = None if kernels is None else kernels.address(array)
+    address: int = array.ctypes.data if found is None else found
+    return address
 
 
 def cast_into(out: Array, source: Array) -> None:

@@ -6,8 +6,8 @@
 
 namespace zerort {
 
-// The checksum of what `value` already covers, followed by these bytes; `value` is 0 at the start. `portable` keeps to the
-// tables even where the CPU has an instruction for it: tests compare the two.
+// The checksum of what `value` already covers, followed by these bytes; `value` is 0 at the start. `portable` keeps to
+// the tables even where the CPU has an instruction for it: tests compare the two.
 std::uint32_t crc32c(const void* data, std::size_t nbytes, std::uint32_t value, bool portable = false);
 
 // The checksum of A followed by B, from those of A and of B and B's length in bytes.

@@ -1,5 +1,5 @@
-// Element types and reductions by code. The same codes stand in zerort/native/dtypes.py; they also travel through shared
-// memory between ranks, so a code never changes its meaning.
+// Element types and reductions by code. The same codes stand in zerort/native/dtypes.py; they also travel through
+// shared memory between ranks, so a code never changes its meaning.
 #pragma once
 
 #include <cstddef>

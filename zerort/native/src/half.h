@@ -1,9 +1,10 @@
 // float32 <-> bfloat16 and float16, without branches so that loops over them become vectors. Bit arithmetic, not
-// `_Float16`: the type is missing from C++ in GCC before 13. Rounding is to nearest, ties to even; NaN stays NaN (quiet,
-// sign kept, payload dropped), infinities, subnormals and overflow are those of IEEE 754.
+// `_Float16`: the type is missing from C++ in GCC before 13. Rounding is to nearest, ties to even; NaN stays NaN
+// (quiet, sign kept, payload dropped), infinities, subnormals and overflow are those of IEEE 754.
 //
-// `high` and `low` work on the half that stands in the upper or lower 16 bits of a word, and leave it there. A loop that
-// takes two neighbours as one word needs no shuffles to widen and pack them, which would cost it a third of its speed.
+// `high` and `low` work on the half that stands in the upper or lower 16 bits of a word, and leave it there. A loop
+// that takes two neighbours as one word needs no shuffles to widen and pack them, which would cost it a third of its
+// speed.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // The loops below know float32 only. Half precision goes through a tile in the first-level cache on its way in and out,
-// which costs nothing beside main memory and spares a loop per pair of types. Operations stand in the order of the NumPy
-// forms (zerort/native/reference/optim.py): both round after each one, so the results agree to the bit.
+// which costs nothing beside main memory and spares a loop per pair of types. Operations stand in the order of the
+// NumPy forms (zerort/native/reference/optim.py): both round after each one, so the results agree to the bit.
 #include "optim.h"
 
 #include <algorithm>
@@ -35,7 +35,8 @@ ZERORT_INLINE void adamw_body(float* param, const float* grad, float* m, float* 
 }
 
 template <Momentum momentum, bool nesterov>
-ZERORT_INLINE void sgd_body(float* param, const float* grad, float* buffer, std::size_t numel, const SgdScalars& scalars) {
+ZERORT_INLINE void sgd_body(float* param, const float* grad, float* buffer, std::size_t numel,
+                            const SgdScalars& scalars) {
   const SgdScalars s = scalars;
   const auto body = [=](std::size_t start, std::size_t count) ZERORT_INLINE_LAMBDA {
     ZERORT_INDEPENDENT
@@ -77,7 +78,8 @@ ZERORT_INLINE void lion_body(float* param, const float* grad, float* m, std::siz
 
 namespace optim_loops {
 
-ZERORT_CLONES void adamw(float* param, const float* grad, float* m, float* v, std::size_t numel, const AdamWScalars& s) {
+ZERORT_CLONES void adamw(float* param, const float* grad, float* m, float* v, std::size_t numel,
+                         const AdamWScalars& s) {
   adamw_body(param, grad, m, v, numel, s);
 }
 

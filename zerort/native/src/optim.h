@@ -1,6 +1,6 @@
-// Fused optimizer steps over 1-D ranges: float32 state in place, gradient in float32 or half precision, and optionally a
-// half-precision copy of the new parameter. The scalars come ready from Python (zerort/native/scalars.py), so that the
-// NumPy forms work with the very same ones.
+// Fused optimizer steps over 1-D ranges: float32 state in place, gradient in float32 or half precision, and optionally
+// a half-precision copy of the new parameter. The scalars come ready from Python (zerort/native/scalars.py), so that
+// the NumPy forms work with the very same ones.
 #pragma once
 
 #include <cstddef>

@@ -72,7 +72,8 @@ struct Planes {
 
 constexpr std::size_t word_strip = strip_bytes / sizeof(Word);
 
-// Each step of a half-precision reduction: the first two sources, the ones between, the last; or both, if there are two.
+// Each step of a half-precision reduction: the first two sources, the ones between, the last; or both, if there are
+// two.
 template <typename Op, typename Half>
 struct HalfSteps {
   static ZERORT_INLINE void both(Word* out, const Word* a, const Word* b, std::size_t words) {
@@ -80,7 +81,8 @@ struct HalfSteps {
       ZERORT_INDEPENDENT
       for (std::size_t i = start; i < start + count; ++i) {
         const std::uint32_t x = a[i].get(), y = b[i].get();
-        out[i].set<Half>(Op::apply(Half::widen_low(x), Half::widen_low(y)), Op::apply(Half::widen_high(x), Half::widen_high(y)));
+        out[i].template set<Half>(Op::apply(Half::widen_low(x), Half::widen_low(y)),
+                                  Op::apply(Half::widen_high(x), Half::widen_high(y)));
       }
     };
     in_strips<word_strip>(words, body, a, b, out);
@@ -115,7 +117,7 @@ struct HalfSteps {
       ZERORT_INDEPENDENT
       for (std::size_t i = start; i < start + count; ++i) {
         const std::uint32_t x = a[i].get();
-        out[i].set<Half>(Op::apply(low[i], Half::widen_low(x)), Op::apply(high[i], Half::widen_high(x)));
+        out[i].template set<Half>(Op::apply(low[i], Half::widen_low(x)), Op::apply(high[i], Half::widen_high(x)));
       }
     };
     in_strips<word_strip>(words, body, a, out);
@@ -126,8 +128,8 @@ struct HalfSteps {
 
 namespace reduce_loops {
 
-#define ZERORT_WHOLE(clones, name, Op, T)                                                       \
-  clones void name(void* out, const void* a, const void* b, std::size_t numel) {         \
+#define ZERORT_WHOLE(clones, name, Op, T)                                                         \
+  clones void name(void* out, const void* a, const void* b, std::size_t numel) {                  \
     combine<Op>(static_cast<T*>(out), static_cast<const T*>(a), static_cast<const T*>(b), numel); \
   }
 #define ZERORT_WHOLE_ORDER(clones, dtype, T) \
@@ -138,7 +140,7 @@ namespace reduce_loops {
   ZERORT_WHOLE_ORDER(clones, dtype, T)
 ZERORT_WHOLE_ALL(ZERORT_CLONES, float32, float)
 ZERORT_WHOLE_ALL(ZERORT_CLONES, float64, double)
-// Integers carry counters and flags, no hot loop of ours: one machine code each keeps the module half as large.
+// Integers carry counters and flags, no hot loop of ours: one machine code each keeps the module small.
 ZERORT_WHOLE_ALL(, uint8, std::uint8_t)
 ZERORT_WHOLE_ALL(, uint16, std::uint16_t)
 ZERORT_WHOLE_ALL(, uint32, std::uint32_t)
@@ -264,7 +266,8 @@ void reduce_half(const HalfLoops& loops, void* out, const void* const* sources, 
 
 }  // namespace
 
-void reduce(Dtype dtype, Reduction reduction, void* out, const void* const* sources, std::size_t count, std::size_t numel) {
+void reduce(Dtype dtype, Reduction reduction, void* out, const void* const* sources, std::size_t count,
+            std::size_t numel) {
   const auto op = static_cast<std::size_t>(reduction);
   if (count == 1)
     std::memmove(out, sources[0], numel * itemsize(dtype));

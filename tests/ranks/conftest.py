@@ -1,0 +1,49 @@
+"""Ranks under pytest: a test that fails on one rank fails on all, and rank 0 tells the story.
+
+Run with ``python -m zerort.testing 1 2 3 4 8 -- tests/ranks``: each size is one mpirun of ``pytest --with-mpi``.
+"""
+
+import faulthandler
+import os
+import signal
+
+import pytest
+from mpi4py import MPI
+
+from zerort.comm.failure import abort_job_on_exception
+from zerort.config import GroupOptions
+
+WORLD = MPI.COMM_WORLD
+
+faulthandler.register(signal.SIGUSR1, all_threads=True)
+abort_job_on_exception()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    if WORLD.rank > 0:  # eight reports of one run help nobody; failures go through rank 0
+        config.pluginmanager.get_plugin("terminalreporter")._tw._file = open(os.devnull, "w")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    stories = WORLD.allgather(report.longreprtext if report.failed else "")
+    failed = [f"-- rank {rank}\n{story}" for rank, story in enumerate(stories) if story]
+    if failed and not (report.failed and len(failed) == WORLD.size):
+        report.outcome = "failed"
+        report.longrepr = "\n".join(failed)
+    return report
+
+
+@pytest.fixture(scope="session")
+def options(tmp_path_factory):
+    """Slabs of a few pages, so that small arrays already need rounds; a timeout that a broken test soon reaches."""
+    return GroupOptions(
+        timeout=20.0,
+        staging_nbytes=64 * 1024,
+        exchange_nbytes=64 * 1024,
+        message_nbytes=16 * 1024,
+        eager_nbytes=32 * 1024,
+        flight_dir=str(tmp_path_factory.mktemp("flights")),
+    )

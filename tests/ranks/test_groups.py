@@ -1,0 +1,74 @@
+"""The contract of groups, kept by every transport between processes."""
+
+import dataclasses
+
+import pytest
+from mpi4py import MPI
+
+from zerort.comm import Group, open_group
+from zerort.comm.bootstrap import best_transport, open_node
+from zerort.testing.group_contract import GroupContract
+
+WORLD = MPI.COMM_WORLD
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="class")
+def group(request, options):
+    """One group for all tests of a class: opening one takes longer than most tests."""
+    group = request.cls.open(options)
+    yield group
+    group.close()
+
+
+class ProcessContract(GroupContract):
+    @pytest.fixture()
+    def on_ranks(self, group):
+        return lambda body: body(group)
+
+
+class TestNode(ProcessContract):
+    @staticmethod
+    def open(options):
+        return open_group(kind="node", options=options)
+
+
+class TestNodeStaged(ProcessContract):
+    """As where the kernel forbids one process to read another's memory."""
+
+    @staticmethod
+    def open(options):
+        return open_group(kind="node", options=dataclasses.replace(options, cross_memory=False))
+
+
+class TestNodeWithoutCompiler(ProcessContract):
+    """The rendezvous in Python, as where the native kernels were not built."""
+
+    @staticmethod
+    def open(options):
+        return Group(open_node(WORLD, name="python", options=options, allow_native=False))
+
+
+class TestMpi(ProcessContract):
+    @staticmethod
+    def open(options):
+        return open_group(kind="mpi", options=options)
+
+
+class TestHierarchical(ProcessContract):
+    """Hosts of up to three ranks, the last one smaller: the ranks of a host share memory, the others talk over MPI."""
+
+    @staticmethod
+    def open(options):
+        machine = WORLD.Split(WORLD.rank // 3, WORLD.rank)
+        return Group(best_transport(WORLD, name="hosts", options=options, kind="hierarchical", machine=machine))
+
+
+class TestHierarchicalInterleaved(ProcessContract):
+    """Neighbouring ranks on different hosts, and no reading of each other's memory."""
+
+    @staticmethod
+    def open(options):
+        machine = WORLD.Split(WORLD.rank % 2, WORLD.rank)
+        forbidden = dataclasses.replace(options, cross_memory=False)
+        return Group(best_transport(WORLD, name="hosts", options=forbidden, kind="hierarchical", machine=machine))

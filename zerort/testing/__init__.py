@@ -1,0 +1,14 @@
+"""What a project built on zerort needs to test itself: contract suites, and ways to start ranks.
+
+    group_contract.py    what every Group holds: subclass `GroupContract`, say how to run a body on all ranks
+    device_contract.py   what every Device holds
+    threads.py           `run_threads`: N ranks as threads of this process
+    jobs.py              `run_job`: N ranks as processes under mpirun, with a timeout that dumps every rank's stacks
+
+``python -m zerort.testing 1 2 3 4 8 -- tests/ranks`` runs pytest under mpirun at each of these sizes. May import: everything.
+"""
+
+from zerort.testing.jobs import JobResult, run_job
+from zerort.testing.threads import run_threads
+
+__all__ = ["JobResult", "run_job", "run_threads"]

@@ -1,0 +1,29 @@
+"""Run pytest under mpirun at several sizes: ``python -m zerort.testing 1 2 3 4 8 -- tests/ranks``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from zerort.testing.jobs import run_job
+
+
+def main() -> int:
+    """Run the suite at each size; return the first exit code that is not 0."""
+    parser = argparse.ArgumentParser(prog="python -m zerort.testing", description=__doc__, epilog="words after -- go to pytest")
+    parser.add_argument("sizes", nargs="+", type=int, help="how many ranks, for one run each")
+    parser.add_argument("--timeout", type=float, default=240.0, help="seconds per run (default: %(default)s)")
+    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = parser.parse_args(sys.argv[1:split])
+    for size in options.sizes:
+        print(f"== {size} ranks", flush=True)
+        words = ["-m", "pytest", "--with-mpi", "-q", "-p", "no:cacheprovider", *sys.argv[split + 1 :]]
+        result = run_job(size, words, timeout=options.timeout, echo=True)
+        if result.code:
+            print(f"== {size} ranks: exit code {result.code} after {result.seconds:.0f} s", flush=True)
+            return result.code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

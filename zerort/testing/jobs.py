@@ -1,0 +1,131 @@
+"""`run_job`: N ranks as processes under mpirun; one that hangs is shown with every rank's stacks, then ended.
+
+The processes of a job are found by a mark in their environment, not by parentage: a launcher puts daemons between itself and
+its ranks. May import: comm.environment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerort.comm.environment import find_launcher
+
+__all__ = ["JobResult", "run_job", "wait_for_job"]
+
+_MARK = "ZERORT_JOB"
+_DUMP_FOR = 3.0
+"""Seconds that ranks get to write their stacks before they are killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a job ended."""
+
+    code: int
+    """The launcher's exit code; 124 if the job was ended because its time was up."""
+    output: str
+    """What all ranks wrote, mixed as it came."""
+    seconds: float
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the job had to be ended."""
+        return self.code == 124
+
+
+def run_job(
+    ranks: int,
+    words: Sequence[str | Path],
+    *,
+    timeout: float = 120.0,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    echo: bool = False,
+) -> JobResult:
+    """Start ``ranks`` processes of ``python words…`` and wait for them.
+
+    Args:
+        ranks: How many.
+        words: The script and its arguments, as one would give them to ``python``.
+        timeout: Seconds; then all stacks are dumped into the output and the job is ended with code 124.
+        env: Variables to add to this process's environment.
+        cwd: Where to start; here if None.
+        echo: Also show the output as it comes.
+    """
+    command = [*find_launcher().command(ranks), sys.executable, *map(str, words)]
+    return wait_for_job(command, timeout=timeout, env=env, cwd=cwd, echo=echo)
+
+
+def wait_for_job(
+    command: Sequence[str],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    echo: bool = False,
+) -> JobResult:
+    """Run a launcher's ``command`` as `run_job` does."""
+    mark = uuid.uuid4().hex
+    # A job started from inside another job must not take itself for a part of it.
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_"))}
+    kept = {k: v for k, v in os.environ.items() if k.startswith(("OMPI_MCA_", "PRTE_MCA_"))}
+    environment = {**clean, **kept, "ZERORT_STACKS": "1", **(env or {}), _MARK: mark}
+    began = time.monotonic()
+    # Into a file, not a pipe: processes that outlive the launcher would keep a pipe open, and us waiting for its end.
+    with tempfile.TemporaryFile() as sink:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, env=environment, cwd=cwd
+        )
+        try:
+            code = _follow(process, sink.fileno(), began + timeout, echo=echo)
+            if code is None:
+                code = 124
+                _signal(mark, signal.SIGUSR1)
+                time.sleep(_DUMP_FOR)
+                os.write(sink.fileno(), f"\nzerort: the job was ended after {timeout:.0f} s.\n".encode())
+        finally:
+            _signal(mark, signal.SIGKILL)
+            process.kill()
+            process.wait()
+        sink.seek(0)
+        output = sink.read().decode(errors="replace")
+    if echo and code == 124:
+        print(output)
+    return JobResult(code, output, time.monotonic() - began)
+
+
+def _follow(process: subprocess.Popen[bytes], sink: int, deadline: float, *, echo: bool) -> int | None:
+    shown = 0
+    while True:
+        code = process.poll()
+        if echo:
+            fresh = os.pread(sink, 1 << 20, shown)
+            shown += len(fresh)
+            sys.stdout.write(fresh.decode(errors="replace"))
+            sys.stdout.flush()
+        if code is not None or time.monotonic() > deadline:
+            return code
+        time.sleep(0.02)
+
+
+def _signal(mark: str, number: signal.Signals) -> None:
+    """Send a signal to every Python process of the job; a killing one to the launcher's daemons too."""
+    needle = f"{_MARK}={mark}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if needle in (entry / "environ").read_bytes() and (
+                    number == signal.SIGKILL or "python" in os.readlink(entry / "exe")
+                ):
+                    os.kill(int(entry.name), number)
+            except OSError:
+                continue  # it ended meanwhile, or is not ours
