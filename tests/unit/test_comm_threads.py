@@ -1,8 +1,13 @@
 """The contract of groups, kept by ranks that are threads and by a group of one."""
 
+import time
+
+import numpy as np
 import pytest
 
 from zerort.comm import open_group
+from zerort.config import GroupOptions
+from zerort.errors import CollectiveTimeoutError, RankFailedError
 from zerort.testing import run_threads
 from zerort.testing.group_contract import GroupContract
 
@@ -22,3 +27,33 @@ class TestThreads(GroupContract):
     @pytest.fixture()
     def on_ranks(self, size):
         return lambda body: run_threads(size, body)
+
+
+def test_a_missing_thread_is_named():
+    stories = {}
+
+    def body(group):
+        group.barrier(name="before").wait()
+        if group.rank == 1:
+            time.sleep(1.0)
+        with pytest.raises(CollectiveTimeoutError) as caught:
+            group.all_reduce(np.ones(2), name="loss").wait()
+        stories[group.rank] = str(caught.value)
+
+    run_threads(3, body, options=GroupOptions(timeout=0.3))
+    for rank in (0, 2):
+        assert "got no rank 1." in stories[rank]
+        assert "rank 1: missing; last in #0 barrier() 'before'" in stories[rank]
+    assert "got it later" in stories[1]
+
+
+def test_a_thread_that_left_is_noticed_at_once():
+    def body(group):
+        if group.rank == 0:
+            return
+        with pytest.raises(RankFailedError, match="rank 0: gone"):
+            group.barrier().wait()
+
+    began = time.monotonic()
+    run_threads(3, body, options=GroupOptions(timeout=30))
+    assert time.monotonic() - began < 10

@@ -80,8 +80,8 @@ class HierarchicalTransport(MpiTransport):
         try:
             step()
         except CollectiveError as error:
-            self.broken = error
             self.leave()  # the other hosts wait for this one over MPI: they must not wait in vain
+            self.broken = error
             raise
 
     # -- moving ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from zerort.comm.call import Call, describe_header
 from zerort.comm.exchange import Alarm, Exchange, Interrupted
 from zerort.comm.geometry import Geometry, even_part, split_evenly
 from zerort.comm.transport import Transport
-from zerort.comm.verdict import Sighting, missing_error
+from zerort.comm.verdict import Sighting, late_error, missing_error
 from zerort.config import GroupOptions
 from zerort.native.rendezvous import AGREED_BYTES
 from zerort.typing import Array
@@ -63,10 +63,13 @@ class MpiTransport(Transport):
     def meet(self, call: Call) -> None:
         """Gather every rank's header and compare them."""
         self._sequence = call.sequence
-        self._exchange.listen()
         try:
             headers = self._exchange.all_gather_bytes(call.header(), sequence=call.sequence)
         except Interrupted:
+            self._give_up(call)
+        # A rank that comes late still finds the others' headers, but they have given up and gone: their alarms tell.
+        self._exchange.listen()
+        if any(alarm.reason == "gave up" for alarm in self._exchange.alarms.values()):
             self._give_up(call)
         self._headers, self._met_at = headers, time.monotonic()
         if call.complaint or any(header[:AGREED_BYTES] != headers[0][:AGREED_BYTES] for header in headers):
@@ -122,14 +125,10 @@ class MpiTransport(Transport):
                     process=f"host {self.hosts[rank]}",
                 )
             )
-        record = self.flights.dump(self.options.flight_dir, rank=self.rank, reason="a rank is missing")
-        self.broken = missing_error(
-            self.title,
-            call,
-            waited=time.monotonic() - self._met_at if self._headers else self.options.timeout,
-            sightings=sightings,
-            record=record,
-        )
+        if all(seen.arrived for seen in sightings):
+            self.broken = late_error(**self.facts(call), rank=self.rank)
+        else:
+            self.broken = missing_error(**self.facts(call), sightings=sightings)
         raise self.broken
 
     # -- moving ----------------------------------------------------------------------------------------------------------
@@ -244,7 +243,7 @@ class MpiTransport(Transport):
 
     def leave(self) -> None:
         """Sound an alarm: whoever waits for this rank learns that it has left."""
-        if not self._left and not MPI.Is_finalized():
+        if not self._left and self.broken is None and not MPI.Is_finalized():
             self._left = True
             self._exchange.sound(Alarm(self.rank, self._sequence + 1, "left", "close"))
 

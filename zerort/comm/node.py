@@ -25,7 +25,7 @@ from zerort import native, trace
 from zerort.comm.call import Call, describe_header
 from zerort.comm.geometry import even_part
 from zerort.comm.transport import Transport
-from zerort.comm.verdict import Sighting, missing_error
+from zerort.comm.verdict import Sighting, late_error, missing_error
 from zerort.comm.window import Window, create_file, map_file, page_aligned
 from zerort.config import GroupOptions
 from zerort.errors import SharedMemoryError
@@ -147,14 +147,14 @@ class NodeTransport(Transport):
                 # A last look: the missing rank may have come while this one looked around.
                 status = self._link.wait(0.0)
                 if status == WAITING:
-                    raise self._give_up(call, waited)
+                    raise self._give_up(call)
             else:
                 status = self._link.wait(min(_LOOK_AFTER, self.options.timeout - waited))
         if status == BROKEN:
-            raise self._give_up(call, time.monotonic() - began)
+            raise self._give_up(call)
         return status
 
-    def _give_up(self, call: Call, waited: float) -> Exception:
+    def _give_up(self, call: Call) -> Exception:
         sightings = []
         for slot in self._slots():
             last = ""
@@ -167,8 +167,10 @@ class NodeTransport(Transport):
                 )
             )
         self._link.give_up()
-        record = self.flights.dump(self.options.flight_dir, rank=self.rank, reason="a rank is missing")
-        self.broken = missing_error(self.title, call, waited=waited, sightings=sightings, record=record)
+        if sightings[self.rank].arrived:
+            self.broken = missing_error(**self.facts(call), sightings=sightings)
+        else:
+            self.broken = late_error(**self.facts(call), rank=self.rank)
         return self.broken
 
     def _slots(self) -> list[Any]:

@@ -15,7 +15,7 @@ from zerort import native
 from zerort.comm.call import Call
 from zerort.comm.geometry import even_part
 from zerort.comm.transport import Transport
-from zerort.comm.verdict import Sighting, missing_error
+from zerort.comm.verdict import Sighting, late_error, missing_error
 from zerort.config import GroupOptions
 from zerort.native.rendezvous import AGREED_BYTES
 from zerort.typing import Array
@@ -45,7 +45,7 @@ class Meeting:
             target = self.epoch + 1
             self.arrived[rank] = target
             self.seen[rank] = time.monotonic()
-            if all(arrived == target for arrived in self.arrived):
+            if all(arrived == target for arrived in self.arrived) and not self.broken:
                 self.epoch = target
                 self.moved.notify_all()
                 return True
@@ -155,7 +155,7 @@ class ThreadsTransport(Transport):
         return all(out is not None and outs[0] is not None and out.ctypes.data == outs[0].ctypes.data for out in outs)
 
     def _wait(self, call: Call) -> None:
-        meeting, began = self._meeting, time.monotonic()
+        meeting = self._meeting
         if meeting.wait_for_all(self.rank, self.options.timeout):
             return
         with meeting.moved:
@@ -173,9 +173,8 @@ class ThreadsTransport(Transport):
                     meeting.arrived, meeting.left, meeting.calls, meeting.seen, strict=True
                 )
             ]
-        record = self.flights.dump(self.options.flight_dir, rank=self.rank, reason="a rank is missing")
-        self.broken = missing_error(
-            self.title, call, waited=time.monotonic() - began, sightings=sightings, record=record
-        )
+        if sightings[self.rank].arrived and not all(seen.arrived for seen in sightings):
+            self.broken = missing_error(**self.facts(call), sightings=sightings)
+        else:
+            self.broken = late_error(**self.facts(call), rank=self.rank)
         raise self.broken
-

@@ -12,7 +12,7 @@ time. May import: errors, config, trace, comm.call, comm.geometry, comm.verdict.
 from __future__ import annotations
 
 import abc
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from zerort.comm.call import Call
 from zerort.comm.verdict import mismatch_error, tell_story
@@ -108,6 +108,11 @@ class Transport(abc.ABC):
     def details(self) -> str:
         """Say what a person would want to know of this transport beyond its kind."""
         return ""
+
+    def facts(self, call: Call) -> dict[str, Any]:
+        """Return what every error about a missing rank says, and keep the flight record that it names."""
+        record = self.flights.dump(self.options.flight_dir, rank=self.rank, reason="a rank is missing")
+        return {"group": self.title, "call": call, "waited": self.options.timeout, "record": record}
 
     def disagree(self, call: Call) -> CollectiveError | Exception:
         """Find out what every rank came with and return the error that says so."""

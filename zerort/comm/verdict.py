@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from zerort.comm.call import INVALID, Call
 from zerort.errors import CallError, CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, RankFailedError
 
-__all__ = ["Sighting", "missing_error", "mismatch_error", "tell_story"]
+__all__ = ["Sighting", "late_error", "missing_error", "mismatch_error", "tell_story"]
+
+
+_WAIT_LONGER = "If it is only slow, raise the timeout: GroupOptions(timeout=…) or ZERORT_TIMEOUT=seconds."
 
 
 def tell_story(call: Call) -> str:
@@ -61,7 +64,7 @@ class Sighting:
 
 
 def missing_error(
-    group: str, call: Call, *, waited: float, sightings: Sequence[Sighting], record: str | None
+    group: str, call: Call, *, waited: float, sightings: Sequence[Sighting], record: object
 ) -> CollectiveError:
     """Return the error for a collective at which not every rank arrived."""
     missing = [rank for rank, seen in enumerate(sightings) if not seen.arrived]
@@ -83,12 +86,19 @@ def missing_error(
     else:
         error = CollectiveTimeoutError
         head = f"Expected every rank of {group} at {what} within {waited:.1f} s, got no {_ranks(missing)}."
-        cure = (
-            "A rank that does not arrive is stuck, busy, or took a branch without this call. If it is only slow, raise the "
-            "timeout: GroupOptions(timeout=…) or ZERORT_TIMEOUT=seconds."
-        )
+        cure = f"A rank that does not arrive is stuck, busy, or took a branch without this call. {_WAIT_LONGER}"
     tail = [f"Flight record: {record}"] if record else []
     return error("\n".join([head, *lines, cure, *tail]))
+
+
+def late_error(group: str, call: Call, *, rank: int, waited: float, record: object) -> CollectiveError:
+    """Return the error for a rank that comes to a collective when the others have given up waiting for it."""
+    lines = [
+        f"Expected rank {rank} of {group} at #{call.sequence} {call.describe()} at {call.site} within {waited:.1f} s, "
+        "got it later: the others had given up waiting.",
+        f"This rank was stuck or busy before the call. {_WAIT_LONGER}",
+    ]
+    return CollectiveTimeoutError("\n".join([*lines, *([f"Flight record: {record}"] if record else [])]))
 
 
 def _ranks(ranks: Sequence[int]) -> str:

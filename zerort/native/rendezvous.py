@@ -168,6 +168,8 @@ class PythonRendezvous:
                 return WAITING
             polls += 1
             time.sleep(0 if polls < self._yields else 50e-6)
+        if self._words[_BROKEN_WORD // 4]:  # this rank came late: those it meets have given up and gone
+            return BROKEN
         if self._comparing:
             mine = self._header(self._rank)
             if any(self._header(r) != mine for r in range(self._size)):

@@ -220,6 +220,8 @@ class Rendezvous {
   }
 
   Status compare() const {
+    // A rank that comes late completes the meeting, but those it meets have given up and gone.
+    if (control_->broken.load(std::memory_order_acquire)) return Status::broken;
     if (comparing_)
       for (int r = 0; r < size_; r++)
         if (std::memcmp(call(r).header, call(rank_).header, kAgreedBytes) != 0) return Status::disagree;

@@ -1,0 +1,30 @@
+"""Jobs: scripts that tests start under mpirun in child processes, because they end, hang or break on purpose."""
+
+import textwrap
+
+import pytest
+
+from zerort.testing import run_job
+
+PRELUDE = """
+import json, os, signal, sys, time
+import numpy as np
+import zerort as zr
+from zerort.errors import *
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
+
+
+@pytest.fixture()
+def job(tmp_path):
+    """Run a script on some ranks: ``job(4, '''group = zr.open_group() …''')``."""
+
+    def run(ranks, code, *, timeout=60.0, env=None, args=()):
+        script = tmp_path / "job.py"
+        script.write_text(PRELUDE + textwrap.dedent(code))
+        environment = {"ZERORT_FLIGHT_DIR": str(tmp_path / "flights"), **(env or {})}
+        return run_job(ranks, [script, *args], timeout=timeout, env=environment, cwd=tmp_path)
+
+    return run

@@ -1,0 +1,143 @@
+"""What goes wrong around a job, not in it: the wrong mpirun, too little shared memory, ranks that ask for different things."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"])
+def test_an_mpirun_of_another_mpi_is_named(variable):
+    """That launcher leaves its variable, and the library knows nothing of it: each process is a world of one."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_COMM"))}
+    done = subprocess.run(
+        [sys.executable, "-c", "import zerort; zerort.open_group()"],
+        env={**clean, variable: "4"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "LauncherMismatchError: Expected a world of 4 ranks" in done.stderr
+    assert "4 worlds of one rank" in done.stderr
+    assert "Start with" in done.stderr
+
+
+def test_without_an_mpi_library_one_rank_works_and_several_are_told(tmp_path):
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("")
+    (tmp_path / "mpi4py" / "MPI.py").write_text("raise RuntimeError('cannot load MPI library')")
+    script = "import numpy, zerort; print(zerort.open_group().all_reduce(numpy.ones(2)).wait())"
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_COMM"))}
+    alone = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**clean, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert alone.stdout.strip() == "[1. 1.]", alone.stderr
+    several = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**clean, "PYTHONPATH": path, "PMI_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert several.returncode == 1
+    assert "BootstrapError: Expected an MPI library for the 2 ranks" in several.stderr
+    assert "pip install 'zerort[mpich]'" in several.stderr
+
+
+@pytest.fixture()
+def small_shm(tmp_path):
+    """Yield a directory with 1 MiB of shared memory."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    where = tmp_path / "shm"
+    where.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(where)], check=False)
+    if mounted.returncode:
+        pytest.skip("this container may not mount a file system")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
+
+
+def test_too_little_shared_memory_is_said_on_every_rank(job, small_shm):
+    code = """
+    options = zr.GroupOptions.from_environment(staging_nbytes=65536)
+    group = zr.open_group(options=options)
+    try:
+        group.empty(1 << 20, "float32")
+    except SharedMemoryError as error:
+        say("rank", group.rank, "raised", error)
+    say("still", group.all_reduce(np.ones(1)).wait()[0])
+    small = group.empty(100, "float32")
+    small[:] = 1
+    say("small", group.all_reduce(small).wait()[0])
+    """
+    result = job(3, code, env={"ZERORT_SHM_DIR": str(small_shm)})
+    assert result.code == 0, result.output
+    assert result.output.count("raised Expected room for 12,582,912 bytes of shared memory") == 3, result.output
+    assert result.output.count("--shm-size") == 3
+    assert result.output.count("still 3.0") == 3
+    assert result.output.count("small 3.0") == 3
+    assert not list(small_shm.iterdir())
+
+
+def test_no_room_even_to_meet_fails_on_every_rank(job, small_shm):
+    (small_shm / "filler").write_bytes(bytes(1 << 20))
+    code = """
+    try:
+        zr.open_group()
+    except SharedMemoryError as error:
+        say("raised", error)
+    """
+    result = job(2, code, env={"ZERORT_SHM_DIR": str(small_shm)})
+    assert result.output.count("raised Expected room for") == 2, result.output
+    assert not [path for path in small_shm.iterdir() if path.name != "filler"]
+
+
+def test_ranks_must_want_the_same_kind(job):
+    code = """
+    from mpi4py import MPI
+    try:
+        zr.open_group(kind="node" if MPI.COMM_WORLD.rank else "mpi")
+    except BootstrapError as error:
+        say("raised", error)
+    """
+    result = job(3, code)
+    assert result.output.count("raised Expected one kind of group on all ranks, got rank 0: mpi, rank 1: node") == 3
+
+
+def test_a_bad_variable_is_named(job):
+    code = """
+    try:
+        zr.open_group()
+    except CallError as error:
+        say("raised", error)
+    """
+    result = job(2, code, env={"ZERORT_TIMEOUT": "soon"})
+    assert result.output.count("raised Expected ZERORT_TIMEOUT to be seconds above 0, got 'soon'.") == 2, result.output
+
+
+def test_importing_zerort_imports_no_mpi_and_no_framework():
+    script = textwrap.dedent(
+        """
+        import sys
+        import numpy
+        import time
+        began = time.perf_counter()
+        import zerort
+        heavy = [name for name in ("mpi4py.MPI", "cupy", "torch", "jax", "numba", "rich") if name in sys.modules]
+        print(heavy)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

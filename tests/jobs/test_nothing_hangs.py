@@ -1,0 +1,169 @@
+"""A rank that is late, gone, killed or raising never leaves the others waiting for ever."""
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+OPEN = """
+kind = sys.argv[1]
+options = zr.GroupOptions.from_environment(timeout=2.0)
+if kind == "hierarchical":
+    from mpi4py import MPI
+    from zerort.comm.bootstrap import best_transport
+    from zerort.comm.failure import abort_job_on_exception
+    abort_job_on_exception()
+    world = MPI.COMM_WORLD
+    machine = world.Split(world.rank // 2, world.rank)
+    group = zr.Group(best_transport(world, name="world", options=options, kind=kind, machine=machine))
+else:
+    group = zr.open_group(kind=kind, options=options)
+"""
+
+KINDS = ["node", pytest.param("mpi", id="over-mpi"), "hierarchical"]  # pytest-mpi takes an id "mpi" for its marker
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_rank_is_named_with_what_it_last_did(job, kind, tmp_path):
+    code = OPEN + """
+group.all_reduce(np.ones(3), name="before").wait()
+if group.rank == 1:
+    time.sleep(5)
+try:
+    group.all_reduce(np.ones(8), name="loss").wait()
+except CollectiveTimeoutError as error:
+    say("rank", group.rank, "raised", json.dumps(str(error)))
+except RankFailedError as error:
+    say("rank", group.rank, "failed", json.dumps(str(error)))
+try:
+    group.barrier()
+except CollectiveError as error:
+    say("rank", group.rank, "refused", error)
+group.close()
+say("rank", group.rank, "done")
+"""
+    result = job(4, code, args=[kind])
+    assert not result.timed_out, result.output
+    assert result.output.count("done") == 4, result.output
+    assert result.output.count("refused") == 4, result.output
+    raised = dict(re.findall(r"rank (\d) raised (.*)", result.output))
+    assert set(raised) == {"0", "1", "2", "3"}, result.output
+    assert "got it later: the others had given up waiting" in json.loads(raised["1"])
+    for text in (json.loads(raised[rank]) for rank in "023"):
+        assert "got no rank 1." in text
+        assert "rank 1: missing; last in #0 all_reduce(float64[3], sum) 'before' at" in text
+        assert "all_reduce(float64[8], sum) 'loss' at" in text
+        assert "ZERORT_TIMEOUT" in text
+        record = json.loads(Path(re.search(r"Flight record: (\S+)", text).group(1)).read_text())
+        assert "all_reduce" in json.dumps(record)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_leaves_is_noticed_at_once(job, kind):
+    code = OPEN.replace("timeout=2.0", "timeout=40.0") + """
+group.barrier().wait()
+if group.rank == 2:
+    group.close()
+    say("rank 2 left")
+    sys.exit(0)
+began = time.monotonic()
+try:
+    group.all_reduce(np.ones(8)).wait()
+except RankFailedError as error:
+    say("rank", group.rank, "noticed after", round(time.monotonic() - began, 1), "rank 2: gone" in str(error))
+"""
+    result = job(4, code, args=[kind])
+    noticed = re.findall(r"rank (\d) noticed after ([\d.]+) True", result.output)
+    assert sorted(rank for rank, _ in noticed) == ["0", "1", "3"], result.output
+    assert max(float(seconds) for _, seconds in noticed) < 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unhandled_exception_ends_the_job(job, kind):
+    code = OPEN.replace("timeout=2.0", "timeout=300.0") + """
+group.barrier().wait()
+if group.rank == 1:
+    raise ZeroDivisionError("batch 17 was empty")
+group.all_reduce(np.ones(8)).wait()
+say("got through")
+"""
+    began = time.monotonic()
+    result = job(3, code, args=[kind])
+    assert result.code not in (0, 124), result.output
+    assert time.monotonic() - began < 30
+    assert "[rank 1] ZeroDivisionError: batch 17 was empty" in result.output
+    assert "got through" not in result.output
+
+
+def test_an_exception_on_a_thread_ends_the_job(job):
+    code = """
+import threading
+group = zr.open_group(options=zr.GroupOptions(timeout=300.0))
+group.barrier().wait()
+if group.rank == 0:
+    threading.Thread(target=lambda: 1 / 0).start()
+group.barrier().wait() if group.rank else time.sleep(100)
+"""
+    result = job(2, code)
+    assert result.code not in (0, 124), result.output
+    assert "[rank 0] ZeroDivisionError" in result.output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_rank_ends_the_job_and_leaves_nothing_behind(job, kind):
+    code = OPEN.replace("timeout=2.0", "timeout=300.0") + """
+array = group.empty(1 << 20, "float32")
+for step in range(1000000):
+    if group.rank == 1 and step == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.all_reduce(array, out=array, reduction="max").wait()
+"""
+    result = job(3, code, args=[kind])
+    assert result.code not in (0, 124), result.output
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("zerort-")]  # MPICH leaves its own
+
+
+def test_a_stuck_job_is_ended_with_every_ranks_stacks(job):
+    code = """
+group = zr.open_group()
+def wait_for_godot():
+    while True:
+        time.sleep(0.1)
+wait_for_godot()
+"""
+    result = job(2, code, timeout=4.0)
+    assert result.timed_out
+    assert result.output.count("in wait_for_godot") == 2, result.output
+
+
+def test_ranks_that_do_not_open_the_group_end_the_job(job):
+    code = """
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 1:
+    time.sleep(30)
+zr.open_group(options=zr.GroupOptions(timeout=2.0))
+"""
+    result = job(2, code, timeout=25.0)
+    assert result.code not in (0, 124), result.output
+    assert "Every rank must call open_group" in result.output
+
+
+def test_deadlines_hold_inside_a_collective(job):
+    """A rank that dies between meeting and parting is noticed by those who wait at the parting."""
+    code = """
+import threading
+group = zr.open_group(options=zr.GroupOptions(timeout=3.0))
+array = group.empty(100, "float32")
+if group.rank == 1:
+    group._transport.part = lambda call: time.sleep(6)
+try:
+    group.all_reduce(array, out=array).wait()
+    say("through")
+except CollectiveError as error:
+    say("rank", group.rank, type(error).__name__)
+"""
+    result = job(2, code)
+    assert "rank 0 CollectiveTimeoutError" in result.output, result.output

@@ -1,0 +1,97 @@
+"""What the doctor finds about Python, NumPy, our kernels, GPUs and the environment. May import: native, config."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerort import native
+from zerort.cli.checkup import Finding, bad, ok, warn
+from zerort.cli.machine import core_count
+from zerort.cli.probe import answer_of
+from zerort.cli.ranks import run_here
+from zerort.config import ENVIRONMENT, GroupOptions
+from zerort.errors import CallError
+
+__all__ = ["KNOWN_VARIABLES", "check_software", "group_options"]
+
+KNOWN_VARIABLES = (*ENVIRONMENT, "ZERORT_NATIVE")
+"""Every environment variable that zerort reads."""
+
+
+def group_options() -> GroupOptions:
+    """Return the options that the environment asks for; the defaults if it asks for nonsense."""
+    try:
+        return GroupOptions.from_environment()
+    except CallError:
+        return GroupOptions()
+
+
+def check_software() -> Iterator[Finding]:
+    """Yield what is found about everything that was installed beside MPI."""
+    version = platform.python_version()
+    if sys.version_info >= (3, 10):
+        yield ok("python", f"{version}, {sys.executable}")
+    else:
+        yield bad("python", version, cure="Use Python 3.10 or newer.")
+    system = f"{platform.system()} {platform.release()} {platform.machine()}, {core_count()} cores"
+    if sys.platform == "linux":
+        yield ok("platform", system)
+    else:
+        yield bad("platform", system, cure="Run on Linux: shared windows need /dev/shm and futexes.")
+    yield ok("numpy", np.__version__)
+    if native.AVAILABLE:
+        yield ok("kernels", native.describe())
+    else:
+        yield warn(
+            "kernels",
+            native.describe().split(". ")[0],
+            cure="Install a C++ compiler and reinstall zerort, or unset ZERORT_NATIVE; the NumPy forms are slower.",
+        )
+    yield from _check_environment()
+    yield _check_gpus()
+
+
+def _check_environment() -> Iterator[Finding]:
+    given = {name: text for name, text in sorted(os.environ.items()) if name.startswith("ZERORT_")}
+    known = {name: text for name, text in given.items() if name in KNOWN_VARIABLES}
+    try:
+        GroupOptions.from_environment()
+    except CallError as error:
+        yield bad("environment", str(error), cure="Correct or unset the variable.")
+    else:
+        yield ok(
+            "environment", ", ".join(f"{name}={text}" for name, text in known.items()) or "no ZERORT_ variable set"
+        )
+    for name in given.keys() - known.keys():
+        close = difflib.get_close_matches(name, KNOWN_VARIABLES, n=1)
+        meant = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(KNOWN_VARIABLES)}."
+        yield warn("environment", f"{name} is set, and nothing reads it", cure=f"{meant} Rename or unset it.")
+
+
+def _check_gpus() -> Finding:
+    if importlib.util.find_spec("cupy") is None:
+        return ok("gpu", "no CuPy: none, host only")
+    found = run_here(["-m", "zerort.cli.probe", "gpu"], timeout=120)
+    answer = answer_of(found.out)
+    if answer is None:
+        why = (found.errors.strip().splitlines() or ["no answer"])[-1]
+        return warn(
+            "gpu",
+            f"CuPy is installed, but does not work: {why}",
+            cure="Install the CuPy of your CUDA (pip install 'zerort[cuda12]' or 'zerort[cuda13]') and its driver.",
+        )
+    if not answer["gpus"]:
+        return warn("gpu", f"CuPy {answer['cupy']}, but no GPU", cure="Check nvidia-smi and CUDA_VISIBLE_DEVICES.")
+    text = f"CuPy {answer['cupy']}, {len(answer['gpus'])} × {answer['gpus'][0]}"
+    if answer["nccl"] is None:
+        return warn(
+            "gpu", f"{text}, no NCCL", cure="Install NCCL: python -m cupyx.tools.install_library --library nccl."
+        )
+    return ok("gpu", f"{text}, NCCL {answer['nccl']}")

@@ -1,0 +1,122 @@
+"""Start ranks from a process that is none itself, and end them whatever happens.
+
+The launcher and all it starts live in a session of their own. However this process leaves (Ctrl-C, SIGTERM, a timeout, an
+error), the launcher is asked to end its ranks, and what is left of that session a little later is killed. May import: comm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from zerort.comm.environment import find_launcher
+
+__all__ = ["Finished", "launched_rank", "run_here", "run_ranks"]
+
+_GRACE = 5.0
+"""Seconds that a launcher gets to end its ranks."""
+
+
+class Finished(NamedTuple):
+    """How a command ended."""
+
+    code: int | None
+    """Its exit code; None if its time was up."""
+    out: str
+    """What it printed, if that was captured."""
+    errors: str
+    """What it complained, if that was captured."""
+
+
+def launched_rank() -> int | None:
+    """Return the number that a launcher gave this process, before any MPI library is loaded; None without a launcher."""
+    for variable in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"):
+        if os.environ.get(variable, "").isdecimal():
+            return int(os.environ[variable])
+    return None
+
+
+def run_ranks(ranks: int, words: list[str], *, capture: bool = False, timeout: float | None = None) -> Finished:
+    """Run ``python words…`` on ``ranks`` ranks of this machine and wait for their end.
+
+    Args:
+        ranks: How many to start.
+        words: What this Python gets as arguments.
+        capture: Keep what they print instead of letting it through.
+        timeout: Seconds after which they are ended; None waits for ever.
+
+    Raises:
+        BootstrapError: There is no launcher.
+    """
+    return _run([*find_launcher().command(ranks), sys.executable, *words], capture=capture, timeout=timeout)
+
+
+def run_here(words: list[str], *, timeout: float) -> Finished:
+    """Run ``python words…`` as one process, without a launcher, and keep what it prints."""
+    return _run([sys.executable, *words], capture=True, timeout=timeout)
+
+
+def _run(command: list[str], *, capture: bool, timeout: float | None) -> Finished:
+    pipe = subprocess.PIPE if capture else None
+    with _sigterm_as_exit():
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            out, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            out, errors = process.communicate()
+            return Finished(None, out or "", errors or "")
+        except BaseException:
+            _end(process)
+            raise
+    return Finished(process.returncode, out or "", errors or "")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE)
+    for pid in _session(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _session(leader: int) -> Iterator[int]:
+    """Yield the processes whose session ``leader`` leads: those that it started, and theirs."""
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            with contextlib.suppress(OSError):
+                if os.getsid(int(entry)) == leader:
+                    yield int(entry)
+
+
+@contextlib.contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Let SIGTERM leave through the same door as Ctrl-C: a killed parent must not leave ranks behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    earlier = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)

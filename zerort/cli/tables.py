@@ -1,0 +1,118 @@
+"""Tables for people, in nccl-tests' order of columns. May import: rich, cli.rows, cli.footprint, config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from zerort.cli.footprint import Footprint
+from zerort.cli.machine import machine_lines
+from zerort.cli.rows import Row, Side
+from zerort.config import format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["collectives_head", "collectives_legend", "collectives_table", "new_table"]
+
+_NONE = "–"
+_SIDE = (("time\nµs", 9), ("algbw\nGB/s", 7), ("busbw\nGB/s", 7), ("#wrong\n", 6))
+
+
+def collectives_head(machine: dict[str, Any]) -> list[str]:
+    """Return the lines above the tables."""
+    arrays = {"window": "in the node's window (group.empty)", "own": "plain NumPy arrays"}[machine["arrays"]]
+    return [
+        *machine_lines(machine),
+        f"# MPI: {machine['mpi'] or 'none'}",
+        f"# {machine['group']}",
+        f"# {machine['ranks']} ranks on {machine['cores']} cores; our arrays {arrays}",
+        f"# memory limit: {machine['limit_gbs']:.1f} GB/s (in-place a += b, fp32, all ranks at once)",
+    ]
+
+
+def new_table(title: str) -> Table:
+    """Return an empty table in the house's style."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+
+
+def collectives_table(title: str, rows: Sequence[Row], *, compare: bool) -> Table:
+    """Return the table of one operation."""
+    table = new_table(title)
+    for name, width in (("size\nB", 10), ("count\n", 10), ("dtype\n", 8), ("redop\n", 5)):
+        table.add_column(name, min_width=width, justify="right", no_wrap=True)
+    for group in ("out of place", "in place"):
+        for at, (name, width) in enumerate(_SIDE):
+            table.add_column(f"{'' if at else group}\n{name}", min_width=width, justify="right", no_wrap=True)
+    if compare:
+        table.add_column("MPI\ntime\nµs", min_width=9, justify="right", no_wrap=True)
+        table.add_column("\nbusbw\nGB/s", min_width=7, justify="right", no_wrap=True)
+        table.add_column("MPI /\nours\n×", min_width=6, justify="right", no_wrap=True, style="bold")
+    table.add_column("of the\nmemory\nlimit", min_width=6, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [str(row.nbytes), str(row.count), row.dtype, row.redop, *_side(row.out_of_place), *_side(row.in_place)]
+        if compare:
+            theirs = row.mpi_best
+            cells += ["n/a"] * 3 if theirs is None else [_time(theirs), _bandwidth(theirs.busbw), _ratio(row.ratio)]
+        cells.append(_NONE if row.fraction is None else f"{row.fraction:.0%}")
+        table.add_row(*cells, style="red" if row.wrong else None)
+    return table
+
+
+def collectives_legend(rows: Sequence[Row], footprint: Footprint | None, *, compare: bool) -> list[str]:
+    """Return the lines below the tables."""
+    wrong = sum(row.wrong for row in rows)
+    lines = [
+        "# time: median of 7 repetitions, each the mean over many iterations on the slowest rank. algbw = size / time;",
+        "#   busbw = algbw × (n-1)/n for all_gather, reduce_scatter, all_to_all, × 2(n-1)/n for all_reduce, × 1 for the others.",
+    ]
+    if compare:
+        lines.append(
+            "# MPI: its own call on plain arrays, interleaved with ours; the better of out of place and in place, for both."
+        )
+    lines += [
+        "# of the memory limit: bytes that must be read and written, over all ranks (reduce_scatter, reduce: (n+1)·S;",
+        "#   all_reduce, all_to_all: 2n·S; all_gather, broadcast: 2n·S, in place 2(n-1)·S), per second of our better time,",
+        "#   over the speed of an in-place a += b by all ranks at once, taken between the same repetitions.",
+        f"# wrong elements: {wrong}" + (" — THE DATA IS WRONG" if wrong else ""),
+    ]
+    if footprint is not None:
+        where = f"{footprint.ranks} ranks on {footprint.nodes} node{'s' * (footprint.nodes > 1)}"
+        lines.append(
+            f"# memory of a gather of {format_bytes(footprint.nbytes)} on {where} (growth of the sum of PSS): "
+            f"shared {_signed(footprint.shared_nbytes)}, copied out {_signed(footprint.copied_nbytes)}"
+        )
+    return lines
+
+
+def _side(side: Side | None) -> list[str]:
+    if side is None:
+        return [_NONE] * len(_SIDE)
+    return [_time(side), _bandwidth(side.algbw), _bandwidth(side.busbw), str(side.wrong)]
+
+
+def _time(side: Side) -> str:
+    return f"{side.time_us:.2f}" if side.time_us < 1000 else f"{side.time_us:.0f}"
+
+
+def _bandwidth(gbs: float) -> str:
+    return _NONE if gbs == 0 else f"{gbs:.2f}" if gbs < 1000 else f"{gbs:.0f}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return _NONE if ratio is None else f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
+
+
+def _signed(nbytes: int) -> str:
+    return f"{'-' if nbytes < 0 else '+'}{format_bytes(abs(nbytes))}"
