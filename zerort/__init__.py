@@ -9,6 +9,7 @@
 Importing this imports NumPy, and neither MPI nor any framework. The rooms are drawn in ``zerort/DESIGN.md``.
 """
 
+from zerort import trace
 from zerort.comm import Group, SharedShards, open_group
 from zerort.config import GroupOptions, Plan, Residence, Tier
 from zerort.device import HostDevice, HostStream, SlabPool, Ticket
@@ -31,4 +32,5 @@ __all__ = [
     "Ticket",
     "Tier",
     "open_group",
+    "trace",
 ]

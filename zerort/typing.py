@@ -1,7 +1,7 @@
 """The protocols that the rooms share: what a device, a stream and an event must be able to do.
 
-They are structural: `zerort.device.host` fulfils them with NumPy and threads, a CUDA device with CuPy. The contract suites
-in `zerort.testing` say what an implementation must hold beyond its signatures. Imports nothing of zerort.
+They are structural: `zerort.device.host` fulfils them with NumPy and threads, a CUDA device with CuPy. The contract
+suites in `zerort.testing` say what an implementation must hold beyond its signatures. Imports nothing of zerort.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Stream(Protocol):
 
     name: str
 
-    def submit(self, work: Callable[[], T], *, name: str = ..., keep: tuple[object, ...] = ..., eager: bool = ...) -> Any:
+    def submit(
+        self, work: Callable[[], T], *, name: str = ..., keep: tuple[object, ...] = ..., eager: bool = ...
+    ) -> Any:
         """Queue ``work`` and return its Ticket."""
 
     def synchronize(self) -> None:
@@ -67,4 +69,3 @@ class Device(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc: object) -> None: ...
-

@@ -17,7 +17,7 @@ def say(*words):
 """
 
 
-@pytest.fixture()
+@pytest.fixture
 def job(tmp_path):
     """Run a script on some ranks: ``job(4, '''group = zr.open_group() …''')``."""
 

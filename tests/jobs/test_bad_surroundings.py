@@ -1,4 +1,4 @@
-"""What goes wrong around a job, not in it: the wrong mpirun, too little shared memory, ranks that ask for different things."""
+"""What goes wrong around a job: the wrong mpirun, too little shared memory, ranks that ask for different things."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ def test_without_an_mpi_library_one_rank_works_and_several_are_told(tmp_path):
     assert "pip install 'zerort[mpich]'" in several.stderr
 
 
-@pytest.fixture()
+@pytest.fixture
 def small_shm(tmp_path):
     """Yield a directory with 1 MiB of shared memory."""
     if os.geteuid() != 0:

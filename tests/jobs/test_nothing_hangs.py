@@ -28,7 +28,9 @@ KINDS = ["node", pytest.param("mpi", id="over-mpi"), "hierarchical"]  # pytest-m
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_rank_is_named_with_what_it_last_did(job, kind, tmp_path):
-    code = OPEN + """
+    code = (
+        OPEN
+        + """
 group.all_reduce(np.ones(3), name="before").wait()
 if group.rank == 1:
     time.sleep(5)
@@ -45,6 +47,7 @@ except CollectiveError as error:
 group.close()
 say("rank", group.rank, "done")
 """
+    )
     result = job(4, code, args=[kind])
     assert not result.timed_out, result.output
     assert result.output.count("done") == 4, result.output
@@ -63,7 +66,9 @@ say("rank", group.rank, "done")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_leaves_is_noticed_at_once(job, kind):
-    code = OPEN.replace("timeout=2.0", "timeout=40.0") + """
+    code = (
+        OPEN.replace("timeout=2.0", "timeout=40.0")
+        + """
 group.barrier().wait()
 if group.rank == 2:
     group.close()
@@ -75,6 +80,7 @@ try:
 except RankFailedError as error:
     say("rank", group.rank, "noticed after", round(time.monotonic() - began, 1), "rank 2: gone" in str(error))
 """
+    )
     result = job(4, code, args=[kind])
     noticed = re.findall(r"rank (\d) noticed after ([\d.]+) True", result.output)
     assert sorted(rank for rank, _ in noticed) == ["0", "1", "3"], result.output
@@ -83,13 +89,16 @@ except RankFailedError as error:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unhandled_exception_ends_the_job(job, kind):
-    code = OPEN.replace("timeout=2.0", "timeout=300.0") + """
+    code = (
+        OPEN.replace("timeout=2.0", "timeout=300.0")
+        + """
 group.barrier().wait()
 if group.rank == 1:
     raise ZeroDivisionError("batch 17 was empty")
 group.all_reduce(np.ones(8)).wait()
 say("got through")
 """
+    )
     began = time.monotonic()
     result = job(3, code, args=[kind])
     assert result.code not in (0, 124), result.output
@@ -114,13 +123,16 @@ group.barrier().wait() if group.rank else time.sleep(100)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_rank_ends_the_job_and_leaves_nothing_behind(job, kind):
-    code = OPEN.replace("timeout=2.0", "timeout=300.0") + """
+    code = (
+        OPEN.replace("timeout=2.0", "timeout=300.0")
+        + """
 array = group.empty(1 << 20, "float32")
 for step in range(1000000):
     if group.rank == 1 and step == 20:
         os.kill(os.getpid(), signal.SIGKILL)
     group.all_reduce(array, out=array, reduction="max").wait()
 """
+    )
     result = job(3, code, args=[kind])
     assert result.code not in (0, 124), result.output
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("zerort-")]  # MPICH leaves its own

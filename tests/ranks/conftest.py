@@ -6,6 +6,7 @@ Run with ``python -m zerort.testing 1 2 3 4 8 -- tests/ranks``: each size is one
 import faulthandler
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from mpi4py import MPI
@@ -14,6 +15,7 @@ from zerort.comm.failure import abort_job_on_exception
 from zerort.config import GroupOptions
 
 WORLD = MPI.COMM_WORLD
+NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115 (open until the process ends)
 
 faulthandler.register(signal.SIGUSR1, all_threads=True)
 abort_job_on_exception()
@@ -22,7 +24,7 @@ abort_job_on_exception()
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
     if WORLD.rank > 0:  # eight reports of one run help nobody; failures go through rank 0
-        config.pluginmanager.get_plugin("terminalreporter")._tw._file = open(os.devnull, "w")
+        config.pluginmanager.get_plugin("terminalreporter")._tw._file = NOWHERE
 
 
 @pytest.hookimpl(wrapper=True)

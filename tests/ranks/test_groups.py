@@ -22,7 +22,7 @@ def group(request, options):
 
 
 class ProcessContract(GroupContract):
-    @pytest.fixture()
+    @pytest.fixture
     def on_ranks(self, group):
         return lambda body: body(group)
 

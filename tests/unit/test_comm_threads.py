@@ -13,7 +13,7 @@ from zerort.testing.group_contract import GroupContract
 
 
 class TestSolo(GroupContract):
-    @pytest.fixture()
+    @pytest.fixture
     def on_ranks(self):
         def run(body):
             with open_group(kind="solo") as group:
@@ -24,7 +24,7 @@ class TestSolo(GroupContract):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8], scope="class")
 class TestThreads(GroupContract):
-    @pytest.fixture()
+    @pytest.fixture
     def on_ranks(self, size):
         return lambda body: run_threads(size, body)
 

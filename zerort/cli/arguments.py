@@ -1,7 +1,7 @@
 """Read the words of the command line: sizes, counts, lists of names, files to write.
 
-Each function turns text into a value or raises ``argparse.ArgumentTypeError``, which argparse prints as one line and exit
-code 2. May import: config, errors, native.dtypes.
+Each function turns text into a value or raises ``argparse.ArgumentTypeError``, which argparse prints as one line, with
+exit code 2. May import: config, errors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,20 @@ from pathlib import Path
 from zerort.config import parse_bytes
 from zerort.errors import CallError
 
-__all__ = ["names_of", "output_file", "parse_numel", "parse_ranks", "parse_seconds", "parse_sizes"]
+__all__ = [
+    "UsageError",
+    "names_of",
+    "output_file",
+    "parse_numel",
+    "parse_ranks",
+    "parse_seconds",
+    "parse_sizes",
+]
+
+
+class UsageError(Exception):
+    """The words of the command line make no sense together; exit code 2."""
+
 
 _POWERS = {"": 0, "K": 3, "M": 6, "G": 9}
 _NUMEL = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)", re.IGNORECASE | re.ASCII)

@@ -18,6 +18,7 @@ from typing import Any
 
 from zerort import trace
 from zerort.cli import tables
+from zerort.cli.arguments import UsageError
 from zerort.cli.buffers import Buffers, NoRoom
 from zerort.cli.footprint import Footprint, measure_footprint
 from zerort.cli.limits import MemoryLimit
@@ -45,10 +46,10 @@ def run_collectives(options: argparse.Namespace, words: list[str]) -> int:
         raise CallError("--plot: Expected matplotlib, got none. Install it: pip install 'zerort[plot]'.")
     if launched_size() is None:
         code = run_ranks(options.ranks or 2, ["-m", "zerort", *words, *Screen.words()]).code
-        return 0 if code == 0 else 1
+        return code if code in (0, 2) else 1
     world = World()
     if options.ranks not in (None, world.size):
-        raise CallError(f"--ranks: Expected the {world.size} ranks that the launcher started, got {options.ranks}.")
+        raise UsageError(f"--ranks: Expected the {world.size} ranks that the launcher started, got {options.ranks}.")
     if options.compare and world.mpi is None:
         raise BootstrapError(
             "--compare mpi: Expected an MPI library, got none. Install one: pip install 'zerort[mpich]'."
@@ -56,6 +57,8 @@ def run_collectives(options: argparse.Namespace, words: list[str]) -> int:
     if options.trace is not None:
         trace.enable()
     with open_group(kind=options.kind) as group:
+        if group.size != world.size:
+            raise UsageError(f"--kind {options.kind}: Expected one rank, got {world.size}. Use --ranks 1.")
         screen = Screen(options.screen, shown=world.rank == 0)
         return _Bench(options, group, world, screen).run()
 
@@ -89,12 +92,12 @@ class _Bench:
         self._buffers.free()
         for size, why in self._skipped.items():
             screen.print(f"# skipped {format_bytes(size)}: {why}")
+        if not rows:
+            raise SharedMemoryError(f"Expected a size that fits, got none. {next(iter(self._skipped.values()), '')}")
         footprint = self._footprint()
         for line in tables.collectives_legend(rows, footprint, compare=bool(options.compare)):
             screen.print(line)
         self._save(machine, rows, footprint)
-        if not rows:
-            raise SharedMemoryError(f"Expected a size that fits, got none. {next(iter(self._skipped.values()), '')}")
         return 1 if any(row.wrong for row in rows) else 0
 
     def _describe(self) -> dict[str, Any]:
@@ -229,7 +232,7 @@ class _Bench:
                 "skipped": [{"nbytes": size, "why": why} for size, why in self._skipped.items()],
             }
             write_json(Path(options.json), document)
-        if options.plot is not None and rows:
+        if options.plot is not None:
             from zerort.cli.plots import draw_collectives
 
             draw_collectives(options.plot, rows, machine)

@@ -1,6 +1,6 @@
 """``zerort bench optimizer``: fused steps against the memory limit, their NumPy forms and torch, in one process.
 
-All of one optimizer's forms and the limit are timed in turn, repetition by repetition. May import: everything of cli, native.
+All of one optimizer's forms and the limit are timed in turn, repetition by repetition. May import: everything of cli.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _table(rows: list[OptimizerRow]) -> Table:
     table = new_table(f"{rows[0].numel:,} parameters")
     table.add_column("step", no_wrap=True)
     heads = ("bytes per\nelement", "ours\nms", "\nGelem/s", "\nGB/s", "memory\nlimit GB/s", "of the\nlimit")
-    for head in (*heads, "NumPy\nms", "NumPy /\nours ×", "torch\nms", "torch /\nours ×"):
+    for head in (*heads, "NumPy\nms", "NumPy /\nours", "torch\nms", "torch /\nours"):
         table.add_column(head, justify="right", no_wrap=True, min_width=7)
     for row in rows:
         table.add_row(

@@ -1,8 +1,8 @@
 """`Buffers`: the arrays that a benchmark works on, made once per size and used for every operation.
 
-The first touch of memory runs at 1–2 GB/s: what is measured is touched before. A size for which there is no room is refused
-with the reason, on every rank alike, before anything is allocated: a tmpfs promises more than the machine has. May import:
-comm, native.
+The first touch of memory runs at 1–2 GB/s: what is measured is touched before. A size for which there is no room is
+refused with the reason, on every rank alike, before anything is allocated: a tmpfs promises more than the machine has.
+May import: comm.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerort import native
 from zerort.cli.world import World
 from zerort.comm import Group
 from zerort.config import format_bytes
@@ -94,18 +93,18 @@ class Buffers:
         return max(hosts.count(host) for host in hosts)
 
     def _pair(self, nbytes: int, *, window: bool) -> Pair:
-        made: list[Array] = []
-        try:
-            for _ in Pair._fields:
-                made.append(self._group.empty(nbytes, np.uint8) if window else np.empty(nbytes, np.uint8))
-        except SharedMemoryError:
-            for array in made:
-                self._group.free(array)
-            raise
-        for array in made:
+        if window:
+            full = self._group.empty(nbytes, np.uint8)
+            try:
+                pair = Pair(full, self._group.empty(nbytes, np.uint8))
+            except SharedMemoryError:
+                self._group.free(full)
+                raise
+        else:
+            pair = Pair(np.empty(nbytes, np.uint8), np.empty(nbytes, np.uint8))
+        for array in pair:
             array[:] = 1
-            native.touch(array)
-        return Pair(*made)
+        return pair
 
 
 def _part(pair: Pair, nbytes: int) -> Pair:

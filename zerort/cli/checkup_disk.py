@@ -1,7 +1,7 @@
 """What the doctor finds about a disk: room, O_DIRECT, and how fast blocks are written and read.
 
-Blocks go through `os.pwritev` and `os.preadv` on a few threads, past the page cache where the file system allows that. The
-file is unlinked as soon as it is open: nothing is left behind, however the doctor ends. May import: config.
+Blocks go through `os.pwritev` and `os.preadv` on a few threads, past the page cache where the file system allows that.
+The file is unlinked as soon as it is open: nothing is left behind, however the doctor ends. May import: config.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -16,7 +17,10 @@ __all__ = ["check_shared_memory"]
 _LEAST = 64 * 1024**2
 _ENOUGH = 1024**3
 _SETTLED = 60.0
-"""Seconds. Files of a running job live for milliseconds; older ones belong to nobody."""
+"""Seconds. Files of ours live for milliseconds, and a job that starts maps MPI's at once."""
+
+_NAMES = ("zerort-", "mpich_shm_", "vader_segment", "sm_segment")
+"""How files of ours, MPICH's and Open MPI's begin."""
 
 
 def check_shared_memory(options: GroupOptions) -> Iterator[Finding]:
@@ -41,19 +45,32 @@ def check_shared_memory(options: GroupOptions) -> Iterator[Finding]:
 
 
 def _check_leftovers(directory: str) -> Finding:
-    count = nbytes = 0
+    found = {}
     for entry in os.scandir(directory):
-        try:
+        with contextlib.suppress(OSError):  # gone meanwhile
             status = entry.stat(follow_symlinks=False)
-        except OSError:  # gone meanwhile
-            continue
-        if entry.name.startswith("zerort-") and time.time() - status.st_mtime > _SETTLED:
-            count += 1
-            nbytes += status.st_blocks * 512
-    if not count:
+            settled = time.time() - status.st_mtime > _SETTLED
+            if entry.name.startswith(_NAMES) and settled and status.st_uid == os.getuid():
+                found[entry.path] = status.st_blocks * 512
+    for path in _mapped(directory):
+        found.pop(path, None)
+    if not found:
         return ok("leftovers", f"none in {directory}")
+    kinds = [name for name in _NAMES if any(os.path.basename(path).startswith(name) for path in found)]
     return warn(
         "leftovers",
-        f"{count} file{'s' * (count > 1)} of ended jobs in {directory}, {format_bytes(nbytes)}",
-        cure=f"rm {directory}/zerort-*",
+        f"{len(found)} file{'s' * (len(found) > 1)} of jobs that were killed in {directory}, "
+        f"{format_bytes(sum(found.values()))}",
+        cure=f"When no job runs: rm {' '.join(f'{directory}/{kind}*' for kind in kinds)}",
     )
+
+
+def _mapped(directory: str) -> Iterator[str]:
+    """Yield the files in ``directory`` that a process of this user has mapped."""
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/maps", encoding="utf-8", errors="replace") as maps:
+                for line in maps:
+                    at = line.find(f" {directory}/")
+                    if at >= 0:
+                        yield line[at + 1 :].rstrip("\n")

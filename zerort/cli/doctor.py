@@ -1,4 +1,4 @@
-"""``zerort doctor``: run every checkup, print each finding as it comes, and say by the exit code whether anything is bad.
+"""``zerort doctor``: run every checkup, print each finding as it comes, and tell by the exit code if one is bad.
 
 In a job, rank 0 examines and prints; the others only take part in opening the group. May import: everything of cli.
 """

@@ -1,7 +1,7 @@
 """The memory limit that everything is held against: an in-place ``a += b`` by all ranks at once.
 
-No loop that reads two streams and writes one of them moves more bytes here: 12 bytes per fp32 element, none of them in a
-cache, and no line is read only to be overwritten. May import: native.
+No loop that reads two streams and writes one of them moves more bytes here: 12 bytes per fp32 element, none of them in
+a cache, and no line is read only to be overwritten. May import: native.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 import zerort
-from zerort.cli.arguments import names_of, output_file, parse_numel, parse_ranks, parse_seconds, parse_sizes
+from zerort.cli.arguments import UsageError, names_of, output_file, parse_numel, parse_ranks, parse_seconds, parse_sizes
 from zerort.comm.bootstrap import KINDS
 from zerort.errors import ZerortError
 from zerort.native.dtypes import DTYPE_CODES
@@ -34,8 +34,8 @@ examples:
   zerort bench collectives --ops reduce_scatter --dtypes float32,bfloat16 --arrays own --plot rs.png
   mpirun -n 8 python -m zerort bench collectives --json result.json
 
-sizes: bytes of the full buffer (what all_gather delivers, what reduce_scatter takes), rounded down to whole elements for
-every rank; 64K,1M is a list and 4K..256M are 4K 16K 64K 256K 1M 4M 16M 64M 256M."""
+sizes: bytes of the full buffer (what all_gather delivers, what reduce_scatter takes), rounded down to whole elements
+for every rank; 64K,1M is a list, and 4K..256M are 4K 16K 64K 256K 1M 4M 16M 64M 256M."""
 
 _OPTIMIZER = """\
 Measure the fused optimizer steps on one thread against this machine's memory limit, their NumPy forms, and torch.
@@ -132,6 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = options.serve(options, words)
         sys.stdout.flush()
+    except UsageError as error:
+        return _say_why(error, code=2)
     except ZerortError as error:
         return _say_why(error)
     except OSError as error:
@@ -145,13 +147,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _say_why(error: Exception) -> int:
+def _say_why(error: Exception, *, code: int = 1) -> int:
     from zerort.cli.ranks import launched_rank
 
     # What ranks raise together reads the same everywhere: once is enough.
     if not launched_rank():
         print(f"zerort: {error}", file=sys.stderr, flush=True)
-    return 1
+    return code
 
 
 def _serve_doctor(options: argparse.Namespace, words: list[str]) -> int:

@@ -1,8 +1,8 @@
 """What ``bench collectives`` runs, as one table: who holds what, what must move, how MPI is asked for the same.
 
-S is the size of the full buffer in bytes, n the ranks; a share is S / n. As in nccl-tests, algbw = S / time and busbw is
-algbw times a factor that makes a ring's busbw its wire speed. `moved` counts what any implementation in shared memory must
-read and write, over all ranks; in place, a rank's own part need not move:
+S is the size of the full buffer in bytes, n the ranks; a share is S / n. As in nccl-tests, algbw = S / time, and busbw
+is algbw times a factor that makes a ring's busbw its wire speed. `moved` counts what any implementation in shared
+memory must read and write, over all ranks; in place, a rank's own part need not move:
 
     operation        source  out     busbw / algbw   moved          moved in place
     all_gather       share   full    (n-1)/n         2·n·S          2·(n-1)·S

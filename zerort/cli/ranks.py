@@ -1,7 +1,8 @@
 """Start ranks from a process that is none itself, and end them whatever happens.
 
-The launcher and all it starts live in a session of their own. However this process leaves (Ctrl-C, SIGTERM, a timeout, an
-error), the launcher is asked to end its ranks, and what is left of that session a little later is killed. May import: comm.
+The launcher and all it starts live in a session of their own. However this process leaves (Ctrl-C, SIGTERM, a timeout,
+an error), the launcher is asked to end its ranks, and what is left of that session a little later is killed.
+May import: comm.environment.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Finished(NamedTuple):
 
 
 def launched_rank() -> int | None:
-    """Return the number that a launcher gave this process, before any MPI library is loaded; None without a launcher."""
+    """Return the number that a launcher gave this process, without loading MPI; None without a launcher."""
     for variable in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"):
         if os.environ.get(variable, "").isdecimal():
             return int(os.environ[variable])

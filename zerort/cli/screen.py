@@ -1,8 +1,8 @@
 """Where output goes: tables and lines to stdout, the bar to stderr, both from rank 0 alone.
 
-A launcher hands its ranks pipes, so rank 0 cannot see the terminal behind them. The process that starts the ranks can, and
-tells it (`Screen.words`). Lines and tables keep their natural width: a table folded to 80 columns cannot be read, nor
-grepped. May import: rich.
+A launcher hands its ranks pipes, so rank 0 cannot see the terminal behind them. The process that starts the ranks can,
+and tells it (`Screen.words`). Lines and tables keep their natural width: a table folded to 80 columns cannot be read,
+nor grepped. May import: rich.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Screen:
     """What a person, a file or a pipe sees.
 
     Args:
-        seen: What `words` of the starting process gave, e.g. ``"out,err,132"``; None looks at this process.
+        seen: What `words` of the starting process gave, e.g. ``"out,err"``; None looks at this process.
         shown: False for the ranks that print nothing.
     """
 
@@ -34,17 +34,14 @@ class Screen:
         told = (seen or "").split(",")
         self._out = "out" in told or sys.stdout.isatty()
         self._err = "err" in told or sys.stderr.isatty()
-        self._width = int(told[-1]) if told[-1].isdecimal() else None
         self._console: Console | None = None
         self._progress: Progress | None = None
 
     @staticmethod
     def words() -> list[str]:
         """Return the words that tell a rank of the terminal of this process."""
-        import shutil
-
         seen = [name for name, file in (("out", sys.stdout), ("err", sys.stderr)) if file.isatty()]
-        return ["--screen", ",".join([*seen, str(shutil.get_terminal_size().columns)])]
+        return ["--screen", ",".join(seen)]
 
     def print(self, what: RenderableType) -> None:
         """Print a line, or a table and an empty line after it."""
@@ -58,9 +55,7 @@ class Screen:
             self._console = Console(file=sys.stdout, force_terminal=self._out, width=_WIDE, highlight=False)
         # On one terminal with the bar, only the bar's console knows how to print above it.
         console = self._progress.console if self._progress is not None and self._out else self._console
-        console.print(
-            what, soft_wrap=not isinstance(what, Table), markup=False, crop=False, width=_WIDE, highlight=False
-        )
+        console.print(what, soft_wrap=not isinstance(what, Table), markup=False, crop=False, highlight=False)
         if isinstance(what, Table):
             console.print()
         sys.stdout.flush()
@@ -75,7 +70,7 @@ class Screen:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        console = Console(file=sys.stderr, force_terminal=True, width=self._width)
+        console = Console(file=sys.stderr, force_terminal=True, width=_WIDE)
         # Redrawn only when a step is done: a thread that redraws would take time from what is measured.
         with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
             progress.add_task("", total=total)

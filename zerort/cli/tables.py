@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["collectives_head", "collectives_legend", "collectives_table", "new_table"]
 
-_NONE = "–"
+_NONE = "-"
 _SIDE = (("time\nµs", 9), ("algbw\nGB/s", 7), ("busbw\nGB/s", 7), ("#wrong\n", 6))
 
 
@@ -26,7 +26,7 @@ def collectives_head(machine: dict[str, Any]) -> list[str]:
         *machine_lines(machine),
         f"# MPI: {machine['mpi'] or 'none'}",
         f"# {machine['group']}",
-        f"# {machine['ranks']} ranks on {machine['cores']} cores; our arrays {arrays}",
+        f"# {machine['ranks']} rank{'s' * (machine['ranks'] > 1)} on {machine['cores']} cores; our arrays {arrays}",
         f"# memory limit: {machine['limit_gbs']:.1f} GB/s (in-place a += b, fp32, all ranks at once)",
     ]
 
@@ -57,14 +57,13 @@ def collectives_table(title: str, rows: Sequence[Row], *, compare: bool) -> Tabl
             table.add_column(f"{'' if at else group}\n{name}", min_width=width, justify="right", no_wrap=True)
     if compare:
         table.add_column("MPI\ntime\nµs", min_width=9, justify="right", no_wrap=True)
-        table.add_column("\nbusbw\nGB/s", min_width=7, justify="right", no_wrap=True)
-        table.add_column("MPI /\nours\n×", min_width=6, justify="right", no_wrap=True, style="bold")
+        table.add_column("in place\ntime\nµs", min_width=9, justify="right", no_wrap=True)
+        table.add_column("MPI /\nours\n", min_width=6, justify="right", no_wrap=True, style="bold")
     table.add_column("of the\nmemory\nlimit", min_width=6, justify="right", no_wrap=True)
     for row in rows:
         cells = [str(row.nbytes), str(row.count), row.dtype, row.redop, *_side(row.out_of_place), *_side(row.in_place)]
         if compare:
-            theirs = row.mpi_best
-            cells += ["n/a"] * 3 if theirs is None else [_time(theirs), _bandwidth(theirs.busbw), _ratio(row.ratio)]
+            cells += [_time(row.mpi), _time(row.mpi_in_place), _ratio(row.ratio)] if row.mpi_best else ["n/a"] * 3
         cells.append(_NONE if row.fraction is None else f"{row.fraction:.0%}")
         table.add_row(*cells, style="red" if row.wrong else None)
     return table
@@ -75,17 +74,17 @@ def collectives_legend(rows: Sequence[Row], footprint: Footprint | None, *, comp
     wrong = sum(row.wrong for row in rows)
     lines = [
         "# time: median of 7 repetitions, each the mean over many iterations on the slowest rank. algbw = size / time;",
-        "#   busbw = algbw × (n-1)/n for all_gather, reduce_scatter, all_to_all, × 2(n-1)/n for all_reduce, × 1 for the others.",
+        "#   busbw = algbw, times (n-1)/n for all_gather, reduce_scatter and all_to_all, 2(n-1)/n for all_reduce.",
     ]
     if compare:
         lines.append(
-            "# MPI: its own call on plain arrays, interleaved with ours; the better of out of place and in place, for both."
+            "# MPI: its own call on plain arrays, interleaved with ours; the better of its two places, as with ours."
         )
     lines += [
         "# of the memory limit: bytes that must be read and written, over all ranks (reduce_scatter, reduce: (n+1)·S;",
-        "#   all_reduce, all_to_all: 2n·S; all_gather, broadcast: 2n·S, in place 2(n-1)·S), per second of our better time,",
-        "#   over the speed of an in-place a += b by all ranks at once, taken between the same repetitions.",
-        f"# wrong elements: {wrong}" + (" — THE DATA IS WRONG" if wrong else ""),
+        "#   all_reduce, all_to_all: 2n·S; all_gather, broadcast: 2n·S, in place 2(n-1)·S), per second of our better",
+        "#   time, over the speed of an in-place a += b by all ranks at once, taken between the same repetitions.",
+        f"# wrong elements: {wrong}" + (": THE DATA IS WRONG" if wrong else ""),
     ]
     if footprint is not None:
         where = f"{footprint.ranks} ranks on {footprint.nodes} node{'s' * (footprint.nodes > 1)}"
@@ -102,7 +101,9 @@ def _side(side: Side | None) -> list[str]:
     return [_time(side), _bandwidth(side.algbw), _bandwidth(side.busbw), str(side.wrong)]
 
 
-def _time(side: Side) -> str:
+def _time(side: Side | None) -> str:
+    if side is None:
+        return _NONE
     return f"{side.time_us:.2f}" if side.time_us < 1000 else f"{side.time_us:.0f}"
 
 

@@ -1,6 +1,6 @@
 """Time several things in one run, repetition by repetition in turn, so that the machine's noise hits all of them.
 
-    repetition 1:  a a a a   b b   c        each: everybody is here, then enough iterations, then the slowest rank's time
+    repetition 1:  a a a a   b b   c        each: everybody is here, enough iterations, the slowest rank's time
     repetition 2:  b b   c   a a a a        the order rotates: nobody always follows the one that empties the caches
     …              the median of the repetitions counts
 

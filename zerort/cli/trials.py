@@ -1,9 +1,9 @@
 """`Trial`: one collective on given arrays: fill them, run it, count what is wrong.
 
 [Note: the pattern]
-Element i of rank r is ``(i + 17 r) mod 61 + r mod 3``. 61 is prime, so a block that lands at another place, or comes from
-another rank, differs nearly everywhere; the values are small whole numbers, so sums are exact before they are rounded once,
-and every result is compared bit by bit. What a result must overwrite is scrubbed first. May import: native.dtypes, typing.
+Element i of rank r is ``(i + 17 r) mod 61 + r mod 3``. 61 is prime, so a block that lands at another place, or comes
+from another rank, differs nearly everywhere; the values are small whole numbers, so sums are exact before they are
+rounded once, and every result is compared bit by bit. What a result must overwrite is scrubbed first. May import: comm.
 """
 
 from __future__ import annotations

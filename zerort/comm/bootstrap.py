@@ -5,8 +5,8 @@
     one rank on each machine                mpi
     several ranks on several machines       hierarchical   shared memory within, MPI between
 
-Ranks exchange value-or-error before anything is built, so an error on one is the same error on all. May import: everything
-in comm.
+Ranks exchange value-or-error before anything is built, so an error on one is the same error on all. May import:
+everything in comm.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def best_transport(
         name: What errors and traces call the group.
         options: Timeouts and sizes.
         kind: One of `KINDS`; None picks by where the ranks are.
-        machine: The ranks that share memory with this one; asked of MPI if None. Tests make several hosts of one with it.
+        machine: The ranks that share memory with this one; asked of MPI if None. Tests make several hosts of one with
+        it.
     """
     size = comm.Get_size()
     with _watched(comm, name=name, timeout=options.timeout):
@@ -101,7 +102,7 @@ def best_transport(
         from zerort.comm.mpi import MpiTransport
 
         if machine is None:
-            machine = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.Get_rank())
+            machine = MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.Get_rank()))
         hosts = comm.allgather(machine.bcast(comm.Get_rank(), root=0))  # a host is called by its lowest rank
         several = len(set(hosts)) > 1
         crowded = len(set(hosts)) < size
@@ -198,5 +199,3 @@ def _watched(comm: MPI.Intracomm, *, name: str, timeout: float) -> Iterator[None
         yield
     finally:
         timer.cancel()
-
-

@@ -1,7 +1,8 @@
 """`Call`: what a rank says it is doing, in a form that ranks can compare and people can read.
 
-Every collective carries its sequence number, operation, dtype, count, name and call site. They are packed into a header of
-`HEADER_BYTES`; its first `AGREED_BYTES` must be equal on all ranks before anything moves. May import: native, geometry.
+Every collective carries its sequence number, operation, dtype, count, name and call site. They are packed into a header
+of `HEADER_BYTES`; its first `AGREED_BYTES` must be equal on all ranks before anything moves. May import: native,
+geometry.
 """
 
 from __future__ import annotations
@@ -77,13 +78,9 @@ class Call:
 
 
 @functools.lru_cache(maxsize=8192)
-def _pack(
-    op: str, dtype: str, reduction: str, root: int, numel: int, counts: Any, name: str, site: str
-) -> bytes:
+def _pack(op: str, dtype: str, reduction: str, root: int, numel: int, counts: Any, name: str, site: str) -> bytes:
     layout = 0 if counts is None else zlib.crc32(repr(counts).encode())
-    agreed = _AGREED.pack(
-        op.encode(), dtype.encode(), reduction.encode(), root, numel, layout, name.encode()[:36]
-    )
+    agreed = _AGREED.pack(op.encode(), dtype.encode(), reduction.encode(), root, numel, layout, name.encode()[:36])
     return agreed + site.encode()[-_SITE_BYTES:].ljust(_SITE_BYTES, b"\0")
 
 

@@ -1,7 +1,8 @@
 """What a collective's arguments must be, and the cure when they are not.
 
-Each function takes what the user gave and fills a `Call`, or raises `CallError`. They look at this rank's arguments only;
-whether the ranks fit together is found out when they meet. May import: errors, native.dtypes, comm.call, comm.geometry.
+Each function takes what the user gave and fills a `Call`, or raises `CallError`. They look at this rank's arguments
+only; whether the ranks fit together is found out when they meet. May import: errors, native.dtypes, comm.call,
+comm.geometry.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from zerort.native import address_of
 from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
 from zerort.typing import Array
 
-__all__ = ["check_counts", "fill_all_gather", "fill_all_reduce", "fill_all_to_all", "fill_broadcast", "fill_reduce", "fill_reduce_scatter"]
+__all__ = [
+    "check_counts",
+    "fill_all_gather",
+    "fill_all_reduce",
+    "fill_all_to_all",
+    "fill_broadcast",
+    "fill_reduce",
+    "fill_reduce_scatter",
+]
 
 
 def fill_all_gather(call: Call, rank: int, size: int, *, source: Any, out: Any, counts: Any) -> None:
@@ -34,7 +43,9 @@ def fill_all_gather(call: Call, rank: int, size: int, *, source: Any, out: Any, 
         shares = check_counts(call, counts, size)
         call.numel = sum(shares)
         if flat.size != shares[rank]:
-            raise CallError(f"{call.op}: Expected a source of counts[{rank}] = {shares[rank]} elements, got {flat.size}.")
+            raise CallError(
+                f"{call.op}: Expected a source of counts[{rank}] = {shares[rank]} elements, got {flat.size}."
+            )
     call.geometry = geometry.gather(shares, rank)
     _result(call, out, sum(shares), in_place=call.geometry.places[rank])
 
@@ -189,7 +200,8 @@ def _reduction(call: Call, reduction: str) -> None:
         raise CallError(f"{call.op}: Expected a reduction of {', '.join(REDUCTION_CODES)}, got {reduction!r}.")
     if call.dtype not in DTYPE_CODES:
         raise CallError(
-            f"{call.op}: Expected a dtype that can be reduced ({', '.join(DTYPE_CODES)}), got {call.dtype}. Cast it first."
+            f"{call.op}: Expected a dtype that can be reduced ({', '.join(DTYPE_CODES)}), got {call.dtype}. "
+            "Cast it first."
         )
     call.reduction = reduction
 
@@ -222,4 +234,3 @@ def _sequence(call: Call, counts: Any) -> Sequence[Any]:
 
 def _only(root: int, numel: int, size: int) -> Counts:
     return (0,) * root + (numel,) + (0,) * (size - root - 1)
-

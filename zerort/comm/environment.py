@@ -1,7 +1,7 @@
 """What started this process: which launcher, with how many ranks, and which MPI library answers to it.
 
-The commonest way to lose a day with MPI is an ``mpirun`` of one MPI and a library of another: every process then believes to
-be alone. It is found out here, before anyone computes anything. May import: mpi4py, errors.
+The commonest way to lose a day with MPI is an ``mpirun`` of one MPI and a library of another: every process then
+believes to be alone. It is found out here, before anyone computes anything. May import: mpi4py, errors.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def load_mpi() -> ModuleType | None:
     if expected > 1 and MPI.COMM_WORLD.Get_size() == 1:
         vendor, extra = library_vendor(MPI), _extra(library_vendor(MPI))
         raise LauncherMismatchError(
-            f"Expected a world of {expected} ranks, as {launched_by()}'s mpirun started, got {expected} worlds of one rank: "
-            f"mpi4py uses {vendor}. Start with {vendor}'s mpirun (pip install {extra} puts it into this environment's bin; "
+            f"Expected a world of {expected} ranks, as {launched_by()}'s mpirun started, got {expected} worlds of one "
+            f"rank: mpi4py uses {vendor}. Start with {vendor}'s mpirun (pip install {extra} puts it beside Python; "
             f"now: {os.path.dirname(sys.executable)}/mpirun), or install the library of the one you use."
         )
     return MPI

@@ -1,8 +1,9 @@
 """`Exchange`: messages between ranks over MPI, in pieces that MPI can carry, with an eye on the clock and on alarms.
 
-The one place that hands memory to MPI. Everything is non-blocking and polled, because a blocking MPI call cannot be left when
-a rank it waits for is gone. A rank that gives up, or leaves, sends an alarm to all others; whoever waits reads its alarms
-meanwhile, so one rank's timeout is everybody's within milliseconds. May import: mpi4py, trace, errors, config.
+The one place that hands memory to MPI. Everything is non-blocking and polled, because a blocking MPI call cannot be
+left when a rank it waits for is gone. A rank that gives up, or leaves, sends an alarm to all others; whoever waits
+reads its alarms meanwhile, so one rank's timeout is everybody's within milliseconds. May import: mpi4py, trace, errors,
+config.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Alarm:
     """What it was doing."""
 
 
-class Interrupted(Exception):  # noqa: N818
+class Interrupted(Exception):
     """Waiting makes no sense any more: time is up, or an alarm came. The transport finds the words."""
 
 

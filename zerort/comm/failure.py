@@ -1,7 +1,7 @@
 """One rank's unhandled exception ends the whole job: with that rank's traceback, and a non-zero exit.
 
-Without this, a rank that raises sits in MPI_Finalize for ever, and the others wait for it. ``python -m mpi4py`` does the same
-for those who think of it; here nobody has to. May import: mpi4py.
+Without this, a rank that raises sits in MPI_Finalize for ever, and the others wait for it. ``python -m mpi4py`` does
+the same for those who think of it; here nobody has to. May import: mpi4py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def abort_job_on_exception() -> None:
         return
     _installed = True
     if os.environ.get("ZERORT_STACKS", "0") != "0":
-        faulthandler.register(signal.SIGUSR1, all_threads=True)  # `zerort.testing` asks a job that hangs where it stands
+        faulthandler.register(
+            signal.SIGUSR1, all_threads=True
+        )  # `zerort.testing` asks a job that hangs where it stands
     earlier_hook, earlier_thread_hook = sys.excepthook, threading.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

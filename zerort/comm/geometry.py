@@ -6,8 +6,8 @@
     reduce          reduce_scatter in which only root has a range
     all_to_all      take what s holds for me         put it at s's place       copy
 
-A transport that can serve a `Geometry` serves all five. An all_reduce is a reduce_scatter and an all_gather over the same
-even split. Only integers live here. May import: layout.
+A transport that can serve a `Geometry` serves all five. An all_reduce is a reduce_scatter and an all_gather over the
+same even split. Only integers live here. May import: layout.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """`Group`: ranks that talk. The one class that users hold, whatever carries its bytes.
 
     all_gather  reduce_scatter  all_reduce  broadcast  reduce  all_to_all  barrier      each returns a Ticket
-    empty  empty_shared  free  split  save_trace  close                                 each has happened when it returns
+    empty  empty_shared  free  split  save_trace  close                                 each has happened when it
+    returns
 
-A Group checks arguments, numbers its calls and keeps them in order on one stream; a `Transport` carries them out. A rank
-whose arguments are wrong still meets the others, so that all of them raise. May import: device, trace, config, comm.*.
+A Group checks arguments, numbers its calls and keeps them in order on one stream; a `Transport` carries them out. A
+rank whose arguments are wrong still meets the others, so that all of them raise. May import: device, trace, config,
+comm.*.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import socket
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "SharedShards"]
 
+T = TypeVar("T")
+
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
@@ -49,8 +53,8 @@ class SharedShards(NamedTuple):
 class Group:
     """Ranks that talk. Made by `zerort.comm.open_group` and `Group.split`.
 
-    Every rank makes the same calls in the same order. Arrays are C-contiguous NumPy arrays and are taken as 1-D. A verb that
-    returns a Ticket may not have happened yet: leave its arrays alone until ``ticket.wait()`` has returned.
+    Every rank makes the same calls in the same order. Arrays are C-contiguous NumPy arrays and are taken as 1-D. A verb
+    that returns a Ticket may not have happened yet: leave its arrays alone until ``ticket.wait()`` has returned.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -63,7 +67,7 @@ class Group:
         self._children: list[Group] = []
         _open_groups.add(self)
 
-    # -- who is here -----------------------------------------------------------------------------------------------------
+    # -- who is here -----------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -90,7 +94,7 @@ class Group:
         """Whether `close` was called."""
         return self._closed
 
-    # -- collectives -----------------------------------------------------------------------------------------------------
+    # -- collectives -----------------------------------------------------------------------------------------------
 
     def all_gather(
         self, source: Array, *, out: Array | None = None, counts: Sequence[int] | None = None, name: str = ""
@@ -99,7 +103,8 @@ class Group:
 
         Args:
             source: This rank's shard. It may be its own place in ``out`` (in place).
-            out: Where the whole goes; a new array if None. If it is `SharedShards.full`, a node holds it once and nothing
+            out: Where the whole goes; a new array if None. If it is `SharedShards.full`, a node holds it once and
+            nothing
                 is copied out.
             counts: Elements of each rank's shard, on every rank the same; None if all are equal.
             name: What to call this in errors and traces.
@@ -148,9 +153,7 @@ class Group:
         self, source: Array, *, root: int = 0, out: Array | None = None, reduction: str = "sum", name: str = ""
     ) -> Ticket[Array | None]:
         """Reduce every rank's ``source`` in rank order into root's ``out``; the other ranks' result is None."""
-        return self._launch(
-            "reduce", name, checks.fill_reduce, source=source, out=out, root=root, reduction=reduction
-        )
+        return self._launch("reduce", name, checks.fill_reduce, source=source, out=out, root=root, reduction=reduction)
 
     def all_to_all(
         self,
@@ -174,13 +177,13 @@ class Group:
         """Wait until every rank is here."""
         return self._launch("barrier", name, lambda call, rank, size: None)
 
-    # -- memory, parts, end ----------------------------------------------------------------------------------------------
+    # -- memory, parts, end ----------------------------------------------------------------------------------------
 
     def empty(self, numel: int, dtype: DtypeLike, *, name: str = "") -> Array:
         """Return a zeroed 1-D array of this rank's own that the other ranks of its node can read where it lies.
 
-        Collectives over such arrays move nothing that need not move. Every rank calls this; ``numel`` may differ. The memory
-        goes when the last array in it does, after `free` or `close`.
+        Collectives over such arrays move nothing that need not move. Every rank calls this; ``numel`` may differ. The
+        memory goes when the last array in it does, after `free` or `close`.
 
         Raises:
             SharedMemoryError: There is not enough shared memory; on every rank.
@@ -192,7 +195,10 @@ class Group:
             if numel < 0:
                 raise CallError(f"empty: Expected numel ≥ 0, got {numel}.")
 
-        return self._together("empty", name, fill, lambda: self._transport.allocate(numel * kind.itemsize).view(kind))
+        def make() -> Array:
+            return self._transport.allocate(numel * kind.itemsize).view(kind)
+
+        return self._together("empty", name, fill, make)
 
     def empty_shared(self, counts: Sequence[int], dtype: DtypeLike, *, name: str = "") -> SharedShards:
         """Return an array of ``sum(counts)`` elements that the ranks of a node hold once, and this rank's shard of it.
@@ -282,7 +288,7 @@ class Group:
             self._stream.abandon()
         self._transport.close()
 
-    # -- how a call goes -------------------------------------------------------------------------------------------------
+    # -- how a call goes -------------------------------------------------------------------------------------------
 
     def _launch(self, op: str, name: str, fill: Callable[..., None], **arguments: Any) -> Ticket[Any]:
         call = self._new_call(op, name, fill, **arguments)
@@ -290,11 +296,11 @@ class Group:
             functools.partial(self._perform, call), name=op, eager=call.nbytes <= self._eager_nbytes
         )
 
-    def _together(self, op: str, name: str, fill: Callable[..., None], make: Callable[[], Any]) -> Any:
+    def _together(self, op: str, name: str, fill: Callable[..., None], make: Callable[[], T]) -> T:
         """Meet as collectives do, then ``make`` something that needs all ranks; wait for it."""
         call = self._new_call(op, name, fill)
 
-        def work() -> Any:
+        def work() -> T:
             self._perform(call)
             return make()
 
@@ -306,7 +312,9 @@ class Group:
         transport = self._transport
         if transport.broken is not None:
             first = str(transport.broken).splitlines()[0]
-            raise CollectiveError(f"{op}: {transport.title} is broken since: {first} Open a new group.") from transport.broken
+            raise CollectiveError(
+                f"{op}: {transport.title} is broken since: {first} Open a new group."
+            ) from transport.broken
         call = Call(op, call_site(), self._sequence, name)
         self._sequence += 1
         try:
@@ -342,7 +350,8 @@ class Group:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "broken" if self._transport.broken is not None else "open"
         details = self._transport.details()
-        return f"Group({self.name!r}, {self.kind}, rank {self.rank} of {self.size}, {state}{'; ' if details else ''}{details})"
+        about = f"{self.name!r}, {self.kind}, rank {self.rank} of {self.size}, {state}"
+        return f"Group({about}; {details})" if details else f"Group({about})"
 
 
 @atexit.register

@@ -4,12 +4,13 @@
     all_gather       write one's shard into the host's window ── each shard to each other host once ──> read the window
 
 [Note: lanes]
-A host's ranks share the work of talking to other hosts. With ``lanes`` = the fewest ranks on any host, the rank with local
-number i serves lane i % lanes, and only the first ``lanes`` ranks of a host talk. A shard travels in the lane of its owner.
+A host's ranks share the work of talking to other hosts. With ``lanes`` = the fewest ranks on any host, the rank with
+local number i serves lane i % lanes, and only the first ``lanes`` ranks of a host talk. A shard travels in the lane of
+its owner.
 
 [Note: rounds]
-Arrays pass in pieces of one size, in step on both sides, whether they land in the window that the user holds or in ours: a
-host need not know where the other's arrays lie. May import: mpi4py, native, comm.mpi, comm.node.
+Arrays pass in pieces of one size, in step on both sides, whether they land in the window that the user holds or in
+ours: a host need not know where the other's arrays lie. May import: mpi4py, native, comm.mpi, comm.node.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mpi4py import MPI
 from zerort import native
 from zerort.comm import geometry
 from zerort.comm.call import Call
-from zerort.comm.geometry import Geometry, even_part, split_evenly
+from zerort.comm.geometry import Geometry, split_evenly
 from zerort.comm.mpi import MpiTransport
 from zerort.comm.node import NodeTransport
 from zerort.comm.transport import Transport
@@ -66,25 +67,24 @@ class HierarchicalTransport(MpiTransport):
         """Return the rank on ``host`` that serves the lane of ``rank``."""
         return self._members[host][self._lane_of[rank]]
 
-    # -- meeting ---------------------------------------------------------------------------------------------------------
+    # -- meeting ---------------------------------------------------------------------------------------------------
 
     def meet(self, call: Call) -> None:
         """Agree with everyone over MPI, then show the ranks of this host where the arrays lie."""
         super().meet(call)
-        self._within(lambda: self._node.meet(call))
+        self._within(call, lambda: self._node.meet(call))
 
     def _part(self, call: Call) -> None:
-        self._within(lambda: self._node.part(call))
+        self._within(call, lambda: self._node.part(call))
 
-    def _within(self, step: Callable[[], None]) -> None:
+    def _within(self, call: Call, step: Callable[[], None]) -> None:
+        """Do a step among this host's ranks; if one is missing there, it is missing for all hosts."""
         try:
             step()
-        except CollectiveError as error:
-            self.leave()  # the other hosts wait for this one over MPI: they must not wait in vain
-            self.broken = error
-            raise
+        except CollectiveError:
+            self._give_up(call)
 
-    # -- moving ----------------------------------------------------------------------------------------------------------
+    # -- moving ----------------------------------------------------------------------------------------------------
 
     def move(self, call: Call) -> None:
         """Serve the geometry host by host; an all_to_all has nothing to share and goes straight."""
@@ -103,8 +103,7 @@ class HierarchicalTransport(MpiTransport):
         """Reduce one's own part, then gather all parts."""
         assert call.out is not None
         counts = split_evenly(call.numel, self.size)
-        first, count = even_part(call.numel, self.size, self.rank)
-        mine = np.empty(count, call.out.dtype)  # apart: an out may be another rank's source
+        mine = np.empty(counts[self.rank], call.out.dtype)  # apart: an out may be another rank's source
         self._scatter_by_host(geometry.scatter(counts, self.rank), mine, call)
         self._gather_by_host(geometry.gather(counts, self.rank), mine, call.out, call)
 
@@ -192,12 +191,12 @@ class HierarchicalTransport(MpiTransport):
     ) -> None:
         """Reduce this host's pieces through its ranks' staging slabs, where one rank cannot read another's memory."""
         assert call.source is not None
-        slab = self._node.next_slab().view(call.source.dtype)
+        slab = self._node.next_slab(call.source.dtype)
         for r in range(self.size):
             slab[r * piece :][: sizes[r]] = call.source[starts[r] :][: sizes[r]]
         self._part(call)
         for r, array in partial.items():
-            slabs = (self._node.slab_of(local).view(array.dtype) for local in range(self._node.size))
+            slabs = (self._node.slab_of(local, array.dtype) for local in range(self._node.size))
             native.reduce_into(array, [one[r * piece :][: array.size] for one in slabs], call.reduction)
 
     def _put(self, source: Array, place: Array) -> None:
@@ -209,7 +208,7 @@ class HierarchicalTransport(MpiTransport):
         raw = self._landing[self._turn * self._half :][: self._half]
         return raw[: raw.size // dtype.itemsize * dtype.itemsize].view(dtype)
 
-    # -- memory, parts, end ----------------------------------------------------------------------------------------------
+    # -- memory, parts, end ----------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Array:
         """Return memory that this host's ranks can read."""
@@ -250,4 +249,5 @@ class HierarchicalTransport(MpiTransport):
     def details(self) -> str:
         """Say how the hosts hang together."""
         shape = "+".join(str(len(ranks)) for ranks in self._members)
-        return f"{len(self._members)} hosts of {shape} ranks, {self._lanes} lanes; {self._node.details()}; {super().details()}"
+        hosts = f"{len(self._members)} hosts of {shape} ranks, {self._lanes} lanes"
+        return f"{hosts}; {self._node.details()}; {super().details()}"

@@ -1,8 +1,10 @@
 """Any communicator of MPI: across machines, or wherever memory cannot be shared.
 
-Reductions are done here, not in MPI: each rank receives its range from everybody and sums it in rank order, so the result is
-deterministic, and fp16 and bf16, which MPI cannot sum, are summed in fp32. What crosses the wire is the bound of the
-algorithm: (n - 1) / n of the array for each half of an all-reduce. May import: mpi4py, native, comm.exchange, comm.transport.
+Reductions are done here, not in MPI: each rank receives its range from everybody and sums it in rank order, so the
+result is deterministic, and fp16 and bf16, which MPI cannot sum, are summed in fp32. What crosses the wire is the bound
+of the
+algorithm: (n - 1) / n of the array for each half of an all-reduce. May import: mpi4py, native, comm.exchange,
+comm.transport.
 """
 
 from __future__ import annotations
@@ -50,15 +52,13 @@ class MpiTransport(Transport):
     def __init__(self, comm: MPI.Intracomm, *, hosts: list[int], name: str, options: GroupOptions) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), name=name, options=options)
         self.hosts = hosts
-        self._exchange = Exchange(
-            comm, hosts=hosts, message_nbytes=options.message_nbytes, timeout=options.timeout
-        )
+        self._exchange = Exchange(comm, hosts=hosts, message_nbytes=options.message_nbytes, timeout=options.timeout)
         self._headers: list[bytes] | None = None  # what every rank said when all last met
         self._met_at = time.monotonic()
         self._sequence = 0
         self._left = False
 
-    # -- meeting ---------------------------------------------------------------------------------------------------------
+    # -- meeting ---------------------------------------------------------------------------------------------------
 
     def meet(self, call: Call) -> None:
         """Gather every rank's header and compare them."""
@@ -131,7 +131,7 @@ class MpiTransport(Transport):
             self.broken = missing_error(**self.facts(call), sightings=sightings)
         raise self.broken
 
-    # -- moving ----------------------------------------------------------------------------------------------------------
+    # -- moving ----------------------------------------------------------------------------------------------------
 
     def move(self, call: Call) -> None:
         """Serve the geometry with one message per pair of ranks, or block by block where they are summed."""
@@ -180,8 +180,11 @@ class MpiTransport(Transport):
         buffers = {rank: np.empty(min(block, table.longest), out.dtype) for rank in others}
         for done in range(0, table.longest, block):
             mine = max(0, min(block, table.takes[self.rank][1] - done))
-            sends = [(rank, source[first + done :][: max(0, min(block, count - done))])
-                     for rank, (first, count) in enumerate(table.gives) if rank != self.rank]
+            sends = [
+                (rank, source[first + done :][: max(0, min(block, count - done))])
+                for rank, (first, count) in enumerate(table.gives)
+                if rank != self.rank
+            ]
             receives = [(rank, buffers[rank][:mine]) for rank in others]
             self.swap(sends, receives, call)
             if mine:
@@ -220,7 +223,7 @@ class MpiTransport(Transport):
         else:
             self.swap([(call.root, mine)], [], call)
 
-    # -- memory, parts, end ----------------------------------------------------------------------------------------------
+    # -- memory, parts, end ----------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Array:
         """Return plain memory: there is nobody to share it with."""
@@ -239,7 +242,7 @@ class MpiTransport(Transport):
     def split_comm(self, color: int | None, key: int) -> MPI.Intracomm | None:
         """Return the communicator of the ranks with the same color; None for color None."""
         part = self._exchange.comm.Split(MPI.UNDEFINED if color is None else color, key)
-        return None if color is None else part
+        return None if color is None else MPI.Intracomm(part)
 
     def leave(self) -> None:
         """Sound an alarm: whoever waits for this rank learns that it has left."""

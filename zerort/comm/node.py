@@ -1,20 +1,20 @@
 """Ranks of one machine over shared memory: nothing moves that need not, and no MPI is on the hot path.
 
 [Note: where an array lies]
-An array from `Group.empty` lies in a window that every rank has mapped: the others read it where it is. A small array of the
-user's own is copied into this rank's staging slab first; a large one is read in place with process_vm_readv or, where the
-kernel forbids that, goes through the slabs in rounds. Each rank says where its arrays lie when it meets the others, so ranks
-may mix. If every rank names the *same* memory as its out, the gathered form is that memory, once per node, and a gather is
-only the meeting.
+An array from `Group.empty` lies in a window that every rank has mapped: the others read it where it is. A small array
+of the user's own is copied into this rank's staging slab first; a large one is read in place with process_vm_readv or,
+where the kernel forbids that, goes through the slabs in rounds. Each rank says where its arrays lie when it meets the
+others, so ranks may mix. If every rank names the *same* memory as its out, the gathered form is that memory, once per
+node, and a gather is only the meeting.
 
 [Note: two slabs]
-A rank stages into two halves of its slab in turn. When it comes back to a half, everybody has met at least once since, and so
-has done reading it: a staged collective needs one meeting and no parting. May import: native, comm.transport, comm.window.
+A rank stages into two halves of its slab in turn. When it comes back to a half, everybody has met at least once since,
+and so has done reading it: a staged collective needs one meeting and no parting. May import: native, comm.transport,
+comm.window.
 """
 
 from __future__ import annotations
 
-import bisect
 import os
 import time
 from typing import Any
@@ -24,6 +24,8 @@ import numpy as np
 from zerort import native, trace
 from zerort.comm.call import Call, describe_header
 from zerort.comm.geometry import even_part
+from zerort.comm.rounds import all_reduce_in_rounds, move_in_rounds
+from zerort.comm.shelf import Shelf
 from zerort.comm.transport import Transport
 from zerort.comm.verdict import Sighting, late_error, missing_error
 from zerort.comm.window import Window, create_file, map_file, page_aligned
@@ -36,6 +38,7 @@ from zerort.native.rendezvous import (
     MET,
     PRIVATE,
     WAITING,
+    allow_reading,
     can_read,
     control_nbytes,
     open_rendezvous,
@@ -86,16 +89,14 @@ class NodeTransport(Transport):
         self._link = open_rendezvous(
             self._control.address, rank=rank, size=size, spins=spins, yields=4, in_native=in_native
         )
-        self._windows: dict[int, Window] = {}
-        self._next_window = 0
-        self._bases: list[tuple[int, int, int]] = []  # (address, end, window), sorted: where my arrays may lie
+        self._shelf = Shelf()
         self._turn = 0
         self._left = False
         self._sees_processes = False
         self.reads_private = False
 
     def start(self) -> None:
-        """Meet the others for the first time: make the staging slabs, and find out whether memory can be read in place."""
+        """Meet the others for the first time: make the slabs, and find out whether memory can be read in place."""
         slab = self.options.staging_nbytes
         self._stage = self._make_window([2 * slab] * self.size)
         mine = self._stage.segment(self.rank)
@@ -105,7 +106,7 @@ class NodeTransport(Transport):
         self._sees_processes = all(os.path.exists(f"/proc/{slot.pid}") for slot in self._slots())
         self.reads_private = self._try_reading()
 
-    # -- meeting ---------------------------------------------------------------------------------------------------------
+    # -- meeting ---------------------------------------------------------------------------------------------------
 
     def meet(self, call: Call) -> None:
         """Say what this rank came for and where its arrays lie; wait for the others."""
@@ -176,7 +177,7 @@ class NodeTransport(Transport):
     def _slots(self) -> list[Any]:
         return [read_slot(self._control_view, rank, sees_processes=self._sees_processes) for rank in range(self.size)]
 
-    # -- moving ----------------------------------------------------------------------------------------------------------
+    # -- moving ----------------------------------------------------------------------------------------------------
 
     def move(self, call: Call) -> None:
         """Take from the other ranks' memory what the geometry says."""
@@ -185,7 +186,7 @@ class NodeTransport(Transport):
         assert out is not None
         link = self._link
         if not self.sources_are_readable():
-            self._move_in_rounds(call)
+            move_in_rounds(self, call, lambda: self.part(call))
             return
         width, address = out.itemsize, call.out_address
         one_out = table.alike and self.one_out()
@@ -196,14 +197,14 @@ class NodeTransport(Transport):
         elif one_out:
             # Every rank writes its own part of the one gathered array; nothing at all if it already lies there.
             first, count = table.takes[self.rank]
-            link.copy_from(self.rank, False, first * width, address + table.places[self.rank] * width, count * width)
+            link.copy_from_source(self.rank, first * width, address + table.places[self.rank] * width, count * width)
         else:
             for step in range(self.size):
                 rank = (self.rank + step) % self.size  # everybody starts at home: no two queue at one rank's memory
                 first, count = table.takes[rank]
                 if count:
                     to = address + table.places[rank] * width
-                    link.copy_from(rank, False, first * width, to, count * width)
+                    link.copy_from_source(rank, first * width, to, count * width)
         if one_out or not self.sources_are_staged():
             self.part(call)
 
@@ -215,14 +216,14 @@ class NodeTransport(Transport):
         dtype, reduction = DTYPE_CODES[call.dtype], REDUCTION_CODES[call.reduction]
         first, count = even_part(call.numel, self.size, self.rank)
         width, address = out.itemsize, call.out_address
-        sources_in_windows = link.all_in_windows(False)
+        sources_in_windows = link.sources_in_windows()
         staged_whole = link.all_sources_in(_STAGING) and out.nbytes <= _WHOLE_NBYTES
-        if not (self.reads_private or staged_whole or (sources_in_windows and link.all_in_windows(True))):
-            self._all_reduce_in_rounds(call)
+        if not (self.reads_private or staged_whole or (sources_in_windows and link.outs_in_windows())):
+            all_reduce_in_rounds(self, call, lambda: self.part(call))
             return
         if link.one_out():
             link.reduce_sources(address + first * width, dtype, reduction, first, count)
-        elif sources_in_windows and link.all_in_windows(True):
+        elif sources_in_windows and link.outs_in_windows():
             link.reduce_into_all(dtype, reduction, first, count)
         elif staged_whole:
             link.reduce_sources(address, dtype, reduction, 0, call.numel)
@@ -233,7 +234,7 @@ class NodeTransport(Transport):
             for step in range(1, self.size):
                 rank = (self.rank + step) % self.size
                 there, many = even_part(call.numel, self.size, rank)
-                link.copy_from(rank, True, there * width, address + there * width, many * width)
+                link.copy_from_out(rank, there * width, address + there * width, many * width)
         self.part(call)
 
     def one_out(self) -> bool:
@@ -242,7 +243,7 @@ class NodeTransport(Transport):
 
     def sources_are_readable(self) -> bool:
         """Say whether every rank can read every other's source where it lies."""
-        return self.reads_private or bool(self._link.all_in_windows(False))
+        return self.reads_private or bool(self._link.sources_in_windows())
 
     def sources_are_staged(self) -> bool:
         """Say whether all that the ranks read of each other are copies: then nobody need wait for the readers."""
@@ -254,59 +255,7 @@ class NodeTransport(Transport):
             dtype, reduction = DTYPE_CODES[call.dtype], REDUCTION_CODES[call.reduction]
             self._link.reduce_sources(native.address_of(out), dtype, reduction, first, out.size)
 
-    def _move_in_rounds(self, call: Call) -> None:
-        """Serve a geometry through the staging slabs, for arrays that the other ranks cannot read."""
-        table, source, out = call.geometry, call.source, call.out
-        assert table is not None
-        assert source is not None
-        assert out is not None
-        lanes = 1 if table.alike else self.size  # one piece for everybody, or one for each
-        piece = self.options.staging_nbytes // (lanes * out.itemsize)
-        self.start_rounds()
-        for done in range(0, table.longest, piece):
-            slab = self.next_slab().view(out.dtype)
-            for lane, (first, count) in enumerate(table.gives[:lanes]):
-                many = min(piece, count - done)
-                if many > 0:
-                    slab[lane * piece :][:many] = source[first + done :][:many]
-            self.part(call)
-            lane = 0 if table.alike else self.rank
-            pieces = [
-                (self.slab_of(rank).view(out.dtype)[lane * piece :], min(piece, count - done), place)
-                for rank, ((_, count), place) in enumerate(zip(table.takes, table.places, strict=True))
-            ]
-            if table.reduces:
-                many = pieces[0][1]
-                if many > 0:
-                    native.reduce_into(out[done:][:many], [slab[:many] for slab, _, _ in pieces], call.reduction)
-            else:
-                for slab, many, place in pieces:
-                    if many > 0:
-                        out[place + done :][:many] = slab[:many]
-
-    def _all_reduce_in_rounds(self, call: Call) -> None:
-        """All-reduce through the staging slabs: each holds a piece of the source, and behind it a piece of the result."""
-        source, out = call.source, call.out
-        assert source is not None
-        assert out is not None
-        piece = self.options.staging_nbytes // (2 * out.itemsize)
-        self.start_rounds()
-        for done in range(0, call.numel, piece):
-            many = min(piece, call.numel - done)
-            mine = self.next_slab().view(out.dtype)
-            mine[:many] = source[done:][:many]
-            self.part(call)
-            first, count = even_part(many, self.size, self.rank)
-            slabs = [self.slab_of(rank).view(out.dtype) for rank in range(self.size)]
-            if count:
-                parts = [slab[first : first + count] for slab in slabs]
-                native.reduce_into(mine[piece + first :][:count], parts, call.reduction)
-            self.part(call)
-            for rank, slab in enumerate(slabs):
-                first, count = even_part(many, self.size, rank)
-                out[done + first :][:count] = slab[piece + first :][:count]
-
-    # -- memory ----------------------------------------------------------------------------------------------------------
+    # -- memory ----------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Array:
         """Return this rank's segment of a new window."""
@@ -319,11 +268,10 @@ class NodeTransport(Transport):
 
     def release(self, array: Array) -> bool:
         """Forget the window in which ``array`` lies; its memory goes when the last array in it does, on every rank."""
-        window, _ = self._find(array, native.address_of(array))
+        window, _ = self._shelf.find(native.address_of(array), array.nbytes)
         if window in (PRIVATE, _STAGING):
             return False
-        del self._windows[window]
-        self._bases = [base for base in self._bases if base[2] != window]
+        self._shelf.drop(window)
         return True
 
     def split(self, color: int | None, *, key: int, name: str) -> NodeTransport | None:
@@ -369,7 +317,8 @@ class NodeTransport(Transport):
     def details(self) -> str:
         """Say how the ranks reach each other's memory."""
         reads = "process_vm_readv" if self.reads_private else "staged"
-        return f"shared memory in {self.options.shm_dir}, own arrays {reads}, kernels {'native' if self._in_native else 'NumPy'}"
+        kernels = "native" if self._in_native else "NumPy"
+        return f"shared memory in {self.options.shm_dir}, own arrays {reads}, kernels {kernels}"
 
     def _make_window(self, sizes: list[int]) -> Window:
         segments = page_aligned(sizes)
@@ -394,10 +343,7 @@ class NodeTransport(Transport):
         if complaints:
             raise SharedMemoryError(complaints[0])
         assert window is not None
-        number, self._next_window = self._next_window, self._next_window + 1
-        self._windows[number] = window
-        self._link.map_window(number, window.address)
-        bisect.insort(self._bases, (window.address, window.address + window.nbytes, number))
+        self._link.map_window(self._shelf.put(window), window.address)
         trace.count("shared.bytes", sizes[self.rank])
         return window
 
@@ -405,43 +351,40 @@ class NodeTransport(Transport):
         """Return (window, offset) of ``array``, or (PRIVATE, address)."""
         if array is None or array.size == 0:
             return _STAGING, 0
-        at = bisect.bisect_right(self._bases, (address, 1 << 63, 0)) - 1
-        if at >= 0:
-            base, end, window = self._bases[at]
-            if address + array.nbytes <= end:
-                return window, address - base
-        return PRIVATE, address
+        return self._shelf.find(address, array.nbytes)
 
     def _show(self, array: Array | None, address: int) -> tuple[int, int]:
         """Make ``array`` readable for the others if that is cheap, and return where it lies."""
         window, offset = self._find(array, address)
         if window != PRIVATE or array is None or array.nbytes > self.options.staging_nbytes:
             return window, offset
-        slab = self.next_slab()
-        slab[: array.nbytes] = array.view(np.uint8)
+        self._turn ^= 1
+        self._slabs[self._turn][: array.nbytes] = array.view(np.uint8)
         return _STAGING, self._slab_offsets[self._turn]
 
+    # -- slabs, for rounds ----------------------------------------------------------------------------------------
+
     def start_rounds(self) -> None:
-        """Take the slabs' halves in step with the other ranks from here on. All have just met, so both halves are free."""
+        """Take the slabs' halves in step with the other ranks. All have just met, so both halves are free."""
         self._turn = 0
 
-    def next_slab(self) -> Array:
+    def next_slab(self, dtype: np.dtype[Any]) -> Array:
         """Return the half of this rank's slab whose turn it is: everybody has done reading it."""
         self._turn ^= 1
-        return self._slabs[self._turn]
+        return self.slab_of(self.rank, dtype)
 
-    def slab_of(self, rank: int) -> Array:
+    def slab_of(self, rank: int, dtype: np.dtype[Any]) -> Array:
         """Return the half of rank's slab that all ranks use in this round."""
         half = self.options.staging_nbytes
-        return self._stage.segment(rank)[self._turn * half :][:half]
+        raw = self._stage.segment(rank)[self._turn * half :][: half // dtype.itemsize * dtype.itemsize]
+        return raw.view(dtype)
 
     def _try_reading(self) -> bool:
         """Find out, once and by trying, whether every rank may read every other's memory."""
         landmark = np.arange(8, dtype=np.uint64)
         wanted = self._in_native and self.options.cross_memory
         if wanted:
-            can_read(os.getpid(), address=native.address_of(landmark))  # lets the others read this process, where that needs saying
+            allow_reading()
         told = [text.split(",") for text in self.tell(f"{int(wanted)},{os.getpid()},{native.address_of(landmark)}")]
         can = all(int(wants) and can_read(int(pid), address=int(where)) for wants, pid, where in told)
         return all(answer == "yes" for answer in self.tell("yes" if can else "no"))
-

@@ -1,7 +1,7 @@
 """N ranks as threads of one process: for tests, for teaching, and for debugging collectives in one debugger.
 
-The ranks meet at a `Meeting`, lay their calls on its table and read each other's arrays directly. The rules are those of the
-other groups: same guard, same errors, same timeouts. May import: native, comm.transport.
+The ranks meet at a `Meeting`, lay their calls on its table and read each other's arrays directly. The rules are those
+of the other groups: same guard, same errors, same timeouts. May import: native, comm.transport.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Meeting:
         self.shared: Array | None = None
 
     def wait_for_all(self, rank: int, timeout: float) -> bool:
-        """Arrive, and return True once every rank has; False if one is missing after ``timeout`` seconds, or has left."""
+        """Arrive, and return True once every rank has; False if one has left, or is missing after ``timeout`` s."""
         with self.moved:
             target = self.epoch + 1
             self.arrived[rank] = target

@@ -5,8 +5,8 @@
     part    wait until nobody reads this rank's memory any more
     tell    exchange short texts: names of windows, stories of errors
 
-`zerort.comm.Group` checks arguments and keeps order; a transport only ever sees calls that make sense on this rank, one at a
-time. May import: errors, config, trace, comm.call, comm.geometry, comm.verdict.
+`zerort.comm.Group` checks arguments and keeps order; a transport only ever sees calls that make sense on this rank, one
+at a time. May import: errors, config, trace, comm.call, comm.geometry, comm.verdict.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The errors that ranks raise together, made from what each of them said.
 
-Every function here takes the same facts on every rank and so returns the same text on every rank. Only text is made here; who
-arrived and who did not is found out by the transports. May import: errors, comm.call.
+Every function here takes the same facts on every rank and so returns the same text on every rank. Only text is made
+here; who arrived and who did not is found out by the transports. May import: errors, comm.call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from zerort.comm.call import INVALID, Call
 from zerort.errors import CallError, CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, RankFailedError
 
-__all__ = ["Sighting", "late_error", "missing_error", "mismatch_error", "tell_story"]
+__all__ = ["Sighting", "late_error", "mismatch_error", "missing_error", "tell_story"]
 
 
 _WAIT_LONGER = "If it is only slow, raise the timeout: GroupOptions(timeout=…) or ZERORT_TIMEOUT=seconds."
@@ -45,8 +45,8 @@ def mismatch_error(group: str, stories: Sequence[str]) -> CollectiveError | Call
     return CollectiveMismatchError(
         f"Expected one and the same call on every rank of {group} at collective #{sequences[0]}, got:\n"
         + "\n".join(lines)
-        + "\nEvery rank must make the same calls, with the same counts, in the same order: look for a branch that only some "
-        "ranks take, or a size that depends on the rank (pass counts= then)."
+        + "\nEvery rank must make the same calls, with the same counts, in the same order: look for a branch that only "
+        "some ranks take, or a size that depends on the rank (pass counts= then)."
     )
 
 
@@ -82,7 +82,7 @@ def missing_error(
     if left:
         error: type[CollectiveError] = RankFailedError
         head = f"Expected every rank of {group} at {what}, got none of {_ranks(left)}: gone."
-        cure = "Look at the output of the rank that left: it ended, raised or closed the group while others still needed it."
+        cure = "Look at the output of the rank that left: it ended, raised or closed the group too early."
     else:
         error = CollectiveTimeoutError
         head = f"Expected every rank of {group} at {what} within {waited:.1f} s, got no {_ranks(missing)}."

@@ -1,8 +1,9 @@
 """`Window`: memory that every rank of a node has mapped, and that lives as long as any array in it.
 
-A file in /dev/shm is made by one rank, opened by the others and unlinked before anyone uses it, so nothing is left behind
-however the job ends. Its pages are reserved when it is made: too little shared memory is an error then, not a SIGBUS later.
-Arrays hold the mapping, not the group: one that outlives its group stays readable. May import: errors, typing.
+A file in /dev/shm is made by one rank, opened by the others and unlinked before anyone uses it, so nothing is left
+behind however the job ends. Its pages are reserved when it is made: too little shared memory is an error then, not a
+SIGBUS later. Arrays hold the mapping, not the group: one that outlives its group stays readable. May import: errors,
+typing.
 """
 
 from __future__ import annotations
@@ -82,12 +83,12 @@ def create_file(directory: str, nbytes: int) -> str:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
             raise SharedMemoryError(
-                f"Expected room for {nbytes:,} bytes of shared memory in {directory}, got {free_nbytes(directory):,} free. "
+                f"Expected room for {nbytes:,} bytes of shared memory in {directory}, got {free_nbytes(directory):,}. "
                 f"Make it larger (docker run --shm-size=…, or mount -o remount,size=… {directory}), "
                 "or set ZERORT_SHM_DIR to a directory with room."
             ) from error
         raise SharedMemoryError(
-            f"Expected to make a file in {directory}, got: {error}. Set ZERORT_SHM_DIR to a directory that can be written to."
+            f"Expected to make a file in {directory}, got: {error}. Set ZERORT_SHM_DIR to one that you can write to."
         ) from error
     return path
 

@@ -1,8 +1,9 @@
 """The host as a device: aligned NumPy memory, and streams that are worker threads with an ordered queue.
 
-A stream does its work in the order of submission, one piece at a time, on its worker thread or on a thread that waits for
-it: whoever waits for a ticket that nobody works on yet takes the work over. A blocking call then costs no thread switch, and
-work that nobody waits for still happens. May import: trace, typing, device.ticket.
+A stream does its work in the order of submission, one piece at a time, on its worker thread or on a thread that waits
+for
+it: whoever waits for a ticket that nobody works on yet takes the work over. A blocking call then costs no thread
+switch, and work that nobody waits for still happens. May import: trace, typing, device.ticket.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class HostEvent:
     def wait(self, timeout: float | None = None) -> None:
         """Block until the point is reached, doing the stream's work meanwhile if nobody else does.
 
-        A wait with a ``timeout`` leaves the work to the worker thread: work taken over could not be left when time is up.
+        A wait with a ``timeout`` leaves the work to the worker thread: work taken over could not be left when time is
+        up.
 
         Raises:
             TimeoutError: Not reached after ``timeout`` seconds.

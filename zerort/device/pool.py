@@ -1,7 +1,8 @@
 """`SlabPool`: a fixed number of equal slabs, leased and released, allocated once and reused for ever.
 
-First touch of fresh memory runs at 1–2 GB/s, a tenth of what a warm buffer gives, so buffers on the hot path are leased, not
-allocated. A slab has exactly the size asked for: nothing is rounded up to a power of two. May import: typing.
+First touch of fresh memory runs at 1–2 GB/s, a tenth of what a warm buffer gives, so buffers on the hot path are
+leased, not allocated. A slab has exactly the size asked for: nothing is rounded up to a power of two. May import:
+typing.
 """
 
 from __future__ import annotations
@@ -156,4 +157,4 @@ class SlabPool:
         self.close()
 
     def __repr__(self) -> str:
-        return f"SlabPool({self._leased} of {self.count} × {self.slab_nbytes} bytes leased)"
+        return f"SlabPool({self._leased} of {self.count} slabs of {self.slab_nbytes} bytes leased)"

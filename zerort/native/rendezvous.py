@@ -1,8 +1,8 @@
 """`Rendezvous` without a compiler: the form in Python of ``src/rendezvous.cpp``, and how to read what ranks left there.
 
-Both forms have the same verbs and the same layout in shared memory (drawn in ``src/rendezvous.h``). All ranks of a node use
-the same form: this one has no atomic counter, so rank 0 watches the others arrive and moves the epoch for all. It polls, and
-cannot read memory that is not shared. May import: native.dtypes, native.extension, native.reference.
+Both forms have the same verbs and the same layout in shared memory (drawn in ``src/rendezvous.h``). All ranks of a node
+use the same form: this one has no atomic counter, so rank 0 watches the others arrive and moves the epoch for all. It
+polls, and cannot read memory that is not shared. May import: native.dtypes, native.extension, native.reference.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ __all__ = [
     "WAITING",
     "PythonRendezvous",
     "SlotView",
+    "allow_reading",
     "can_read",
     "control_nbytes",
     "open_rendezvous",
@@ -67,12 +68,15 @@ def open_rendezvous(control: int, *, rank: int, size: int, spins: int, yields: i
     return form(control, rank, size, spins, yields)
 
 
+def allow_reading() -> None:
+    """Let the other processes of this user read this one's memory, where the kernel wants to be asked."""
+    if kernels is not None:
+        kernels.allow_readers()
+
+
 def can_read(pid: int, *, address: int) -> bool:
-    """Say whether this process may read that one's memory, by trying; and let it read this one's."""
-    if kernels is None:
-        return False
-    kernels.allow_readers()
-    return bool(kernels.probe_reading(pid, address) == 0)
+    """Say whether this process may read that one's memory, by trying."""
+    return kernels is not None and bool(kernels.probe_reading(pid, address) == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ class PythonRendezvous:
 
     def __init__(self, control: int, rank: int, size: int, spins: int, yields: int) -> None:
         self._memory = _bytes_at(control, control_nbytes(size))
+        self._raw = memoryview(self._memory)  # type: ignore[arg-type]
         self._words = self._memory.view(np.uint32)
         self._rank = rank
         self._size = size
@@ -141,7 +146,7 @@ class PythonRendezvous:
         slot = self._slot(self._rank)
         self._turn = int(self._words[slot + 3]) % 2
         first = self._call(self._rank)
-        struct.pack_into("<qQqQ", self._memory, first, source_window, source_offset, out_window, out_offset)
+        struct.pack_into("<qQqQ", self._raw, first, source_window, source_offset, out_window, out_offset)
         self._memory[first + 32 : first + _CALL_BYTES] = np.frombuffer(header, np.uint8)
         self._words[slot + 3] += 1
         self._comparing = True
@@ -199,14 +204,21 @@ class PythonRendezvous:
         for r in range(self._size):
             self._view(self._locations(r)[2:4], first * kind.itemsize, result.nbytes)[:] = result.view(np.uint8)
 
-    def copy_from(self, rank: int, from_out: bool, first: int, to: int, nbytes: int) -> None:  # noqa: FBT001
-        """Copy ``nbytes`` of rank's source, or its out, from byte ``first`` on, to address ``to``."""
-        where = self._locations(rank)
-        _bytes_at(to, nbytes)[:] = self._view(where[2:4] if from_out else where[0:2], first, nbytes)
+    def copy_from_source(self, rank: int, first: int, to: int, nbytes: int) -> None:
+        """Copy ``nbytes`` of rank's source, from byte ``first`` on, to address ``to``."""
+        self._copy(self._locations(rank)[0:2], first, to, nbytes)
 
-    def all_in_windows(self, outs: bool) -> bool:  # noqa: FBT001
-        """Say whether every rank's source (or out) lies in a window."""
-        return all(self._locations(r)[2 if outs else 0] != PRIVATE for r in range(self._size))
+    def copy_from_out(self, rank: int, first: int, to: int, nbytes: int) -> None:
+        """Copy ``nbytes`` of rank's out, from byte ``first`` on, to address ``to``."""
+        self._copy(self._locations(rank)[2:4], first, to, nbytes)
+
+    def sources_in_windows(self) -> bool:
+        """Say whether every rank's source lies in a window."""
+        return all(self._locations(r)[0] != PRIVATE for r in range(self._size))
+
+    def outs_in_windows(self) -> bool:
+        """Say whether every rank's out lies in a window."""
+        return all(self._locations(r)[2] != PRIVATE for r in range(self._size))
 
     def all_sources_in(self, window: int) -> bool:
         """Say whether every rank's source lies in ``window``."""
@@ -224,7 +236,7 @@ class PythonRendezvous:
         return self._slot(rank) * 4 + _CALLS + self._turn * _CALL_BYTES
 
     def _locations(self, rank: int) -> tuple[int, int, int, int]:
-        found: tuple[int, int, int, int] = struct.unpack_from("<qQqQ", self._memory, self._call(rank))
+        found: tuple[int, int, int, int] = struct.unpack_from("<qQqQ", self._raw, self._call(rank))
         return found
 
     def _header(self, rank: int) -> bytes:
@@ -235,6 +247,9 @@ class PythonRendezvous:
         window, offset = location
         base = offset if window == PRIVATE else self._windows[window] + offset
         return _bytes_at(base + first, nbytes)
+
+    def _copy(self, location: tuple[int, ...], first: int, to: int, nbytes: int) -> None:
+        _bytes_at(to, nbytes)[:] = self._view(location, first, nbytes)
 
     def _arrive(self) -> None:
         self._target = (int(self._words[_EPOCH // 4]) + 1) % 2**32
@@ -252,4 +267,4 @@ class PythonRendezvous:
 def _bytes_at(address: int, nbytes: int) -> Array:
     if nbytes == 0:
         return np.empty(0, np.uint8)
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))

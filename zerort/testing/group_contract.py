@@ -5,8 +5,8 @@
         def on_ranks(self):
             return lambda body: run_threads(4, body)      # calls body(group) on every rank of a fresh group
 
-The data are small whole numbers that depend on rank and place, so every dtype sums them exactly and a byte from the wrong
-rank or the wrong place shows. May import: comm, pytest.
+The data are small whole numbers that depend on rank and place, so every dtype sums them exactly and a byte from the
+wrong rank or the wrong place shows. May import: comm, pytest.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ SIZES = [0, 1, 7, 1000, 50_021]
 def pattern(rank: int, numel: int, dtype: Any = "float32") -> Array:
     """Return ``numel`` small whole numbers that tell their rank and place."""
     kind = np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
-    return ((np.arange(numel) * 7 + rank * 3) % 11 + 1).astype(kind)
+    values: Array = ((np.arange(numel) * 7 + rank * 3) % 11 + 1).astype(kind)
+    return values
 
 
 def reduced(size: int, numel: int, dtype: Any = "float32", reduction: str = "sum") -> Array:
     """Return the reduction of every rank's pattern."""
     rows = np.stack([pattern(rank, numel, "int64") for rank in range(size)])
-    values = {"sum": rows.sum(0), "max": rows.max(0), "min": rows.min(0)}[reduction]
+    values: Array = {"sum": rows.sum(0), "max": rows.max(0), "min": rows.min(0)}[reduction]
     return values.astype(pattern(0, 0, dtype).dtype)
 
 

@@ -1,7 +1,7 @@
 """`run_job`: N ranks as processes under mpirun; one that hangs is shown with every rank's stacks, then ended.
 
-The processes of a job are found by a mark in their environment, not by parentage: a launcher puts daemons between itself and
-its ranks. May import: comm.environment.
+The processes of a job are found by a mark in their environment, not by parentage: a launcher puts daemons between
+itself and its ranks. May import: comm.environment.
 """
 
 from __future__ import annotations

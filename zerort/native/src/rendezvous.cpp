@@ -119,7 +119,7 @@ class Rendezvous {
     nb::gil_scoped_release release;
     const std::size_t width = itemsize(Dtype(dtype));
     std::vector<const void*> sources(static_cast<std::size_t>(size_));
-    if (!all_in_windows(false)) {
+    if (!sources_in_windows()) {
       reduce_blocks(out, Dtype(dtype), Reduction(reduction), first, numel, width);
       return;
     }
@@ -143,16 +143,27 @@ class Rendezvous {
     }
   }
 
-  // to[0:nbytes] = rank's source (or, with from_out, its out) from byte `first` on.
-  void copy_from(int rank, bool from_out, std::uint64_t first, std::uintptr_t to, std::uint64_t nbytes) {
+  // to[0:nbytes] = rank's source from byte `first` on.
+  void copy_from_source(int rank, std::uint64_t first, std::uintptr_t to, std::uint64_t nbytes) {
     nb::gil_scoped_release release;
-    read(rank, from_out ? call(rank).out : call(rank).source, first, reinterpret_cast<char*>(to), nbytes);
+    read(rank, call(rank).source, first, reinterpret_cast<char*>(to), nbytes);
   }
 
-  // Every rank's source lies in a window (or, with outs, every rank's out).
-  bool all_in_windows(bool outs) const {
+  // The same of rank's out.
+  void copy_from_out(int rank, std::uint64_t first, std::uintptr_t to, std::uint64_t nbytes) {
+    nb::gil_scoped_release release;
+    read(rank, call(rank).out, first, reinterpret_cast<char*>(to), nbytes);
+  }
+
+  bool sources_in_windows() const {
     for (int r = 0; r < size_; r++)
-      if ((outs ? call(r).out : call(r).source).window == kPrivate) return false;
+      if (call(r).source.window == kPrivate) return false;
+    return true;
+  }
+
+  bool outs_in_windows() const {
+    for (int r = 0; r < size_; r++)
+      if (call(r).out.window == kPrivate) return false;
     return true;
   }
 
@@ -321,8 +332,10 @@ void bind_rendezvous(nb::module_& module) {
       .def("leave", &Rendezvous::leave)
       .def("reduce_sources", &Rendezvous::reduce_sources)
       .def("reduce_into_all", &Rendezvous::reduce_into_all)
-      .def("copy_from", &Rendezvous::copy_from)
-      .def("all_in_windows", &Rendezvous::all_in_windows)
+      .def("copy_from_source", &Rendezvous::copy_from_source)
+      .def("copy_from_out", &Rendezvous::copy_from_out)
+      .def("sources_in_windows", &Rendezvous::sources_in_windows)
+      .def("outs_in_windows", &Rendezvous::outs_in_windows)
       .def("all_sources_in", &Rendezvous::all_sources_in)
       .def("one_out", &Rendezvous::one_out);
   module.def("allow_readers", &allow_readers);

