@@ -104,6 +104,21 @@ def test_no_room_even_to_meet_fails_on_every_rank(job, small_shm):
     assert not [path for path in small_shm.iterdir() if path.name != "filler"]
 
 
+def test_an_mpi_without_threads_still_works(job):
+    code = """
+    import mpi4py
+    mpi4py.rc.thread_level = "funneled"
+    import threading
+    group = zr.open_group(kind="mpi")
+    total = group.all_reduce(np.ones(500_000))
+    assert total.done()
+    say("sum", total.wait().sum(), [thread.name for thread in threading.enumerate()])
+    group.close()
+    """
+    result = job(2, code)
+    assert result.output.count("sum 1000000.0 ['MainThread']") == 2, result.output
+
+
 def test_ranks_must_want_the_same_kind(job):
     code = """
     from mpi4py import MPI

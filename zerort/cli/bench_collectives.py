@@ -92,8 +92,8 @@ class _Bench:
         self._buffers.free()
         for size, why in self._skipped.items():
             screen.print(f"# skipped {format_bytes(size)}: {why}")
-        if not rows:
-            raise SharedMemoryError(f"Expected a size that fits, got none. {next(iter(self._skipped.values()), '')}")
+        if len(self._skipped) == len(options.sizes):
+            raise SharedMemoryError(f"Expected a size that fits, got none. {next(iter(self._skipped.values()))}")
         footprint = self._footprint()
         for line in tables.collectives_legend(rows, footprint, compare=bool(options.compare)):
             screen.print(line)

@@ -15,9 +15,9 @@ from typing import Any
 from zerort import native
 from zerort.cli.checkup import Finding, bad, ok, warn
 from zerort.cli.machine import core_count
-from zerort.cli.probe import answer_of, look_at_job, look_at_library
+from zerort.cli.probe import answer_of, look_at_job
 from zerort.cli.ranks import launched_rank, run_here, run_ranks
-from zerort.comm.environment import Launcher, find_launcher, launched_size
+from zerort.comm.environment import Launcher, find_launcher, launched_by, launched_size
 from zerort.config import GroupOptions
 from zerort.errors import ZerortError
 
@@ -116,15 +116,24 @@ def _check_test_job(options: GroupOptions) -> Iterator[Finding]:
 
 
 def _check_this_job(options: GroupOptions) -> Iterator[Finding]:
-    try:
-        library, answer = look_at_library(), look_at_job()
-    except (ZerortError, ImportError) as error:
-        if not launched_rank():
-            yield bad("this job", str(error), cure="Start ranks with the mpirun of the library that mpi4py uses.")
-        return
+    cure = "Start ranks with the mpirun of the library that mpi4py uses."
+    # Asked in another process first: a library that meets another MPI's launcher may abort as soon as it is loaded.
+    library = _library_elsewhere()
+    vendor = "Open MPI" if launched_by() == "Open MPI" else "MPICH"
+    story, answer = "", {}
+    if library is not None and library["vendor"] != vendor:
+        story = f"{launched_by()}'s mpirun started this, but the library is {library['vendor']}'s: every rank is alone"
+    elif library is not None:
+        try:
+            answer = look_at_job()
+        except ZerortError as error:
+            story = str(error)
     if launched_rank():
         return
     yield from _check_library(library)
+    if story or library is None:
+        yield bad("this job", story or "no MPI library to join its ranks", cure=cure)
+        return
     yield from _check_wheels()
     yield from _check_group("this job", answer, options)
     most, cores = max(answer["ranks_per_node"].values()), core_count()

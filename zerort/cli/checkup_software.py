@@ -21,7 +21,7 @@ from zerort.errors import CallError
 
 __all__ = ["KNOWN_VARIABLES", "check_software", "group_options"]
 
-KNOWN_VARIABLES = (*ENVIRONMENT, "ZERORT_NATIVE")
+KNOWN_VARIABLES = (*ENVIRONMENT, "ZERORT_NATIVE", "ZERORT_STACKS", "ZERORT_JOB")
 """Every environment variable that zerort reads."""
 
 

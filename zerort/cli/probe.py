@@ -21,7 +21,7 @@ from zerort.cli.world import World
 from zerort.comm import open_group
 from zerort.comm.environment import library_vendor
 
-__all__ = ["PROBES", "answer_of", "look_at_job", "look_at_library"]
+__all__ = ["PROBES", "answer_of", "look_at_job"]
 
 
 def look_at_library() -> dict[str, Any]:

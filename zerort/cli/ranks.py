@@ -59,11 +59,13 @@ def run_ranks(ranks: int, words: list[str], *, capture: bool = False, timeout: f
 
 
 def run_here(words: list[str], *, timeout: float) -> Finished:
-    """Run ``python words…`` as one process, without a launcher, and keep what it prints."""
-    return _run([sys.executable, *words], capture=True, timeout=timeout)
+    """Run ``python words…`` as one process that knows of no launcher, and keep what it prints."""
+    of_launchers = ("PMI_", "PMIX_", "OMPI_COMM_", "PRTE_", "MV2_COMM_", "HYDI_")
+    env = {name: text for name, text in os.environ.items() if not name.startswith(of_launchers)}
+    return _run([sys.executable, *words], capture=True, timeout=timeout, env=env)
 
 
-def _run(command: list[str], *, capture: bool, timeout: float | None) -> Finished:
+def _run(command: list[str], *, capture: bool, timeout: float | None, env: dict[str, str] | None = None) -> Finished:
     pipe = subprocess.PIPE if capture else None
     with _sigterm_as_exit():
         process = subprocess.Popen(
@@ -71,6 +73,7 @@ def _run(command: list[str], *, capture: bool, timeout: float | None) -> Finishe
             stdin=subprocess.DEVNULL,
             stdout=pipe,
             stderr=pipe,
+            env=env,
             text=True,
             errors="replace",
             start_new_session=True,

@@ -15,6 +15,7 @@ import atexit
 import functools
 import json
 import socket
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,8 +61,13 @@ class Group:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._options = transport.options
-        self._eager_nbytes = -1 if transport.own_thread else transport.options.eager_nbytes
-        self._stream = HostStream(f"comm {transport.name}", helping=not transport.own_thread)
+        # Calls up to this size run at once, on the thread that makes them.
+        self._eager_nbytes = {
+            "any thread": transport.options.eager_nbytes,
+            "own thread": -1,
+            "caller": sys.maxsize,
+        }[transport.runs_on]
+        self._stream = HostStream(f"comm {transport.name}", helping=transport.runs_on == "any thread")
         self._sequence = 0
         self._closed = False
         self._children: list[Group] = []

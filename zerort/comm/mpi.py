@@ -47,11 +47,12 @@ class MpiTransport(Transport):
     """
 
     kind = "mpi"
-    own_thread = True
 
     def __init__(self, comm: MPI.Intracomm, *, hosts: list[int], name: str, options: GroupOptions) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), name=name, options=options)
         self.hosts = hosts
+        # Below SERIALIZED, MPI may only be called by the thread that initialised it: then nothing is asynchronous.
+        self.runs_on = "own thread" if MPI.Query_thread() >= MPI.THREAD_SERIALIZED else "caller"
         self._exchange = Exchange(comm, hosts=hosts, message_nbytes=options.message_nbytes, timeout=options.timeout)
         self._headers: list[bytes] | None = None  # what every rank said when all last met
         self._met_at = time.monotonic()

@@ -12,7 +12,7 @@ at a time. May import: errors, config, trace, comm.call, comm.geometry, comm.ver
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from zerort.comm.call import Call
 from zerort.comm.verdict import mismatch_error, tell_story
@@ -35,8 +35,8 @@ class Transport(abc.ABC):
     """
 
     kind: ClassVar[str]
-    own_thread: ClassVar[bool] = False
-    """All calls must come from one thread of the group's own, as an MPI library likes it."""
+    runs_on: Literal["any thread", "own thread", "caller"] = "any thread"
+    """Which thread may call the transport: any, one at a time; the group's own only; or only the one that opened it."""
 
     def __init__(self, rank: int, size: int, *, name: str, options: GroupOptions) -> None:
         self.rank = rank

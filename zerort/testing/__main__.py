@@ -19,7 +19,7 @@ def main() -> int:
     options = parser.parse_args(sys.argv[1:split])
     for size in options.sizes:
         print(f"== {size} ranks", flush=True)
-        words = ["-m", "pytest", "--with-mpi", "-q", "-p", "no:cacheprovider", *sys.argv[split + 1 :]]
+        words = ["-m", "pytest", "--with-mpi", "-q", "--color=no", "-p", "no:cacheprovider", *sys.argv[split + 1 :]]
         result = run_job(size, words, timeout=options.timeout, echo=True)
         if result.code:
             print(f"== {size} ranks: exit code {result.code} after {result.seconds:.0f} s", flush=True)

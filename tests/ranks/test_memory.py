@@ -1,0 +1,61 @@
+"""What shared memory costs a machine, measured as the sum of the ranks' proportional set sizes."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from zerort.comm import open_group
+
+WORLD = MPI.COMM_WORLD
+pytestmark = pytest.mark.mpi
+
+NBYTES = 48 * 2**20
+
+
+def machine_nbytes():
+    """Return the bytes that all ranks hold together; a shared page counts once."""
+    with open("/proc/self/smaps_rollup") as rollup:
+        pss = next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
+    total = WORLD.allreduce(pss)
+    WORLD.Barrier()
+    return total
+
+
+def test_a_shared_gather_costs_the_machine_its_bytes_once(options):
+    with open_group(kind="node", options=options) as group:
+        counts = [NBYTES // 4 // group.size] * group.size
+        before = machine_nbytes()
+        shards = group.empty_shared(counts, "float32")
+        shards.mine[:] = group.rank
+        group.all_gather(shards.mine, out=shards.full).wait()
+        assert shards.full.sum() == sum(range(group.size)) * counts[0]  # every rank has read all of it
+        shared = machine_nbytes() - before
+        copy = group.all_gather(shards.mine).wait()
+        copied = machine_nbytes() - before - shared
+        own = 2**21 * group.size  # what each rank's allocator and stacks take besides
+        assert 0.95 * NBYTES < shared < 1.1 * NBYTES + own
+        assert 0.95 * NBYTES * group.size < copied < 1.1 * NBYTES * group.size + own
+        assert copy.nbytes == shards.full.nbytes == sum(counts) * 4
+
+
+def test_freed_windows_go_back_to_the_machine(options):
+    with open_group(kind="node", options=options) as group:
+        before = machine_nbytes()
+        for _ in range(5):
+            array = group.empty(NBYTES // 4, "float32")
+            array[:] = 1
+            group.barrier().wait()
+            group.free(array)
+            del array
+        assert machine_nbytes() - before < 0.2 * NBYTES
+
+
+def test_a_group_holds_little(options):
+    """Opening and closing groups over and over leaves nothing behind."""
+    for _ in range(3):
+        open_group(kind="node", options=options).close()
+    before = machine_nbytes()
+    for _ in range(10):
+        with open_group(kind="node", options=options) as group:
+            group.all_reduce(np.ones(4)).wait()
+    assert machine_nbytes() - before < 2**21 * WORLD.size
