@@ -1,7 +1,9 @@
-"""Collectives of zerort and of torch.distributed (gloo), taking turns in one run: ``mpirun -n 2 python collectives_gloo.py``.
+"""Collectives of zerort and of torch.distributed (gloo), taking turns in one run.
 
-Prints, per collective and size, the median time of each over repetitions and how many times faster zerort is. Arrays are
-fp32; zerort's come from ``group.empty`` (window) or are plain arrays (own), gloo's are tensors.
+    mpirun -n 2 python benchmarks/collectives_gloo.py
+
+Prints, per collective and size, the median time of each over repetitions and how many times faster zerort is. Arrays
+are fp32; zerort's come from ``group.empty`` (window) or are plain arrays (own), gloo's are tensors.
 """
 
 from __future__ import annotations

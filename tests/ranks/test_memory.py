@@ -14,6 +14,7 @@ NBYTES = 48 * 2**20
 
 def machine_nbytes():
     """Return the bytes that all ranks hold together; a shared page counts once."""
+    WORLD.Barrier()  # a page counts in parts only once every rank has touched it
     with open("/proc/self/smaps_rollup") as rollup:
         pss = next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
     total = WORLD.allreduce(pss)

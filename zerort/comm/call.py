@@ -19,7 +19,7 @@ from zerort.comm.geometry import Geometry
 from zerort.native.rendezvous import AGREED_BYTES, HEADER_BYTES
 from zerort.typing import Array
 
-__all__ = ["INVALID", "Call", "call_site", "describe_header"]
+__all__ = ["INVALID", "Call", "call_site", "describe_header", "is_ours"]
 
 INVALID = "invalid call"
 """The operation of a rank whose arguments are wrong: it still arrives, so that the others need not wait for it."""
@@ -59,17 +59,30 @@ class Call:
     """Why this rank's arguments cannot be used; then nothing of the above but the site counts."""
     result: Any = field(default=None, repr=False)
     """What the verb returns: ``out`` in the shape that the caller gave."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the largest array that takes part on this rank."""
-        return max(0 if self.source is None else self.source.nbytes, 0 if self.out is None else self.out.nbytes)
+    nbytes: int = 0
+    """Of the largest array that takes part on this rank."""
+    places: Any = field(default=None, repr=False)
+    """Where a transport found the arrays; its own business."""
+    _tail: bytes = field(default=b"", repr=False)
 
     def header(self) -> bytes:
         """Pack what the others compare and, in a report, read."""
-        return _SEQUENCE.pack(self.sequence) + _pack(
-            self.op, self.dtype, self.reduction, self.root, self.numel, self.counts, self.name, self.site
-        )
+        if not self._tail:
+            self._tail = _pack(
+                self.op, self.dtype, self.reduction, self.root, self.numel, self.counts, self.name, self.site
+            )
+        return _SEQUENCE.pack(self.sequence) + self._tail
+
+    def move_to(self, site: str) -> None:
+        """Make this the call of another line of code."""
+        self.site, self._tail = site, b""
+
+    def finish(self) -> Any:
+        """Let go of the arrays and return the result; the call can then be made again."""
+        result = self.result
+        self.source = self.out = self.result = None
+        self.sequence = -1
+        return result
 
     def describe(self) -> str:
         """Say what is called, as a person would write it."""
@@ -110,13 +123,14 @@ def _text(raw: bytes) -> str:
 def call_site() -> str:
     """Return ``file:line`` of the nearest caller that is not zerort itself."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
+    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     return _site(frame.f_code.co_filename, frame.f_lineno)
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_ours(filename: str) -> bool:
+def is_ours(filename: str) -> bool:
+    """Say whether a file is part of zerort, other than what users see as theirs: tests and commands."""
     return filename.startswith(_ROOM) and not filename.startswith(_FOR_USERS)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -23,18 +23,35 @@ from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
 from zerort.typing import Array
 
 __all__ = [
+    "Given",
     "check_counts",
     "fill_all_gather",
     "fill_all_reduce",
     "fill_all_to_all",
+    "fill_barrier",
     "fill_broadcast",
     "fill_reduce",
     "fill_reduce_scatter",
 ]
 
 
-def fill_all_gather(call: Call, rank: int, size: int, *, source: Any, out: Any, counts: Any) -> None:
+class Given(NamedTuple):
+    """What a user gave to a collective."""
+
+    source: Any
+    out: Any
+    counts: Any = None
+    root: int = -1
+    reduction: str = ""
+
+
+def fill_barrier(call: Call, rank: int, size: int, given: Given) -> None:
+    """Nothing to check."""
+
+
+def fill_all_gather(call: Call, rank: int, size: int, given: Given) -> None:
     """Every rank's source, side by side, in every rank's out."""
+    source, out, counts, _, _ = given
     flat = _source(call, source)
     if counts is None:
         shares = (flat.size,) * size
@@ -50,10 +67,9 @@ def fill_all_gather(call: Call, rank: int, size: int, *, source: Any, out: Any, 
     _result(call, out, sum(shares), in_place=call.geometry.places[rank])
 
 
-def fill_reduce_scatter(
-    call: Call, rank: int, size: int, *, source: Any, out: Any, counts: Any, reduction: str
-) -> None:
+def fill_reduce_scatter(call: Call, rank: int, size: int, given: Given) -> None:
     """The reduction of every rank's source, cut into one range per rank."""
+    source, out, counts, _, reduction = given
     flat = _source(call, source)
     _reduction(call, reduction)
     if counts is None:
@@ -73,25 +89,28 @@ def fill_reduce_scatter(
     _result(call, out, shares[rank], in_place=-call.geometry.takes[rank][0])
 
 
-def fill_all_reduce(call: Call, rank: int, size: int, *, source: Any, out: Any, reduction: str) -> None:
+def fill_all_reduce(call: Call, rank: int, size: int, given: Given) -> None:
     """The reduction of every rank's source, in every rank's out."""
+    source, out, _, _, reduction = given
     flat = _source(call, source)
     _reduction(call, reduction)
     call.numel = flat.size
     _result(call, out, flat.size, in_place=0, like=source)
 
 
-def fill_broadcast(call: Call, rank: int, size: int, *, source: Any, out: Any, root: int) -> None:
+def fill_broadcast(call: Call, rank: int, size: int, given: Given) -> None:
     """Root's source, in every rank's out."""
+    source, out, _, root, _ = given
     flat = _source(call, source)
     _root(call, root, size)
     call.numel = flat.size
     call.geometry = geometry.gather(_only(root, flat.size, size), rank)
-    _result(call, source if out is None else out, flat.size, in_place=0)
+    _result(call, out, flat.size, in_place=0)
 
 
-def fill_reduce(call: Call, rank: int, size: int, *, source: Any, out: Any, root: int, reduction: str) -> None:
+def fill_reduce(call: Call, rank: int, size: int, given: Given) -> None:
     """The reduction of every rank's source, in root's out."""
+    source, out, _, root, reduction = given
     flat = _source(call, source)
     _reduction(call, reduction)
     _root(call, root, size)
@@ -105,8 +124,9 @@ def fill_reduce(call: Call, rank: int, size: int, *, source: Any, out: Any, root
         call.out, call.result = np.empty(0, flat.dtype), None
 
 
-def fill_all_to_all(call: Call, rank: int, size: int, *, source: Any, out: Any, counts: Any) -> None:
+def fill_all_to_all(call: Call, rank: int, size: int, given: Given) -> None:
     """What every rank holds for this one, side by side."""
+    source, out, counts, _, _ = given
     flat = _source(call, source)
     if counts is None:
         share, rest = divmod(flat.size, size)
@@ -135,6 +155,7 @@ def fill_all_to_all(call: Call, rank: int, size: int, *, source: Any, out: Any, 
 def _source(call: Call, array: Any) -> Array:
     call.source = flat = _flat(call.op, array, "source")
     call.source_address = address_of(flat)
+    call.nbytes = flat.nbytes
     call.dtype = _dtype_name(flat.dtype)
     return flat
 
@@ -158,6 +179,7 @@ def _result(call: Call, out: Any, numel: int, *, in_place: int | None, like: Any
     if out is None:
         call.out = np.empty(numel, source.dtype)
         call.out_address = address_of(call.out)
+        call.nbytes = max(call.nbytes, call.out.nbytes)
         call.result = call.out if like is None else call.out.reshape(like.shape)
         return
     flat = _flat(call.op, out, "out")
@@ -177,6 +199,7 @@ def _result(call: Call, out: Any, numel: int, *, in_place: int | None, like: Any
                 + f", got {shift} elements. Pass a copy as source, or another out."
             )
     call.out, call.out_address, call.result = flat, here, out
+    call.nbytes = max(call.nbytes, flat.nbytes)
 
 
 def _flat(op: str, array: Any, what: str) -> Array:

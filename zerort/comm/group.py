@@ -26,6 +26,8 @@ import numpy as np
 from zerort import trace
 from zerort.comm import checks
 from zerort.comm.call import INVALID, Call, call_site
+from zerort.comm.checks import Given
+from zerort.comm.prepared import PreparedCalls
 from zerort.comm.transport import Transport
 from zerort.device import HostStream, Ticket
 from zerort.errors import CallError, ClosedError, CollectiveError
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 __all__ = ["Group", "SharedShards"]
 
 T = TypeVar("T")
+Fill = Callable[[Call, int, int, Given], None]
+
+_NOTHING = Given(None, None)
 
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
@@ -69,6 +74,7 @@ class Group:
         }[transport.runs_on]
         self._stream = HostStream(f"comm {transport.name}", helping=transport.runs_on == "any thread")
         self._sequence = 0
+        self._prepared = PreparedCalls()
         self._closed = False
         self._children: list[Group] = []
         _open_groups.add(self)
@@ -115,7 +121,7 @@ class Group:
             counts: Elements of each rank's shard, on every rank the same; None if all are equal.
             name: What to call this in errors and traces.
         """
-        return self._launch("all_gather", name, checks.fill_all_gather, source=source, out=out, counts=counts)
+        return self._launch("all_gather", checks.fill_all_gather, Given(source, out, counts), name)
 
     def reduce_scatter(
         self,
@@ -135,31 +141,26 @@ class Group:
             reduction: ``"sum"``, ``"max"`` or ``"min"``. fp16 and bf16 are summed in fp32 and rounded once.
             name: What to call this in errors and traces.
         """
-        return self._launch(
-            "reduce_scatter",
-            name,
-            checks.fill_reduce_scatter,
-            source=source,
-            out=out,
-            counts=counts,
-            reduction=reduction,
-        )
+        given = Given(source, out, counts, reduction=reduction)
+        return self._launch("reduce_scatter", checks.fill_reduce_scatter, given, name)
 
     def all_reduce(
         self, source: Array, *, out: Array | None = None, reduction: str = "sum", name: str = ""
     ) -> Ticket[Array]:
         """Reduce every rank's ``source`` in rank order into every rank's ``out`` (``out=source`` works in place)."""
-        return self._launch("all_reduce", name, checks.fill_all_reduce, source=source, out=out, reduction=reduction)
+        return self._launch("all_reduce", checks.fill_all_reduce, Given(source, out, reduction=reduction), name)
 
     def broadcast(self, source: Array, *, root: int = 0, out: Array | None = None, name: str = "") -> Ticket[Array]:
         """Copy root's ``source`` into every rank's ``out``; in place if ``out`` is None."""
-        return self._launch("broadcast", name, checks.fill_broadcast, source=source, out=out, root=root)
+        given = Given(source, source if out is None else out, root=root)
+        return self._launch("broadcast", checks.fill_broadcast, given, name)
 
     def reduce(
         self, source: Array, *, root: int = 0, out: Array | None = None, reduction: str = "sum", name: str = ""
     ) -> Ticket[Array | None]:
         """Reduce every rank's ``source`` in rank order into root's ``out``; the other ranks' result is None."""
-        return self._launch("reduce", name, checks.fill_reduce, source=source, out=out, root=root, reduction=reduction)
+        given = Given(source, out, root=root, reduction=reduction)
+        return self._launch("reduce", checks.fill_reduce, given, name)
 
     def all_to_all(
         self,
@@ -177,11 +178,11 @@ class Group:
             counts: ``counts[s][d]`` elements go from rank s to rank d, on every rank the same; None splits evenly.
             name: What to call this in errors and traces.
         """
-        return self._launch("all_to_all", name, checks.fill_all_to_all, source=source, out=out, counts=counts)
+        return self._launch("all_to_all", checks.fill_all_to_all, Given(source, out, counts), name)
 
     def barrier(self, *, name: str = "") -> Ticket[None]:
         """Wait until every rank is here."""
-        return self._launch("barrier", name, lambda call, rank, size: None)
+        return self._launch("barrier", checks.fill_barrier, _NOTHING, name)
 
     # -- memory, parts, end ----------------------------------------------------------------------------------------
 
@@ -196,7 +197,7 @@ class Group:
         """
         kind = self._dtype("empty", dtype)
 
-        def fill(call: Call, rank: int, size: int) -> None:
+        def fill(call: Call, rank: int, size: int, given: Given) -> None:
             call.dtype = kind.name
             if numel < 0:
                 raise CallError(f"empty: Expected numel ≥ 0, got {numel}.")
@@ -215,7 +216,7 @@ class Group:
         kind = self._dtype("empty_shared", dtype)
         shares: list[int] = []
 
-        def fill(call: Call, rank: int, size: int) -> None:
+        def fill(call: Call, rank: int, size: int, given: Given) -> None:
             call.dtype = kind.name
             shares.extend(checks.check_counts(call, counts, size))
             call.numel = sum(shares)
@@ -233,7 +234,7 @@ class Group:
         def make() -> None:
             self._transport.release(array)
 
-        self._together("free", name, lambda call, rank, size: None, make)
+        self._together("free", name, checks.fill_barrier, make)
 
     def split(self, color: int | None, *, key: int | None = None, name: str = "") -> Group | None:
         """Return the group of the ranks that gave the same ``color``, ordered by ``key``, then by rank.
@@ -248,7 +249,7 @@ class Group:
         transport = self._together(
             "split",
             "",
-            lambda call, rank, size: None,
+            checks.fill_barrier,
             lambda: self._transport.split(color, key=place, name=title),
         )
         if transport is None:
@@ -296,15 +297,26 @@ class Group:
 
     # -- how a call goes -------------------------------------------------------------------------------------------
 
-    def _launch(self, op: str, name: str, fill: Callable[..., None], **arguments: Any) -> Ticket[Any]:
-        call = self._new_call(op, name, fill, **arguments)
+    def _launch(self, op: str, fill: Fill, given: Given, name: str) -> Ticket[Any]:
+        source, out, counts, root, reduction = given
+        if type(counts) is list:  # which could not be looked up
+            counts = tuple(counts)
+        key = (op, id(source), id(out), counts, root, reduction, name)
+        call = None if out is None else self._prepared.find(key, source, out, depth=3)
+        if call is None or self._closed or self._transport.broken is not None:
+            call = self._new_call(op, name, fill, given)
+            if out is not None:
+                self._prepared.keep(key, call, source, out)
+        else:
+            call.sequence = self._sequence
+            self._sequence += 1
         return self._stream.submit(
             functools.partial(self._perform, call), name=op, eager=call.nbytes <= self._eager_nbytes
         )
 
-    def _together(self, op: str, name: str, fill: Callable[..., None], make: Callable[[], T]) -> T:
+    def _together(self, op: str, name: str, fill: Fill, make: Callable[[], T]) -> T:
         """Meet as collectives do, then ``make`` something that needs all ranks; wait for it."""
-        call = self._new_call(op, name, fill)
+        call = self._new_call(op, name, fill, _NOTHING)
 
         def work() -> T:
             self._perform(call)
@@ -312,7 +324,7 @@ class Group:
 
         return self._stream.submit(work, name=op, eager=self._eager_nbytes >= 0).wait()
 
-    def _new_call(self, op: str, name: str, fill: Callable[..., None], **arguments: Any) -> Call:
+    def _new_call(self, op: str, name: str, fill: Fill, given: Given) -> Call:
         if self._closed:
             raise ClosedError(f"{op}: Expected an open group, got {self!r}. Call it before closing the group.")
         transport = self._transport
@@ -324,7 +336,7 @@ class Group:
         call = Call(op, call_site(), self._sequence, name)
         self._sequence += 1
         try:
-            fill(call, transport.rank, transport.size, **arguments)
+            fill(call, transport.rank, transport.size, given)
         except CallError as error:
             call = Call(INVALID, call.site, call.sequence, complaint=str(error))
         return call
@@ -336,10 +348,11 @@ class Group:
             self._transport.run(call)
         except BaseException as error:
             flights.end(entry, f"failed: {type(error).__name__}")
+            call.finish()
             raise
         flights.end(entry)
         trace.count(call.op)
-        return call.result
+        return call.finish()
 
     def _dtype(self, op: str, dtype: DtypeLike) -> np.dtype[Any]:
         try:

@@ -17,11 +17,11 @@ from mpi4py import MPI
 
 from zerort import native
 from zerort.comm import geometry
-from zerort.comm.call import Call, describe_header
+from zerort.comm.call import Call
 from zerort.comm.exchange import Alarm, Exchange, Interrupted
 from zerort.comm.geometry import Geometry, even_part, split_evenly
 from zerort.comm.transport import Transport
-from zerort.comm.verdict import Sighting, late_error, missing_error
+from zerort.comm.verdict import Sighting, last_call, late_error, missing_error
 from zerort.config import GroupOptions
 from zerort.native.rendezvous import AGREED_BYTES
 from zerort.typing import Array
@@ -113,15 +113,11 @@ class MpiTransport(Transport):
                 last = f"#{call.sequence} {call.describe()} at {call.site}" if alarm is None else alarm.last
                 sightings.append(Sighting(arrived=True, last=last))
                 continue
-            last = ""
-            if self._headers is not None:
-                sequence, text, site = describe_header(self._headers[rank])
-                last = f"#{sequence} {text} at {site}"
             sightings.append(
                 Sighting(
                     arrived=False,
                     left=alarm is not None,
-                    last=last,
+                    last=last_call(self._headers[rank] if self._headers else None),
                     since=time.monotonic() - self._met_at,
                     process=f"host {self.hosts[rank]}",
                 )

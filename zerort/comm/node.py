@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from zerort import native, trace
-from zerort.comm.call import Call, describe_header
+from zerort.comm.call import Call
 from zerort.comm.geometry import even_part
 from zerort.comm.rounds import all_reduce_in_rounds, move_in_rounds
 from zerort.comm.shelf import Shelf
 from zerort.comm.transport import Transport
-from zerort.comm.verdict import Sighting, late_error, missing_error
+from zerort.comm.verdict import Sighting, last_call, late_error, missing_error
 from zerort.comm.window import Window, create_file, map_file, page_aligned
 from zerort.config import GroupOptions
 from zerort.errors import SharedMemoryError
@@ -56,6 +56,9 @@ _STAGING = 0
 
 _LOOK_AFTER = 0.1
 """Seconds of waiting after which a rank looks whether those it waits for still live."""
+
+_STAGE_NBYTES = 16 * 1024
+"""Arrays of a rank's own up to this size are staged even where others could read them: cheaper than a system call."""
 
 _WHOLE_NBYTES = 64 * 1024
 """All-reduces up to this size are summed whole by every rank: cheaper than a second meeting."""
@@ -93,6 +96,7 @@ class NodeTransport(Transport):
         self._turn = 0
         self._left = False
         self._sees_processes = False
+        self._stage_up_to = 0
         self.reads_private = False
 
     def start(self) -> None:
@@ -105,13 +109,22 @@ class NodeTransport(Transport):
         # In a container of its own a rank may not see the others' processes: then their absence says nothing.
         self._sees_processes = all(os.path.exists(f"/proc/{slot.pid}") for slot in self._slots())
         self.reads_private = self._try_reading()
+        self._stage_up_to = min(_STAGE_NBYTES, slab) if self.reads_private else slab
 
     # -- meeting ---------------------------------------------------------------------------------------------------
 
     def meet(self, call: Call) -> None:
         """Say what this rank came for and where its arrays lie; wait for the others."""
-        source_window, source_offset = self._show(call.source, call.source_address)
-        out_window, out_offset = self._find(call.out, call.out_address)
+        places = call.places
+        if places is None or places[0] != self._shelf.version:
+            places = call.places = (
+                self._shelf.version,
+                *self._find(call.source, call.source_address),
+                *self._find(call.out, call.out_address),
+            )
+        _, source_window, source_offset, out_window, out_offset = places
+        if source_window == PRIVATE:
+            source_window, source_offset = self._show(call.source, source_offset)
         status = self._link.meet(call.header(), source_window, source_offset, out_window, out_offset, _LOOK_AFTER)
         if status != MET:
             status = self._wait(call, status)
@@ -156,17 +169,16 @@ class NodeTransport(Transport):
         return status
 
     def _give_up(self, call: Call) -> Exception:
-        sightings = []
-        for slot in self._slots():
-            last = ""
-            if slot.header is not None:
-                sequence, text, site = describe_header(slot.header)
-                last = f"#{sequence} {text} at {site}"
-            sightings.append(
-                Sighting(
-                    arrived=slot.arrived, left=slot.left, last=last, since=slot.since, process=f"process {slot.pid}"
-                )
+        sightings = [
+            Sighting(
+                arrived=slot.arrived,
+                left=slot.left,
+                last=last_call(slot.header),
+                since=slot.since,
+                process=f"process {slot.pid}",
             )
+            for slot in self._slots()
+        ]
         self._link.give_up()
         if sightings[self.rank].arrived:
             self.broken = missing_error(**self.facts(call), sightings=sightings)
@@ -354,10 +366,9 @@ class NodeTransport(Transport):
         return self._shelf.find(address, array.nbytes)
 
     def _show(self, array: Array | None, address: int) -> tuple[int, int]:
-        """Make ``array`` readable for the others if that is cheap, and return where it lies."""
-        window, offset = self._find(array, address)
-        if window != PRIVATE or array is None or array.nbytes > self.options.staging_nbytes:
-            return window, offset
+        """Make an array of this rank's own readable for the others if that is cheap; return where it lies then."""
+        if array is None or array.nbytes > self._stage_up_to:
+            return PRIVATE, address
         self._turn ^= 1
         self._slabs[self._turn][: array.nbytes] = array.view(np.uint8)
         return _STAGING, self._slab_offsets[self._turn]

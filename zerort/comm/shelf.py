@@ -21,10 +21,13 @@ class Shelf:
         self._windows: dict[int, Window] = {}
         self._spans: list[tuple[int, int, int]] = []  # (first address, end, window), in order of address
         self._next = 0
+        self.version = 0
+        """Moves whenever the answer of `find` may."""
 
     def put(self, window: Window) -> int:
         """Keep ``window`` and return its number."""
         number, self._next = self._next, self._next + 1
+        self.version += 1
         self._windows[number] = window
         bisect.insort(self._spans, (window.address, window.address + window.nbytes, number))
         return number
@@ -32,6 +35,7 @@ class Shelf:
     def drop(self, number: int) -> None:
         """Forget a window. Its memory goes when the last array in it does."""
         del self._windows[number]
+        self.version += 1
         self._spans = [span for span in self._spans if span[2] != number]
 
     def find(self, address: int, nbytes: int) -> tuple[int, int]:

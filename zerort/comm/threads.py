@@ -15,7 +15,7 @@ from zerort import native
 from zerort.comm.call import Call
 from zerort.comm.geometry import even_part
 from zerort.comm.transport import Transport
-from zerort.comm.verdict import Sighting, late_error, missing_error
+from zerort.comm.verdict import Sighting, last_call, late_error, missing_error
 from zerort.config import GroupOptions
 from zerort.native.rendezvous import AGREED_BYTES
 from zerort.typing import Array
@@ -29,6 +29,7 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self.size = size
         self.calls: list[Call | None] = [None] * size
+        self.headers: list[bytes | None] = [None] * size
         self.texts = [""] * size
         self.left = [False] * size
         self.arrived = [0] * size
@@ -69,8 +70,9 @@ class ThreadsTransport(Transport):
     def meet(self, call: Call) -> None:
         """Lay the call on the table and compare it with the others'."""
         self._meeting.calls[self.rank] = call
+        self._meeting.headers[self.rank] = call.header()
         self._wait(call)
-        agreed = {found.header()[:AGREED_BYTES] for found in self._calls()}
+        agreed = {header[:AGREED_BYTES] for header in self._meeting.headers if header is not None}
         if len(agreed) > 1 or call.complaint:
             raise self.disagree(call)
         self._wait(call)  # nobody lays down its next call before everybody has compared this one
@@ -164,14 +166,12 @@ class ThreadsTransport(Transport):
             target = meeting.epoch + 1
             sightings = [
                 Sighting(
-                    arrived=arrived == target,
-                    left=left,
-                    last="" if last is None else f"#{last.sequence} {last.describe()} at {last.site}",
-                    since=time.monotonic() - seen,
+                    arrived=meeting.arrived[rank] == target,
+                    left=meeting.left[rank],
+                    last=last_call(meeting.headers[rank]),
+                    since=time.monotonic() - meeting.seen[rank],
                 )
-                for arrived, left, last, seen in zip(
-                    meeting.arrived, meeting.left, meeting.calls, meeting.seen, strict=True
-                )
+                for rank in range(self.size)
             ]
         if sightings[self.rank].arrived and not all(seen.arrived for seen in sightings):
             self.broken = missing_error(**self.facts(call), sightings=sightings)

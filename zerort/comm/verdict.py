@@ -10,10 +10,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zerort.comm.call import INVALID, Call
+from zerort.comm.call import INVALID, Call, describe_header
 from zerort.errors import CallError, CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, RankFailedError
 
-__all__ = ["Sighting", "late_error", "mismatch_error", "missing_error", "tell_story"]
+__all__ = ["Sighting", "last_call", "late_error", "mismatch_error", "missing_error", "tell_story"]
 
 
 _WAIT_LONGER = "If it is only slow, raise the timeout: GroupOptions(timeout=…) or ZERORT_TIMEOUT=seconds."
@@ -61,6 +61,14 @@ class Sighting:
     since: float | None = None
     """Seconds since then."""
     process: str = ""
+
+
+def last_call(header: bytes | None) -> str:
+    """Say what a rank did last, from the header of that call."""
+    if header is None:
+        return ""
+    sequence, text, site = describe_header(header)
+    return f"#{sequence} {text} at {site}"
 
 
 def missing_error(

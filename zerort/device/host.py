@@ -18,6 +18,7 @@ import numpy as np
 from zerort import trace
 from zerort.device.ticket import Ticket
 from zerort.errors import CallError, ClosedError
+from zerort.native import Doorbell
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array, DtypeLike, Stream
 
@@ -30,6 +31,10 @@ T = TypeVar("T")
 
 CACHE_LINE = 64
 """Bytes. Arrays start on a cache line, so that no two ranks or threads write to one by accident."""
+
+
+_GRACE = 200e-6
+"""Seconds that a worker leaves queued work to whoever waits for it; waking up for nothing costs the others more."""
 
 
 class HostEvent:
@@ -66,7 +71,7 @@ class HostEvent:
 
     def _signal_of_sleeper(self) -> threading.Event:
         if self._signal is None:
-            with self._stream._queued:  # two sleepers must share one signal
+            with self._stream._lock:  # two sleepers must share one signal
                 if self._signal is None:
                     self._signal = threading.Event()
         return self._signal
@@ -92,7 +97,8 @@ class HostStream:
         self.name = name
         self.helping = helping
         self._queue: collections.deque[tuple[Callable[[], Any], Ticket[Any], HostEvent, str]] = collections.deque()
-        self._queued = threading.Condition()
+        self._bell = Doorbell()
+        self._lock = threading.Lock()
         self._turn = threading.Lock()  # held by the thread that does this stream's work
         self._worker: threading.Thread | None = None
         self._closed = False
@@ -119,12 +125,10 @@ class HostStream:
                     return ticket
             finally:
                 self._turn.release()
-        with self._queued:
-            self._queue.append((work, ticket, event, name))
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._serve, name=f"zerort-{self.name}", daemon=True)
-                self._worker.start()
-            self._queued.notify()
+        if self._worker is None:
+            self._start_worker()
+        self._queue.append((work, ticket, event, name))
+        self._bell.ring()
         return ticket
 
     def record(self) -> Ticket[None]:
@@ -137,27 +141,26 @@ class HostStream:
 
     def close(self) -> None:
         """Finish what was submitted, then refuse further work. Closing twice is fine."""
-        with self._queued:
-            if self._closed:
-                return
-            self._closed = True
-            self._queued.notify_all()
+        self.abandon()
         if self._worker is not None and self._worker is not threading.current_thread():
             self._worker.join()
 
     def abandon(self) -> None:
         """Refuse further work and do not wait for what was submitted: for a stream whose work can no longer end."""
-        with self._queued:
-            self._closed = True
-            self._queued.notify_all()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._bell.ring()  # for the worker, which finds the door closed
+
+    def _start_worker(self) -> None:
+        with self._lock:
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._serve, name=f"zerort-{self.name}", daemon=True)
+                self._worker.start()
 
     def _serve(self) -> None:
-        while True:
-            with self._queued:
-                while not self._queue:
-                    if self._closed:
-                        return
-                    self._queued.wait()
+        while not self._closed or self._queue:
+            self._bell.wait(_GRACE)
             with self._turn:
                 self._do_next()
 
@@ -178,6 +181,7 @@ class HostStream:
             item = self._queue.popleft()
         except IndexError:
             return False
+        self._bell.answer()
         self._do(*item)
         return True
 

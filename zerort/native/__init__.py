@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from zerort.native.arrays import address_of, cast_into, copy_into, reduce_into, touch
 from zerort.native.checksum import crc32c, crc32c_combine
+from zerort.native.doorbell import Doorbell
 from zerort.native.dtypes import BFLOAT16, DTYPE_CODES, REDUCTION_CODES
 from zerort.native.extension import AVAILABLE, describe
 from zerort.native.optim import adamw_, lion_, sgd_
@@ -21,6 +22,7 @@ __all__ = [
     "BFLOAT16",
     "DTYPE_CODES",
     "REDUCTION_CODES",
+    "Doorbell",
     "adamw_",
     "address_of",
     "cast_into",

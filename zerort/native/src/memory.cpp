@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <cstdint>
+#include <cstring>
 
 namespace zerort {
 
@@ -15,6 +16,52 @@ void touch(void* data, std::size_t nbytes) {
     while (!__atomic_compare_exchange_n(byte, &value, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
     }
   }
+}
+
+#if defined(__x86_64__) && defined(__SSE2__)
+
+// The one store for which C++ has no words; SSE2 is part of every x86-64. glibc's memcpy streams too, but only from sizes of
+// three quarters of the last cache on, which on servers is hundreds of megabytes.
+void stream_bytes(void* to, const void* from, std::size_t nbytes) {
+  using Lane = long long __attribute__((vector_size(16)));
+  constexpr std::size_t line = 64, ahead = 1024;
+  auto* target = static_cast<char*>(to);
+  const auto* source = static_cast<const char*>(from);
+  const std::size_t head = -reinterpret_cast<std::uintptr_t>(target) % line;
+  if (nbytes < head + line) {
+    std::memcpy(target, source, nbytes);
+    return;
+  }
+  std::memcpy(target, source, head);
+  std::size_t done = head;
+  for (; done + line <= nbytes; done += line) {
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(source + done) + ahead));
+    Lane lanes[4];
+    std::memcpy(lanes, source + done, line);
+    auto* place = reinterpret_cast<Lane*>(target + done);
+    for (int k = 0; k < 4; ++k) __builtin_ia32_movntdq(place + k, lanes[k]);
+  }
+  std::memcpy(target + done, source + done, nbytes - done);
+}
+
+void finish_streaming() { __builtin_ia32_sfence(); }
+
+#else
+
+void stream_bytes(void* to, const void* from, std::size_t nbytes) { std::memcpy(to, from, nbytes); }
+
+void finish_streaming() {}
+
+#endif
+
+void copy_bytes(void* to, const void* from, std::size_t nbytes) {
+  const auto a = reinterpret_cast<std::uintptr_t>(to), b = reinterpret_cast<std::uintptr_t>(from);
+  if (nbytes < stream_from || (a < b + nbytes && b < a + nbytes)) {
+    std::memmove(to, from, nbytes);
+    return;
+  }
+  stream_bytes(to, from, nbytes);
+  finish_streaming();
 }
 
 }  // namespace zerort

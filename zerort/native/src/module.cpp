@@ -3,7 +3,6 @@
 // call the facade (zerort/native/arrays.py, optim.py, checksum.py).
 #include <nanobind/nanobind.h>
 
-#include <cstring>
 #include <vector>
 
 #include "arguments.h"
@@ -17,6 +16,7 @@ namespace nb = nanobind;
 
 namespace zerort {
 
+void bind_doorbell(nb::module_& module);    // doorbell.cpp
 void bind_rendezvous(nb::module_& module);  // rendezvous.cpp
 
 namespace {
@@ -70,7 +70,7 @@ bool bind_copy(nb::handle out, nb::handle source) {
   Argument to, from;
   if (!to.open(out, Access::write) || !from.open(source, Access::read, to.dtype(), to.numel())) return false;
   const WithoutGil released(to.nbytes());
-  std::memmove(to.data(), from.data(), to.nbytes());
+  copy_bytes(to.data(), from.data(), to.nbytes());
   return true;
 }
 
@@ -168,6 +168,8 @@ nb::object bind_crc32c(nb::handle data, std::uint32_t value) {
 }  // namespace zerort
 
 NB_MODULE(_kernels, m) {
+  // Worker threads are daemons: at exit they may still hold a doorbell, which is not a leak to tell users of.
+  nb::set_leak_warnings(false);
   // Positional only: names would cost a lookup per argument and call. None must pass, to be refused or to mean
   // "absent".
   const auto number = nb::arg();
@@ -185,5 +187,6 @@ NB_MODULE(_kernels, m) {
   m.def("crc32c", &zerort::bind_crc32c<false>, array, number);
   m.def("crc32c_portable", &zerort::bind_crc32c<true>, array, number);  // for tests: what CPUs without SSE 4.2 run
   m.def("crc32c_combine", &zerort::crc32c_combine);
+  zerort::bind_doorbell(m);
   zerort::bind_rendezvous(m);
 }

@@ -23,6 +23,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include "memory.h"
 #include "reduce.h"
 
 namespace nb = nanobind;
@@ -34,6 +35,8 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "processes share 
 
 // Peers' private memory is read in blocks that stay in a core's L2 cache together with the sums made of them.
 constexpr std::size_t kBlockBytes = 128 * 1024;
+// Results on their way past the caches, or to several places, are made in tiles that stay in a core's L1 cache.
+constexpr std::size_t kTileBytes = 8 * 1024;
 
 void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -59,7 +62,7 @@ class Rendezvous {
   Rendezvous(std::uintptr_t control, int rank, int size, int spins, int yields)
       : control_(reinterpret_cast<Control*>(control)),
         slots_(reinterpret_cast<Slot*>(control + sizeof(Control))),
-        rank_(rank), size_(size), spins_(spins), yields_(yields) {
+        rank_(rank), size_(size), spins_(spins), yields_(yields), sources_(std::size_t(size)) {
     Slot& mine = slots_[rank_];
     mine.pid = std::uint32_t(getpid());
     mine.arrived.store(control_->epoch.load());
@@ -117,30 +120,42 @@ class Rendezvous {
   // out[0:numel] = source_0[first:] (op) source_1[first:] …, over all ranks in rank order.
   void reduce_sources(std::uintptr_t out, int dtype, int reduction, std::uint64_t first, std::uint64_t numel) {
     nb::gil_scoped_release release;
-    const std::size_t width = itemsize(Dtype(dtype));
-    std::vector<const void*> sources(static_cast<std::size_t>(size_));
+    const Numbers numbers{Dtype(dtype), Reduction(reduction), itemsize(Dtype(dtype))};
+    auto* result = reinterpret_cast<char*>(out);
+    const bool in_place = result == own_source() + first * numbers.width;
     if (!sources_in_windows()) {
-      reduce_blocks(out, Dtype(dtype), Reduction(reduction), first, numel, width);
-      return;
+      for_blocks(numel, kBlockBytes / numbers.width, [&](std::uint64_t done, std::size_t here) {
+        reduce_piece(numbers, first + done, here, result + done * numbers.width);
+      });
+    } else if (in_place || numel * numbers.width < stream_from) {
+      reduce_piece(numbers, first, numel, result);
+    } else {
+      for_blocks(numel, kTileBytes / numbers.width, [&](std::uint64_t done, std::size_t here) {
+        reduce_piece(numbers, first + done, here, tile_);
+        stream_bytes(result + done * numbers.width, tile_, here * numbers.width);
+      });
+      finish_streaming();
     }
-    for (int r = 0; r < size_; r++) sources[std::size_t(r)] = mapped(call(r).source) + first * width;
-    reduce(Dtype(dtype), Reduction(reduction), reinterpret_cast<void*>(out), sources.data(), sources.size(), numel);
   }
 
   // The same, but the result goes into every rank's `out`, which all lie in windows: one pass over memory instead of two.
   void reduce_into_all(int dtype, int reduction, std::uint64_t first, std::uint64_t numel) {
     nb::gil_scoped_release release;
-    const std::size_t width = itemsize(Dtype(dtype)), block = kBlockBytes / width / 8;
-    std::vector<const void*> sources(static_cast<std::size_t>(size_));
-    scratch_.resize(kBlockBytes);
-    for (std::uint64_t done = 0; done < numel; done += block) {
-      const std::size_t here = std::size_t(numel - done < block ? numel - done : block);
-      for (int r = 0; r < size_; r++) sources[std::size_t(r)] = mapped(call(r).source) + (first + done) * width;
-      // Into scratch first: an `out` may be some rank's `source`, to be read before it is written.
-      reduce(Dtype(dtype), Reduction(reduction), scratch_.data(), sources.data(), sources.size(), here);
-      for (int r = 0; r < size_; r++)
-        std::memcpy(mapped(call(r).out) + (first + done) * width, scratch_.data(), here * width);
-    }
+    const Numbers numbers{Dtype(dtype), Reduction(reduction), itemsize(Dtype(dtype))};
+    const bool large = numel * numbers.width >= stream_from;
+    for_blocks(numel, kTileBytes / numbers.width, [&](std::uint64_t done, std::size_t here) {
+      // Into a tile first: an `out` may be some rank's `source`, to be read before it is written.
+      reduce_piece(numbers, first + done, here, tile_);
+      for (int r = 0; r < size_; r++) {
+        char* target = mapped(call(r).out) + (first + done) * numbers.width;
+        const bool cached = call(r).out.window == call(r).source.window && call(r).out.offset == call(r).source.offset;
+        if (large && !cached)
+          stream_bytes(target, tile_, here * numbers.width);
+        else
+          std::memcpy(target, tile_, here * numbers.width);
+      }
+    });
+    if (large) finish_streaming();
   }
 
   // to[0:nbytes] = rank's source from byte `first` on.
@@ -247,35 +262,47 @@ class Rendezvous {
     return reinterpret_cast<char*>(windows_.at(std::size_t(location.window)) + location.offset);
   }
 
-  void reduce_blocks(std::uintptr_t out, Dtype dtype, Reduction reduction, std::uint64_t first, std::uint64_t numel,
-                     std::size_t width) {
-    const std::size_t block = kBlockBytes / width;
-    std::vector<const void*> sources(static_cast<std::size_t>(size_));
-    scratch_.resize(kBlockBytes * std::size_t(size_));
-    for (std::uint64_t done = 0; done < numel; done += block) {
-      const std::size_t here = std::size_t(numel - done < block ? numel - done : block);
-      for (int r = 0; r < size_; r++) {
-        const Location& source = call(r).source;
-        const std::uint64_t byte = (first + done) * width;
-        if (source.window != kPrivate) {
-          sources[std::size_t(r)] = mapped(source) + byte;
-        } else if (r == rank_) {
-          sources[std::size_t(r)] = reinterpret_cast<const char*>(source.offset) + byte;
-        } else {
-          char* copy = scratch_.data() + std::size_t(r) * kBlockBytes;
-          read(r, source, byte, copy, here * width);
-          sources[std::size_t(r)] = copy;
-        }
+  struct Numbers {
+    Dtype dtype;
+    Reduction reduction;
+    std::size_t width;
+  };
+
+  template <typename Body>
+  static void for_blocks(std::uint64_t numel, std::size_t block, Body body) {
+    for (std::uint64_t done = 0; done < numel; done += block)
+      body(done, std::size_t(numel - done < block ? numel - done : block));
+  }
+
+  // Reduce elements [first, first + numel) of every rank's source into `result`; at most a block, if one is private.
+  void reduce_piece(const Numbers& numbers, std::uint64_t first, std::size_t numel, char* result) {
+    const std::uint64_t byte = first * numbers.width;
+    for (int r = 0; r < size_; r++) {
+      const Location& source = call(r).source;
+      if (source.window != kPrivate) {
+        sources_[std::size_t(r)] = mapped(source) + byte;
+      } else if (r == rank_) {
+        sources_[std::size_t(r)] = own_source() + byte;
+      } else {
+        scratch_.resize(kBlockBytes * std::size_t(size_));
+        char* copy = scratch_.data() + std::size_t(r) * kBlockBytes;
+        read(r, source, byte, copy, numel * numbers.width);
+        sources_[std::size_t(r)] = copy;
       }
-      reduce(dtype, reduction, reinterpret_cast<char*>(out) + done * width, sources.data(), sources.size(), here);
     }
+    reduce(numbers.dtype, numbers.reduction, result, sources_.data(), sources_.size(), numel);
+  }
+
+  const char* own_source() const {
+    const Location& source = call(rank_).source;
+    return source.window != kPrivate ? mapped(source) : reinterpret_cast<const char*>(source.offset);
   }
 
   void read(int rank, const Location& from, std::uint64_t first, char* to, std::size_t nbytes) const {
     if (nbytes == 0) return;
     if (from.window != kPrivate || rank == rank_) {
       const char* source = from.window != kPrivate ? mapped(from) : reinterpret_cast<const char*>(from.offset);
-      if (source + first != to) std::memmove(to, source + first, nbytes);
+      if (source + first != to) copy_bytes(to, source + first, nbytes);
       return;
     }
     while (nbytes > 0) {
@@ -298,7 +325,9 @@ class Rendezvous {
   std::uint32_t turn_ = 0;               // which of the two calls in a slot belongs to the current meeting
   bool comparing_ = false;               // whether the current wait ends with a comparison of the calls
   std::vector<std::uintptr_t> windows_;  // where this process has mapped each window
-  mutable std::vector<char> scratch_;
+  std::vector<const void*> sources_;     // one per rank, of the piece being reduced
+  std::vector<char> scratch_;            // copies of peers' private memory, a block for each rank
+  alignas(kCacheLine) char tile_[kTileBytes];
 };
 
 // Let any process of this user read this one's memory, where Yama would only allow an ancestor. Refused elsewhere: harmless.

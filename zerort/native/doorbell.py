@@ -1,0 +1,46 @@
+"""`Doorbell`: how a worker thread waits for work that the one who rings may well do himself.
+
+The native form (``src/doorbell.cpp``) waits without the GIL and so leaves a thread at work alone; this one, in Python,
+serves where it was not built. May import: native.extension.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from zerort.native.extension import kernels
+
+__all__ = ["Doorbell", "PythonDoorbell"]
+
+
+class PythonDoorbell:
+    """The verbs of the native form."""
+
+    def __init__(self) -> None:
+        self._pending = 0
+        self._rung = threading.Condition()
+
+    def ring(self) -> None:
+        """Say that there is one piece of work more."""
+        with self._rung:
+            self._pending += 1
+            self._rung.notify()
+
+    def answer(self) -> None:
+        """Say that someone has taken a piece."""
+        with self._rung:
+            self._pending -= 1
+
+    def wait(self, grace: float) -> None:
+        """Sleep until there is work that nobody has taken within ``grace`` seconds."""
+        while True:
+            with self._rung:
+                self._rung.wait_for(lambda: self._pending)
+            time.sleep(grace)
+            if self._pending:
+                return
+
+
+Doorbell: Any = PythonDoorbell if kernels is None else kernels.Doorbell
