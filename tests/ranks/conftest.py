@@ -6,6 +6,7 @@ Run with ``python -m zerort.testing 1 2 3 4 8 -- tests/ranks``: each size is one
 import faulthandler
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -39,13 +40,15 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture(scope="session")
-def options(tmp_path_factory):
+def options():
     """Slabs of a few pages, so that small arrays already need rounds; a timeout that a broken test soon reaches."""
-    return GroupOptions(
-        timeout=20.0,
-        staging_nbytes=64 * 1024,
-        exchange_nbytes=64 * 1024,
-        message_nbytes=16 * 1024,
-        eager_nbytes=32 * 1024,
-        flight_dir=str(tmp_path_factory.mktemp("flights")),
-    )
+    # Not pytest's tmp_path: ranks that start at once trip over each other in cleaning up what older runs left.
+    with tempfile.TemporaryDirectory() as flights:
+        yield GroupOptions(
+            timeout=20.0,
+            staging_nbytes=64 * 1024,
+            exchange_nbytes=64 * 1024,
+            message_nbytes=16 * 1024,
+            eager_nbytes=32 * 1024,
+            flight_dir=flights,
+        )
