@@ -60,7 +60,7 @@ def load_mpi() -> ModuleType | None:
     """
     expected = launched_size() or 1
     try:
-        from mpi4py import MPI
+        mpi = _import_mpi(initialize=False)
     except (ImportError, RuntimeError) as error:
         if expected == 1:
             return None
@@ -68,14 +68,40 @@ def load_mpi() -> ModuleType | None:
             f"Expected an MPI library for the {expected} ranks that {launched_by()}'s launcher started, got: {error} "
             f"Install the one that belongs to it: pip install 'zerort[{_extra(launched_by())}]'."
         ) from error
-    if expected > 1 and MPI.COMM_WORLD.Get_size() == 1:
-        vendor, extra = library_vendor(MPI), _extra(library_vendor(MPI))
-        raise LauncherMismatchError(
-            f"Expected a world of {expected} ranks, as {launched_by()}'s mpirun started, got {expected} worlds of one "
-            f"rank: mpi4py uses {vendor}. Start with {vendor}'s mpirun (pip install {extra} puts it beside Python; "
-            f"now: {os.path.dirname(sys.executable)}/mpirun), or install the library of the one you use."
-        )
+    # Looked at before MPI is initialised: some libraries end the process under a launcher that they do not know.
+    if expected > 1 and _is_foreign(launched_by(), library_vendor(mpi)):
+        raise _mismatch(expected, library_vendor(mpi))
+    mpi = _import_mpi(initialize=True)
+    if expected > 1 and mpi.COMM_WORLD.Get_size() == 1:
+        raise _mismatch(expected, library_vendor(mpi))
+    return mpi
+
+
+def _import_mpi(*, initialize: bool) -> ModuleType:
+    """Import ``mpi4py.MPI``, as the user's ``mpi4py.rc`` says but for when it initialises."""
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize:
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = True
+    from mpi4py import MPI
+
+    if initialize and not MPI.Is_initialized():
+        wanted = mpi4py.rc.thread_level.upper() if mpi4py.rc.threads else "SINGLE"
+        MPI.Init_thread(getattr(MPI, f"THREAD_{wanted}"))
     return MPI
+
+
+def _is_foreign(launcher: str | None, library: str) -> bool:
+    return (launcher == "Open MPI") != (library == "Open MPI")
+
+
+def _mismatch(expected: int, vendor: str) -> LauncherMismatchError:
+    return LauncherMismatchError(
+        f"Expected a world of {expected} ranks, as {launched_by()}'s mpirun started, got {expected} worlds of one "
+        f"rank: mpi4py uses {vendor}. Start with {vendor}'s mpirun (pip install {_extra(vendor)} puts it beside Python; "
+        f"now: {os.path.dirname(sys.executable)}/mpirun), or install the library of the one you use."
+    )
 
 
 def library_vendor(mpi: ModuleType) -> str:

@@ -1,9 +1,8 @@
 """The host as a device: aligned NumPy memory, and streams that are worker threads with an ordered queue.
 
 A stream does its work in the order of submission, one piece at a time, on its worker thread or on a thread that waits
-for
-it: whoever waits for a ticket that nobody works on yet takes the work over. A blocking call then costs no thread
-switch, and work that nobody waits for still happens. May import: trace, typing, device.ticket.
+for it: whoever waits for a ticket that nobody works on yet takes the work over. A blocking call then costs no thread
+switch, and work that nobody waits for still happens. May import: trace, native, typing, device.ticket.
 """
 
 from __future__ import annotations
@@ -84,6 +83,21 @@ class HostEvent:
             self._signal.set()
 
 
+class _Reached:
+    """The event of work that was done at once: most small collectives, so it is one object for all."""
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        return None
+
+
+_REACHED = _Reached()
+
+
 class HostStream:
     """Work done in order, on a worker thread or by whoever waits for it.
 
@@ -116,15 +130,14 @@ class HostStream:
         """
         if self._closed:
             raise ClosedError(f"Stream {self.name!r} is closed. Submit work before closing it.")
-        event = HostEvent(self)
-        ticket: Ticket[T] = Ticket(event, keep=keep)
         if eager and self._turn.acquire(blocking=False):
             try:
                 if not self._queue:
-                    self._do(work, ticket, event, name)
-                    return ticket
+                    return self._do_at_once(work, name)
             finally:
                 self._turn.release()
+        event = HostEvent(self)
+        ticket: Ticket[T] = Ticket(event, keep=keep)
         if self._worker is None:
             self._start_worker()
         self._queue.append((work, ticket, event, name))
@@ -184,6 +197,17 @@ class HostStream:
         self._bell.answer()
         self._do(*item)
         return True
+
+    def _do_at_once(self, work: Callable[[], T], name: str) -> Ticket[T]:
+        try:
+            if trace.is_enabled():
+                with trace.span(name, track=self.name):
+                    return Ticket(_REACHED, result=work())
+            return Ticket(_REACHED, result=work())
+        except BaseException as error:
+            event = HostEvent(self)
+            event._mark(error)
+            return Ticket(event)
 
     def _do(self, work: Callable[[], T], ticket: Ticket[T], event: HostEvent, name: str) -> None:
         try:
