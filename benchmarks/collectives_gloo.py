@@ -53,9 +53,11 @@ def compare(group: zr.Group, torch, dist, nbytes: int, repeat: int) -> None:
     window, shard = group.empty(numel, "float32"), group.empty(share, "float32")
     own, own_shard, out = np.ones(numel, np.float32), np.ones(share, np.float32), np.ones(numel, np.float32)
     mine = window[group.rank * share :][:share]
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # torch has renamed them
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     methods = {
         "reduce_scatter": (
-            lambda: dist.reduce_scatter_tensor(part, tensor),
+            lambda: scatter(part, tensor),
             lambda: group.reduce_scatter(window, out=mine).wait(),
             lambda: group.reduce_scatter(own, out=own_shard).wait(),
         ),
@@ -65,7 +67,7 @@ def compare(group: zr.Group, torch, dist, nbytes: int, repeat: int) -> None:
             lambda: group.all_reduce(own, out=own).wait(),
         ),
         "all_gather": (
-            lambda: dist.all_gather_into_tensor(tensor, part),
+            lambda: gather(tensor, part),
             lambda: group.all_gather(shard, out=out).wait(),
             lambda: group.all_gather(own_shard, out=out).wait(),
         ),

@@ -99,7 +99,7 @@ def _is_foreign(launcher: str | None, library: str) -> bool:
 def _mismatch(expected: int, vendor: str) -> LauncherMismatchError:
     return LauncherMismatchError(
         f"Expected a world of {expected} ranks, as {launched_by()}'s mpirun started, got {expected} worlds of one "
-        f"rank: mpi4py uses {vendor}. Start with {vendor}'s mpirun (pip install {_extra(vendor)} puts it beside Python; "
+        f"rank: mpi4py uses {vendor}. Start with {vendor}'s mpirun (pip install {_extra(vendor)} puts it there; "
         f"now: {os.path.dirname(sys.executable)}/mpirun), or install the library of the one you use."
     )
 
