@@ -377,4 +377,4 @@ class Group:
 def _leave_all() -> None:
     """Tell the ranks that may wait for this one that it has ended."""
     for group in list(_open_groups):
-        group._transport.leave()
+        group._transport.end()

@@ -246,6 +246,11 @@ class HierarchicalTransport(MpiTransport):
         self._node.leave()
         super().leave()
 
+    def end(self) -> None:
+        """Leave both."""
+        super().end()
+        self._node.end()
+
     def details(self) -> str:
         """Say how the hosts hang together."""
         shape = "+".join(str(len(ranks)) for ranks in self._members)

@@ -157,7 +157,7 @@ class NodeTransport(Transport):
         while status == WAITING:
             waited = time.monotonic() - began + _LOOK_AFTER
             gone = [slot for slot in self._slots() if slot.left and not slot.arrived]
-            if gone or waited >= self.options.timeout:
+            if gone or self.ending or waited >= self.options.timeout:
                 # A last look: the missing rank may have come while this one looked around.
                 status = self._link.wait(0.0)
                 if status == WAITING:

@@ -45,6 +45,7 @@ class Transport(abc.ABC):
         self.options = options
         self.flights = FlightRecorder(options.flight_length)
         self.broken: CollectiveError | None = None
+        self.ending = False
 
     @property
     def title(self) -> str:
@@ -100,6 +101,11 @@ class Transport(abc.ABC):
 
     def leave(self) -> None:  # noqa: B027 (most transports have nobody to tell)
         """Tell the other ranks that this one takes part no longer. Never waits, never raises."""
+
+    def end(self) -> None:
+        """Leave, because the process ends: a thread that still waits for other ranks stops waiting."""
+        self.leave()
+        self.ending = True
 
     def close(self) -> None:
         """Give back what the transport holds."""

@@ -7,8 +7,10 @@ switch, and work that nobody waits for still happens. May import: trace, native,
 
 from __future__ import annotations
 
+import atexit
 import collections
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -170,6 +172,7 @@ class HostStream:
             if self._worker is None:
                 self._worker = threading.Thread(target=self._serve, name=f"zerort-{self.name}", daemon=True)
                 self._worker.start()
+                _working.add(self)
 
     def _serve(self) -> None:
         while not self._closed or self._queue:
@@ -229,6 +232,23 @@ class HostStream:
 
     def __repr__(self) -> str:
         return f"HostStream({self.name!r}, {'closed' if self._closed else f'{len(self._queue)} queued'})"
+
+
+_working: weakref.WeakSet[HostStream] = weakref.WeakSet()
+
+
+@atexit.register
+def _send_workers_home() -> None:
+    """End the worker threads while Python still runs: one that comes out of native code later would end in a crash.
+
+    They are daemons because one that is stuck must not keep the process; such a one is given up after a moment.
+    """
+    streams = list(_working)
+    for stream in streams:
+        stream.abandon()
+    for stream in streams:
+        if stream._worker is not None:
+            stream._worker.join(timeout=0.5)
 
 
 class HostDevice:
