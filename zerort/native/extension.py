@@ -7,6 +7,7 @@ Imports `dtypes` only.
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
 from typing import TYPE_CHECKING
@@ -34,12 +35,12 @@ def _load() -> ModuleType | None:
     if FORCED_OFF:
         return None
     try:
-        from zerort.native import _kernels
+        module = importlib.import_module("zerort.native._kernels")
     except ImportError as error:
         _why_missing = str(error)
         return None
-    _kernels.register_dtypes(native_dtypes())
-    return _kernels
+    module.register_dtypes(native_dtypes())
+    return module
 
 
 kernels = _load()
