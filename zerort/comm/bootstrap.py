@@ -101,6 +101,7 @@ def best_transport(
         from zerort.comm.hierarchical import HierarchicalTransport
         from zerort.comm.mpi import MpiTransport
 
+        _agree_on_options(comm, options)
         if machine is None:
             machine = MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.Get_rank()))
         hosts = comm.allgather(machine.bcast(comm.Get_rank(), root=0))  # a host is called by its lowest rank
@@ -162,6 +163,15 @@ def open_node(
         error = str(problem)
     _agree_on_success(everyone, error)
     return transport
+
+
+def _agree_on_options(comm: MPI.Intracomm, options: GroupOptions) -> None:
+    """Refuse options that differ between ranks where both sides of an exchange must use the same."""
+    for field in ("staging_nbytes", "exchange_nbytes", "message_nbytes", "shm_dir"):
+        values = comm.allgather(getattr(options, field))
+        if len(set(values)) > 1:
+            rows = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+            raise BootstrapError(f"Expected the same GroupOptions.{field} on all ranks, got {rows}.")
 
 
 def _agree_on_success(comm: MPI.Intracomm, error: str) -> None:

@@ -92,7 +92,8 @@ class Call:
 
 @functools.lru_cache(maxsize=8192)
 def _pack(op: str, dtype: str, reduction: str, root: int, numel: int, counts: Any, name: str, site: str) -> bytes:
-    layout = 0 if counts is None else zlib.crc32(repr(counts).encode())
+    # Counts, and names too long for their field, are compared by checksum.
+    layout = zlib.crc32(repr((counts, name)).encode())
     agreed = _AGREED.pack(op.encode(), dtype.encode(), reduction.encode(), root, numel, layout, name.encode()[:36])
     return agreed + site.encode()[-_SITE_BYTES:].ljust(_SITE_BYTES, b"\0")
 

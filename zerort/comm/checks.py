@@ -19,12 +19,14 @@ from zerort.comm.call import Call
 from zerort.comm.geometry import Counts
 from zerort.errors import CallError
 from zerort.native import address_of
-from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
+from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES, numpy_dtype
 from zerort.typing import Array
 
 __all__ = [
     "Given",
     "check_counts",
+    "check_dtype",
+    "check_numel",
     "fill_all_gather",
     "fill_all_reduce",
     "fill_all_to_all",
@@ -32,6 +34,7 @@ __all__ = [
     "fill_broadcast",
     "fill_reduce",
     "fill_reduce_scatter",
+    "fill_split",
 ]
 
 
@@ -43,6 +46,17 @@ class Given(NamedTuple):
     counts: Any = None
     root: int = -1
     reduction: str = ""
+
+
+def fill_split(call: Call, rank: int, size: int, given: Given) -> None:
+    """A color for this rank, or none, and its place among those of the same color."""
+    color, key = given.source, given.out
+    for what, value in (("color", 0 if color is None else color), ("key", key)):
+        if not isinstance(value, (int, np.integer)) or not -(2**31) < value < 2**31 or (what == "color" and value < 0):
+            raise CallError(
+                f"split: Expected a {what} that is a whole number{' ≥ 0, or None' if what == 'color' else ''}, "
+                f"got {value!r}."
+            )
 
 
 def fill_barrier(call: Call, rank: int, size: int, given: Given) -> None:
@@ -215,11 +229,14 @@ def _flat(op: str, array: Any, what: str) -> Array:
         )
     if array.dtype.hasobject:
         raise CallError(f"{op}: Expected a {what} of numbers, got dtype {array.dtype}.")
+    if not array.dtype.isnative or not array.flags.aligned:
+        fault = "unaligned" if array.dtype.isnative else f"of foreign byte order ({array.dtype.str})"
+        raise CallError(f"{op}: Expected a {what} as this machine computes with it, got one {fault}. Pass a copy.")
     return array if array.ndim == 1 else array.reshape(-1)
 
 
 def _reduction(call: Call, reduction: str) -> None:
-    if reduction not in REDUCTION_CODES:
+    if not isinstance(reduction, str) or reduction not in REDUCTION_CODES:
         raise CallError(f"{call.op}: Expected a reduction of {', '.join(REDUCTION_CODES)}, got {reduction!r}.")
     if call.dtype not in DTYPE_CODES:
         raise CallError(
@@ -233,6 +250,20 @@ def _root(call: Call, root: int, size: int) -> None:
     if not isinstance(root, (int, np.integer)) or not 0 <= root < size:
         raise CallError(f"{call.op}: Expected a root from 0 to {size - 1}, got {root!r}.")
     call.root = int(root)
+
+
+def check_dtype(call: Call, dtype: Any) -> np.dtype[Any]:
+    """Return ``dtype`` as NumPy's."""
+    try:
+        return numpy_dtype(dtype)
+    except TypeError:
+        raise CallError(f"{call.op}: Expected a dtype, got {dtype!r}.") from None
+
+
+def check_numel(call: Call, numel: Any) -> None:
+    """Refuse what is no number of elements."""
+    if not isinstance(numel, (int, np.integer)) or numel < 0:
+        raise CallError(f"{call.op}: Expected numel to be a whole number ≥ 0, got {numel!r}.")
 
 
 def check_counts(call: Call, counts: Any, size: int, *, keep: bool = True) -> Counts:

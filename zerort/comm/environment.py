@@ -68,8 +68,8 @@ def load_mpi() -> ModuleType | None:
             f"Expected an MPI library for the {expected} ranks that {launched_by()}'s launcher started, got: {error} "
             f"Install the one that belongs to it: pip install 'zerort[{_extra(launched_by())}]'."
         ) from error
-    # Looked at before MPI is initialised: some libraries end the process under a launcher that they do not know.
-    if expected > 1 and _is_foreign(launched_by(), library_vendor(mpi)):
+    # Looked at before MPI is initialised: under Open MPI's launcher MPICH would end the process there and then.
+    if expected > 1 and _would_abort(launched_by(), library_vendor(mpi)):
         raise _mismatch(expected, library_vendor(mpi))
     mpi = _import_mpi(initialize=True)
     if expected > 1 and mpi.COMM_WORLD.Get_size() == 1:
@@ -81,19 +81,22 @@ def _import_mpi(*, initialize: bool) -> ModuleType:
     """Import ``mpi4py.MPI``, as the user's ``mpi4py.rc`` says but for when it initialises."""
     import mpi4py
 
+    wanted = (mpi4py.rc.initialize, mpi4py.rc.finalize)
     if "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize:
-        mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = True
-    from mpi4py import MPI
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+    try:
+        from mpi4py import MPI
+    finally:
+        mpi4py.rc.initialize, mpi4py.rc.finalize = wanted
 
     if initialize and not MPI.Is_initialized():
-        wanted = mpi4py.rc.thread_level.upper() if mpi4py.rc.threads else "SINGLE"
-        MPI.Init_thread(getattr(MPI, f"THREAD_{wanted}"))
+        level = mpi4py.rc.thread_level.upper() if mpi4py.rc.threads else "SINGLE"
+        MPI.Init_thread(getattr(MPI, f"THREAD_{level}"))
     return MPI
 
 
-def _is_foreign(launcher: str | None, library: str) -> bool:
-    return (launcher == "Open MPI") != (library == "Open MPI")
+def _would_abort(launcher: str | None, library: str) -> bool:
+    return launcher == "Open MPI" and library != "Open MPI"
 
 
 def _mismatch(expected: int, vendor: str) -> LauncherMismatchError:

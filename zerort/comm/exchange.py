@@ -32,6 +32,10 @@ _BUSY_FOR = 0.005
 _NAP = 50e-6
 
 
+_abandoned: list[object] = []
+"""Requests that were given up, and their memory: MPI may still write there, so it is never given back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Alarm:
     """What a rank said when it gave up or left."""
@@ -40,7 +44,7 @@ class Alarm:
     sequence: int
     """The first call in which the rank takes no part."""
     reason: str
-    """``"gave up"`` or ``"left"``."""
+    """``"gave up"``, ``"left"`` or ``"failed"``."""
     last: str
     """What it was doing."""
 
@@ -73,7 +77,7 @@ class Exchange:
         """Return every rank's bytes; all give equally many."""
         everyone = np.empty((self.size, len(mine)), np.uint8)
         request = self.comm.Iallgather([np.frombuffer(mine, np.uint8), MPI.BYTE], [everyone, MPI.BYTE])
-        self.wait([request], sequence=sequence)
+        self.wait([request], sequence=sequence, keep=(mine, everyone))
         return [row.tobytes() for row in everyone]
 
     def swap(
@@ -92,6 +96,7 @@ class Exchange:
             sequence: The call that this belongs to; an alarm of an earlier one interrupts it.
             piece_nbytes: Cut messages at this size; the same on both sides.
         """
+        sends, receives = list(sends), list(receives)
         limit = min(self._message_nbytes, piece_nbytes or self._message_nbytes)
         requests = [
             self.comm.Irecv([piece, MPI.BYTE], source=rank)
@@ -102,10 +107,10 @@ class Exchange:
             if self.hosts[rank] != self.hosts[self.rank]:
                 trace.count("wire.bytes", array.nbytes)
             requests += [self.comm.Isend([piece, MPI.BYTE], dest=rank) for piece in _pieces(array, limit)]
-        self.wait(requests, sequence=sequence)
+        self.wait(requests, sequence=sequence, keep=(sends, receives))
 
-    def wait(self, requests: list[Any], *, sequence: int) -> None:
-        """Poll until all ``requests`` are done.
+    def wait(self, requests: list[Any], *, sequence: int, keep: object) -> None:
+        """Poll until all ``requests`` are done; ``keep`` is the memory that MPI reads and writes meanwhile.
 
         Raises:
             Interrupted: Not done after the timeout, or an alarm says that they never will be.
@@ -116,9 +121,9 @@ class Exchange:
             if now - listened >= _LISTEN_EVERY:
                 listened = now
                 self.listen()
-                if any(alarm.sequence <= sequence for alarm in self.alarms.values()):
-                    raise Interrupted
-                if now - began >= self._timeout:
+                lost = any(alarm.sequence <= sequence for alarm in self.alarms.values())
+                if lost or now - began >= self._timeout:
+                    _abandoned.append((requests, keep))
                     raise Interrupted
             # Yield at first, for the other side may need this core to answer; later leave it alone for longer.
             time.sleep(0 if now - began < _BUSY_FOR else _NAP)

@@ -38,7 +38,7 @@ def abort_job_on_exception() -> None:
 
     def thread_hook(arguments: threading.ExceptHookArgs) -> None:
         earlier_thread_hook(arguments)
-        if arguments.exc_value is not None:
+        if arguments.exc_value is not None and arguments.exc_type is not SystemExit:  # which ends its thread only
             _end_job(arguments.exc_value)
 
     sys.excepthook, threading.excepthook = hook, thread_hook

@@ -1,8 +1,7 @@
 """`Group`: ranks that talk. The one class that users hold, whatever carries its bytes.
 
-    all_gather  reduce_scatter  all_reduce  broadcast  reduce  all_to_all  barrier      each returns a Ticket
-    empty  empty_shared  free  split  save_trace  close                                 each has happened when it
-    returns
+    all_gather  reduce_scatter  all_reduce  broadcast  reduce  all_to_all  barrier    each returns a Ticket
+    empty  empty_shared  free  split  save_trace  close                               each has happened when it returns
 
 A Group checks arguments, numbers its calls and keeps them in order on one stream; a `Transport` carries them out. A
 rank whose arguments are wrong still meets the others, so that all of them raise. May import: device, trace, config,
@@ -14,6 +13,7 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import os
 import socket
 import sys
 import weakref
@@ -30,7 +30,7 @@ from zerort.comm.checks import Given
 from zerort.comm.prepared import PreparedCalls
 from zerort.comm.transport import Transport
 from zerort.device import HostStream, Ticket
-from zerort.errors import CallError, ClosedError, CollectiveError
+from zerort.errors import CallError, ClosedError, CollectiveError, SharedMemoryError
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array, DtypeLike
 
@@ -59,7 +59,10 @@ class SharedShards(NamedTuple):
 class Group:
     """Ranks that talk. Made by `zerort.comm.open_group` and `Group.split`.
 
-    Every rank makes the same calls in the same order. Arrays are C-contiguous NumPy arrays and are taken as 1-D. A verb
+    Every rank makes the same calls in the same order, from one thread at a time. A small call waits for the other ranks
+    then and there (`GroupOptions.eager_nbytes`), so ranks must take several groups in the same order, too.
+
+    Arrays are C-contiguous NumPy arrays and are taken as 1-D. A verb
     that returns a Ticket may not have happened yet: leave its arrays alone until ``ticket.wait()`` has returned.
     """
 
@@ -76,6 +79,7 @@ class Group:
         self._sequence = 0
         self._prepared = PreparedCalls()
         self._closed = False
+        self._parent: Group | None = None
         self._children: list[Group] = []
         _open_groups.add(self)
 
@@ -195,14 +199,13 @@ class Group:
         Raises:
             SharedMemoryError: There is not enough shared memory; on every rank.
         """
-        kind = self._dtype("empty", dtype)
 
         def fill(call: Call, rank: int, size: int, given: Given) -> None:
-            call.dtype = kind.name
-            if numel < 0:
-                raise CallError(f"empty: Expected numel ≥ 0, got {numel}.")
+            call.dtype = checks.check_dtype(call, dtype).name
+            checks.check_numel(call, numel)
 
         def make() -> Array:
+            kind = numpy_dtype(dtype)
             return self._transport.allocate(numel * kind.itemsize).view(kind)
 
         return self._together("empty", name, fill, make)
@@ -213,15 +216,15 @@ class Group:
         ``group.all_gather(shards.mine, out=shards.full, counts=counts)`` makes every shard visible and copies nothing
         within a node. Zeroed.
         """
-        kind = self._dtype("empty_shared", dtype)
         shares: list[int] = []
 
         def fill(call: Call, rank: int, size: int, given: Given) -> None:
-            call.dtype = kind.name
+            call.dtype = checks.check_dtype(call, dtype).name
             shares.extend(checks.check_counts(call, counts, size))
             call.numel = sum(shares)
 
         def make() -> SharedShards:
+            kind = numpy_dtype(dtype)
             full = self._transport.allocate_shared(sum(shares) * kind.itemsize).view(kind)
             first = sum(shares[: self.rank])
             return SharedShards(full, full[first : first + shares[self.rank]])
@@ -231,10 +234,10 @@ class Group:
     def free(self, array: Array, *, name: str = "") -> None:
         """Give the memory of an array from `empty` or `empty_shared` back. Every rank calls this for its array."""
 
-        def make() -> None:
-            self._transport.release(array)
+        def fill(call: Call, rank: int, size: int, given: Given) -> None:
+            call.numel = self._transport.window_of(array)  # all ranks must mean the same one
 
-        self._together("free", name, checks.fill_barrier, make)
+        self._together("free", name, fill, lambda: self._transport.release(array))
 
     def split(self, color: int | None, *, key: int | None = None, name: str = "") -> Group | None:
         """Return the group of the ranks that gave the same ``color``, ordered by ``key``, then by rank.
@@ -249,12 +252,14 @@ class Group:
         transport = self._together(
             "split",
             "",
-            checks.fill_barrier,
+            checks.fill_split,
             lambda: self._transport.split(color, key=place, name=title),
+            Given(color, place),
         )
         if transport is None:
             return None
         group = Group(transport)
+        group._parent = self
         self._children.append(group)
         return group
 
@@ -287,7 +292,9 @@ class Group:
             return
         self._closed = True
         _open_groups.discard(self)
-        for child in self._children:
+        if self._parent is not None:
+            self._parent._children.remove(self)
+        for child in list(self._children):
             child.close()
         if self._transport.broken is None:
             self._stream.close()
@@ -302,8 +309,9 @@ class Group:
         if type(counts) is list:  # which could not be looked up
             counts = tuple(counts)
         key = (op, id(source), id(out), counts, root, reduction, name)
-        call = None if out is None else self._prepared.find(key, source, out, depth=3)
-        if call is None or self._closed or self._transport.broken is not None:
+        usable = not self._closed and self._transport.broken is None
+        call = self._prepared.find(key, source, out, depth=3) if usable and out is not None else None
+        if call is None:
             call = self._new_call(op, name, fill, given)
             if out is not None:
                 self._prepared.keep(key, call, source, out)
@@ -314,51 +322,55 @@ class Group:
             functools.partial(self._perform, call), name=op, eager=call.nbytes <= self._eager_nbytes
         )
 
-    def _together(self, op: str, name: str, fill: Fill, make: Callable[[], T]) -> T:
+    def _together(self, op: str, name: str, fill: Fill, make: Callable[[], T], given: Given = _NOTHING) -> T:
         """Meet as collectives do, then ``make`` something that needs all ranks; wait for it."""
-        call = self._new_call(op, name, fill, _NOTHING)
-
-        def work() -> T:
-            self._perform(call)
-            return make()
-
-        return self._stream.submit(work, name=op, eager=self._eager_nbytes >= 0).wait()
+        call = self._new_call(op, name, fill, given)
+        work = functools.partial(self._perform, call, make)
+        made: T = self._stream.submit(work, name=op, eager=self._eager_nbytes >= 0).wait()
+        return made
 
     def _new_call(self, op: str, name: str, fill: Fill, given: Given) -> Call:
-        if self._closed:
-            raise ClosedError(f"{op}: Expected an open group, got {self!r}. Call it before closing the group.")
+        self._check_usable(op)
         transport = self._transport
-        if transport.broken is not None:
-            first = str(transport.broken).splitlines()[0]
-            raise CollectiveError(
-                f"{op}: {transport.title} is broken since: {first} Open a new group."
-            ) from transport.broken
         call = Call(op, call_site(), self._sequence, name)
         self._sequence += 1
         try:
             fill(call, transport.rank, transport.size, given)
         except CallError as error:
             call = Call(INVALID, call.site, call.sequence, complaint=str(error))
+        except Exception as error:  # no memory for a result, say: the others must hear of it all the same
+            call = Call(INVALID, call.site, call.sequence, complaint=f"{op}: {type(error).__name__}: {error}")
         return call
 
-    def _perform(self, call: Call) -> Any:
-        flights = self._transport.flights
+    def _check_usable(self, op: str) -> None:
+        if self._closed:
+            raise ClosedError(f"{op}: Expected an open group, got {self!r}. Call it before closing the group.")
+        broken = self._transport.broken
+        if broken is not None:
+            first = str(broken).splitlines()[0]
+            raise CollectiveError(
+                f"{op}: {self._transport.title} is broken since: {first} Open a new group."
+            ) from broken
+
+    def _perform(self, call: Call, make: Callable[[], Any] | None = None) -> Any:
+        transport = self._transport
+        if transport.broken is not None:  # since this call was queued
+            self._check_usable(call.op)
+        flights = transport.flights
         entry = flights.begin(call.sequence, call.op, call.dtype, call.numel, call.name, call.site)
         try:
-            self._transport.run(call)
+            transport.run(call)
+            made = None if make is None else make()
         except BaseException as error:
             flights.end(entry, f"failed: {type(error).__name__}")
+            # These are verdicts that all ranks reach together; of anything else only this rank knows.
+            if not isinstance(error, (CallError, CollectiveError, SharedMemoryError)):
+                transport.fail(call, error)
             call.finish()
             raise
         flights.end(entry)
         trace.count(call.op)
-        return call.finish()
-
-    def _dtype(self, op: str, dtype: DtypeLike) -> np.dtype[Any]:
-        try:
-            return numpy_dtype(dtype)
-        except (TypeError, AttributeError):
-            raise CallError(f"{op}: Expected a dtype, got {dtype!r}.") from None
+        return call.finish() if make is None else made
 
     def __enter__(self) -> Self:
         return self
@@ -371,6 +383,10 @@ class Group:
         details = self._transport.details()
         about = f"{self.name!r}, {self.kind}, rank {self.rank} of {self.size}, {state}"
         return f"Group({about}; {details})" if details else f"Group({about})"
+
+
+# A forked child has none of these ranks' places: it must not leave in its parent's name.
+os.register_at_fork(after_in_child=_open_groups.clear)
 
 
 @atexit.register

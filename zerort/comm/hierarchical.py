@@ -16,7 +16,7 @@ ours: a host need not know where the other's arrays lie. May import: mpi4py, nat
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -59,7 +59,8 @@ class HierarchicalTransport(MpiTransport):
         local = self._members[self._host].index(self.rank)
         self._my_lane = local if local < self._lanes else None
         half = min(options.exchange_nbytes, options.staging_nbytes)
-        self._landing = node.allocate_shared(2 * half)  # where other hosts' pieces land, in two halves that take turns
+        # Where other hosts' pieces land, in two halves that take turns.
+        self._landing = self._on_every_host(lambda: node.allocate_shared(2 * half))
         self._half = half
         self._turn = 0
 
@@ -76,6 +77,16 @@ class HierarchicalTransport(MpiTransport):
 
     def _part(self, call: Call) -> None:
         self._within(call, lambda: self._node.part(call))
+
+    def spread(self, why: str) -> None:
+        """Tell both this host's ranks and the others."""
+        self._node.spread(why)
+        super().spread(why)
+
+    def _give_up(self, call: Call) -> NoReturn:
+        """Break this host's meeting place, too: ranks that talk to no other host wait there."""
+        self._node.spread("")
+        super()._give_up(call)
 
     def _within(self, call: Call, step: Callable[[], None]) -> None:
         """Do a step among this host's ranks; if one is missing there, it is missing for all hosts."""
@@ -152,7 +163,8 @@ class HierarchicalTransport(MpiTransport):
         hosts = range(len(self._members))
         lane = [r for r in range(self.size) if self._my_lane is not None and self._lane_of[r] == self._my_lane]
         readable = self._node.sources_are_readable()
-        self._node.start_rounds()
+        if not readable:
+            self._node.start_rounds()
         for done in range(0, table.longest, piece):
             sizes = [max(0, min(piece, count - done)) for _, count in table.gives]
             starts = [first + done for first, _ in table.gives]
@@ -230,16 +242,25 @@ class HierarchicalTransport(MpiTransport):
         assert made is not None
         return made
 
-    def release(self, array: Array) -> bool:
+    def window_of(self, array: Array) -> int:
+        """Return the number of the window; hosts make theirs together and so number them alike."""
+        return self._node.window_of(array)
+
+    def release(self, array: Array) -> None:
         """Forget memory that this host's ranks share."""
-        return self._node.release(array)
+        self._node.release(array)
 
     def split(self, color: int | None, *, key: int, name: str) -> Transport | None:
         """Split the communicator; the part reaches its ranks in the way that is best for where they are."""
         from zerort.comm.bootstrap import best_transport  # which opens transports of this kind
 
         part = self.split_comm(color, key)
-        return None if part is None else best_transport(part, name=name, options=self.options)
+        if part is None:
+            return None
+        try:
+            return best_transport(part, name=name, options=self.options)
+        finally:
+            part.Free()
 
     def leave(self) -> None:
         """Tell both the ranks of this host and those of others."""
@@ -250,6 +271,11 @@ class HierarchicalTransport(MpiTransport):
         """Leave both."""
         super().end()
         self._node.end()
+
+    def close(self) -> None:
+        """Close both."""
+        self._node.close()
+        super().close()
 
     def details(self) -> str:
         """Say how the hosts hang together."""

@@ -21,7 +21,7 @@ from zerort.comm.call import Call
 from zerort.comm.exchange import Alarm, Exchange, Interrupted
 from zerort.comm.geometry import Geometry, even_part, split_evenly
 from zerort.comm.transport import Transport
-from zerort.comm.verdict import Sighting, last_call, late_error, missing_error
+from zerort.comm.verdict import Sighting, failed_error, last_call, late_error, missing_error
 from zerort.config import GroupOptions
 from zerort.native.rendezvous import AGREED_BYTES
 from zerort.typing import Array
@@ -51,8 +51,8 @@ class MpiTransport(Transport):
     def __init__(self, comm: MPI.Intracomm, *, hosts: list[int], name: str, options: GroupOptions) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), name=name, options=options)
         self.hosts = hosts
-        # Below SERIALIZED, MPI may only be called by the thread that initialised it: then nothing is asynchronous.
-        self.runs_on = "own thread" if MPI.Query_thread() >= MPI.THREAD_SERIALIZED else "caller"
+        # Below MULTIPLE, a thread of ours could meet the user's own calls of MPI: then nothing is asynchronous.
+        self.runs_on = "own thread" if MPI.Query_thread() >= MPI.THREAD_MULTIPLE else "caller"
         self._exchange = Exchange(comm, hosts=hosts, message_nbytes=options.message_nbytes, timeout=options.timeout)
         self._headers: list[bytes] | None = None  # what every rank said when all last met
         self._met_at = time.monotonic()
@@ -70,7 +70,7 @@ class MpiTransport(Transport):
             self._give_up(call)
         # A rank that comes late still finds the others' headers, but they have given up and gone: their alarms tell.
         self._exchange.listen()
-        if any(alarm.reason == "gave up" for alarm in self._exchange.alarms.values()):
+        if any(alarm.reason in ("gave up", "failed") for alarm in self._exchange.alarms.values()):
             self._give_up(call)
         self._headers, self._met_at = headers, time.monotonic()
         if call.complaint or any(header[:AGREED_BYTES] != headers[0][:AGREED_BYTES] for header in headers):
@@ -84,6 +84,11 @@ class MpiTransport(Transport):
         except Interrupted:
             self._give_up(Call(op="tell", site="", sequence=self._sequence))
         return [one.rstrip(b"\0").decode() for one in told]
+
+    def spread(self, why: str) -> None:
+        """Sound an alarm with the reason."""
+        if not MPI.Is_finalized():
+            self._exchange.sound(Alarm(self.rank, self._sequence, "failed", why))
 
     def swap(
         self,
@@ -102,6 +107,10 @@ class MpiTransport(Transport):
     def _give_up(self, call: Call) -> NoReturn:
         """Say so to all, hear who else does, and raise: whoever is not heard of is missing."""
         exchange, began = self._exchange, time.monotonic()
+        for failed in exchange.alarms.values():
+            if failed.reason == "failed":
+                self.broken = failed_error(self.title, rank=failed.rank, why=failed.last)
+                raise self.broken
         exchange.sound(Alarm(self.rank, call.sequence, "gave up", f"{call.describe()} at {call.site}"))
         while len(exchange.alarms) < self.size - 1 and time.monotonic() - began < _HEAR_FOR:
             exchange.listen()
@@ -233,8 +242,11 @@ class MpiTransport(Transport):
         part = self.split_comm(color, key)
         if part is None:
             return None
-        hosts = part.allgather(self.hosts[self.rank])
-        return MpiTransport(part, hosts=hosts, name=name, options=self.options)
+        try:
+            hosts = part.allgather(self.hosts[self.rank])
+            return MpiTransport(part, hosts=hosts, name=name, options=self.options)
+        finally:
+            part.Free()  # the transport has copies of its own
 
     def split_comm(self, color: int | None, key: int) -> MPI.Intracomm | None:
         """Return the communicator of the ranks with the same color; None for color None."""

@@ -22,15 +22,16 @@ from typing import Any
 import numpy as np
 
 from zerort import native, trace
+from zerort.comm.board import Board, board_nbytes
 from zerort.comm.call import Call
 from zerort.comm.geometry import even_part
 from zerort.comm.rounds import all_reduce_in_rounds, move_in_rounds
 from zerort.comm.shelf import Shelf
 from zerort.comm.transport import Transport
-from zerort.comm.verdict import Sighting, last_call, late_error, missing_error
+from zerort.comm.verdict import Sighting, failed_error, last_call, late_error, missing_error
 from zerort.comm.window import Window, create_file, map_file, page_aligned
 from zerort.config import GroupOptions
-from zerort.errors import SharedMemoryError
+from zerort.errors import CallError, SharedMemoryError
 from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
 from zerort.native.rendezvous import (
     BROKEN,
@@ -40,16 +41,12 @@ from zerort.native.rendezvous import (
     WAITING,
     allow_reading,
     can_read,
-    control_nbytes,
     open_rendezvous,
     read_slot,
 )
 from zerort.typing import Array
 
 __all__ = ["NodeTransport", "open_control"]
-
-_TEXT_NBYTES = 8192
-"""Of shared memory, per rank, for `tell`."""
 
 _STAGING = 0
 """The number of the window that holds the staging slabs."""
@@ -66,7 +63,7 @@ _WHOLE_NBYTES = 64 * 1024
 
 def open_control(size: int, directory: str) -> str:
     """Make the file in which ``size`` ranks of a node will meet, and return its path. One rank does this."""
-    return create_file(directory, control_nbytes(size) + size * _TEXT_NBYTES)
+    return create_file(directory, board_nbytes(size))
 
 
 class NodeTransport(Transport):
@@ -86,6 +83,7 @@ class NodeTransport(Transport):
         mapping = map_file(control)
         self._control = Window(mapping, ((0, len(mapping)),))
         self._control_view = memoryview(mapping)
+        self._board = Board(self._control_view, rank, size)
         self._in_native = in_native
         # With a core for each rank a spin answers in under 1 µs; with fewer it keeps the awaited rank off the core.
         spins = 2000 if size <= len(os.sched_getaffinity(0)) else 20
@@ -93,6 +91,8 @@ class NodeTransport(Transport):
             self._control.address, rank=rank, size=size, spins=spins, yields=4, in_native=in_native
         )
         self._shelf = Shelf()
+        self._stage: Window | None = None  # all ranks' staging slabs
+        self._slabs: list[Array] = []  # the two halves of mine
         self._turn = 0
         self._left = False
         self._sees_processes = False
@@ -102,12 +102,12 @@ class NodeTransport(Transport):
     def start(self) -> None:
         """Meet the others for the first time: make the slabs, and find out whether memory can be read in place."""
         slab = self.options.staging_nbytes
-        self._stage = self._make_window([2 * slab] * self.size)
-        mine = self._stage.segment(self.rank)
+        self._stage = stage = self._make_window([2 * slab] * self.size)
+        mine = stage.segment(self.rank)
         self._slabs = [mine[:slab], mine[slab:]]
-        self._slab_offsets = [self._stage.segments[self.rank][0] + turn * slab for turn in (0, 1)]
+        self._slab_offsets = [stage.segments[self.rank][0] + turn * slab for turn in (0, 1)]
         # In a container of its own a rank may not see the others' processes: then their absence says nothing.
-        self._sees_processes = all(os.path.exists(f"/proc/{slot.pid}") for slot in self._slots())
+        self._sees_processes = len(set(self.tell(_process_space()))) == 1
         self.reads_private = self._try_reading()
         self._stage_up_to = min(_STAGE_NBYTES, slab) if self.reads_private else slab
 
@@ -124,7 +124,10 @@ class NodeTransport(Transport):
             )
         _, source_window, source_offset, out_window, out_offset = places
         if source_window == PRIVATE:
-            source_window, source_offset = self._show(call.source, source_offset)
+            if call.op == "broadcast" and call.root != self.rank:
+                source_window, source_offset = _STAGING, 0  # nobody reads it
+            else:
+                source_window, source_offset = self._show(call.source, source_offset)
         status = self._link.meet(call.header(), source_window, source_offset, out_window, out_offset, _LOOK_AFTER)
         if status != MET:
             status = self._wait(call, status)
@@ -138,19 +141,13 @@ class NodeTransport(Transport):
             self._wait(call, status)
 
     def tell(self, text: str) -> list[str]:
-        """Exchange texts through the end of the control file."""
+        """Exchange texts on the board."""
         call = Call(op="tell", site="")
-        raw = text.encode()[: _TEXT_NBYTES - 1].decode(errors="ignore").encode()
-        first = control_nbytes(self.size)
-        mine = first + self.rank * _TEXT_NBYTES
-        self._control_view[mine : mine + len(raw) + 1] = raw + b"\0"
+        self._board.write_news(text)
         self.part(call)
-        texts = []
-        for rank in range(self.size):
-            area = bytes(self._control_view[first + rank * _TEXT_NBYTES :][:_TEXT_NBYTES])
-            texts.append(area[: area.index(b"\0")].decode())
+        news = self._board.read_news()
         self.part(call)
-        return texts
+        return news
 
     def _wait(self, call: Call, status: int) -> int:
         began = time.monotonic()
@@ -180,11 +177,19 @@ class NodeTransport(Transport):
             for slot in self._slots()
         ]
         self._link.give_up()
-        if sightings[self.rank].arrived:
+        failure = self._board.read_failure()
+        if failure is not None:
+            self.broken = failed_error(self.title, rank=failure[0], why=failure[1])
+        elif sightings[self.rank].arrived:
             self.broken = missing_error(**self.facts(call), sightings=sightings)
         else:
             self.broken = late_error(**self.facts(call), rank=self.rank)
         return self.broken
+
+    def spread(self, why: str) -> None:
+        """Leave the reason on the board, and wake whoever waits to read it."""
+        self._board.write_failure(why)
+        self._link.give_up()
 
     def _slots(self) -> list[Any]:
         return [read_slot(self._control_view, rank, sees_processes=self._sees_processes) for rank in range(self.size)]
@@ -272,19 +277,25 @@ class NodeTransport(Transport):
     def allocate(self, nbytes: int) -> Array:
         """Return this rank's segment of a new window."""
         sizes = [int(text) for text in self.tell(str(nbytes))]
-        return self._make_window(sizes).segment(self.rank)
+        # At least a byte each: an empty array, too, must be known by where it lies.
+        return self._make_window([max(size, 1) for size in sizes]).segment(self.rank)[:nbytes]
 
     def allocate_shared(self, nbytes: int) -> Array:
         """Return the whole of a new window: one copy for the node."""
-        return self._make_window([nbytes] + [0] * (self.size - 1)).segment(0)
+        return self._make_window([max(nbytes, 1)] + [0] * (self.size - 1)).segment(0)[:nbytes]
 
-    def release(self, array: Array) -> bool:
-        """Forget the window in which ``array`` lies; its memory goes when the last array in it does, on every rank."""
+    def window_of(self, array: Array) -> int:
+        """Return the number of the window in which ``array`` lies."""
         window, _ = self._shelf.find(native.address_of(array), array.nbytes)
         if window in (PRIVATE, _STAGING):
-            return False
+            raise CallError("free: Expected an array from this group's empty or empty_shared, got one from elsewhere.")
+        return window
+
+    def release(self, array: Array) -> None:
+        """Forget the window in which ``array`` lies; its memory goes when the last array in it does, on every rank."""
+        window = self.window_of(array)
         self._shelf.drop(window)
-        return True
+        self._link.unmap_window(window)
 
     def split(self, color: int | None, *, key: int, name: str) -> NodeTransport | None:
         """Return the transport among this node's ranks of the same color."""
@@ -300,20 +311,23 @@ class NodeTransport(Transport):
             except SharedMemoryError as error:
                 story = f"!{error}"
         stories = self.tell(story)
-        part = None
+        part, complaint = None, ""
         if ranks and not any(s.startswith("!") for s in stories):
-            part = NodeTransport(
-                stories[ranks[0]],
-                ranks.index(self.rank),
-                len(ranks),
-                name=name,
-                options=self.options,
-                in_native=self._in_native,
-            )
-        self.tell("mapped")
+            try:
+                part = NodeTransport(
+                    stories[ranks[0]],
+                    ranks.index(self.rank),
+                    len(ranks),
+                    name=name,
+                    options=self.options,
+                    in_native=self._in_native,
+                )
+            except SharedMemoryError as error:
+                complaint = f"!{error}"
+        answers = self.tell(complaint)
         if leader and not story.startswith("!"):
             os.unlink(story)
-        for text in stories:
+        for text in stories + answers:
             if text.startswith("!"):
                 raise SharedMemoryError(text[1:])
         if part is not None:
@@ -325,6 +339,13 @@ class NodeTransport(Transport):
         if not self._left:
             self._left = True
             self._link.leave()
+
+    def close(self) -> None:
+        """Leave, and let go of the windows; arrays in them keep theirs."""
+        self.leave()
+        self._shelf.clear()
+        self._slabs.clear()
+        self._stage = None
 
     def details(self) -> str:
         """Say how the ranks reach each other's memory."""
@@ -386,16 +407,26 @@ class NodeTransport(Transport):
 
     def slab_of(self, rank: int, dtype: np.dtype[Any]) -> Array:
         """Return the half of rank's slab that all ranks use in this round."""
+        assert self._stage is not None
         half = self.options.staging_nbytes
         raw = self._stage.segment(rank)[self._turn * half :][: half // dtype.itemsize * dtype.itemsize]
         return raw.view(dtype)
 
     def _try_reading(self) -> bool:
         """Find out, once and by trying, whether every rank may read every other's memory."""
-        landmark = np.arange(8, dtype=np.uint64)
+        # A number nobody else has: a process of the same id in another container must not pass for this rank.
+        landmark = np.frombuffer(os.urandom(8), np.uint64).copy()
         wanted = self._in_native and self.options.cross_memory
         if wanted:
             allow_reading()
-        told = [text.split(",") for text in self.tell(f"{int(wanted)},{os.getpid()},{native.address_of(landmark)}")]
-        can = all(int(wants) and can_read(int(pid), address=int(where)) for wants, pid, where in told)
+        mine = f"{int(wanted)},{os.getpid()},{native.address_of(landmark)},{landmark[0]}"
+        told = [map(int, text.split(",")) for text in self.tell(mine)]
+        can = all(wants and can_read(pid, address=where, expected=what) for wants, pid, where, what in told)
         return all(answer == "yes" for answer in self.tell("yes" if can else "no"))
+
+
+def _process_space() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return f"unknown, of process {os.getpid()}"

@@ -25,13 +25,14 @@ _CAPACITY = 256
 class _Prepared:
     """A call, and what must be the same for it to be made again."""
 
-    __slots__ = ("call", "code", "nbytes", "out", "place", "source")
+    __slots__ = ("call", "code", "dtype", "nbytes", "out", "place", "source")
 
     def __init__(self, call: Call, source: Array, out: Array) -> None:
         self.call = call
         self.source = weakref.ref(source)  # not the array itself: remembering a call must not keep memory
         self.out = weakref.ref(out)
         self.nbytes = (source.nbytes, out.nbytes)
+        self.dtype = source.dtype  # an array's dtype and shape can be set in place
         self.code: CodeType | None = None
         self.place = -1
 
@@ -61,6 +62,9 @@ class PreparedCalls:
         if (
             call.sequence >= 0  # still under way: each call under way needs an object of its own
             or (source.nbytes, out.nbytes) != known.nbytes
+            or source.dtype is not known.dtype
+            or out.dtype is not known.dtype
+            or source.ndim + out.ndim != 2
             or address_of(source) != call.source_address
             or address_of(out) != call.out_address
             or not out.flags.writeable
@@ -76,10 +80,11 @@ class PreparedCalls:
 
     def keep(self, key: tuple[Any, ...], call: Call, source: Array, out: Array) -> None:
         """Remember a call whose arguments were found good."""
-        if call.source is source and call.out is out:  # else they are wrong, or views made for this call
+        # Otherwise they are wrong, or views made for this call; or equal dtypes that are not one object.
+        if call.source is source and call.out is out and source.dtype is out.dtype:
             try:
                 self._calls[key] = _Prepared(call, source, out)
             except TypeError:
                 return
             if len(self._calls) > _CAPACITY:
-                self._calls.clear()
+                del self._calls[next(iter(self._calls))]  # the oldest

@@ -38,6 +38,11 @@ class Shelf:
         self.version += 1
         self._spans = [span for span in self._spans if span[2] != number]
 
+    def clear(self) -> None:
+        """Forget all windows."""
+        for number in list(self._windows):
+            self.drop(number)
+
     def find(self, address: int, nbytes: int) -> tuple[int, int]:
         """Return (window, offset) of the memory at ``address``, or (PRIVATE, address) if it lies in none."""
         at = bisect.bisect_right(self._spans, (address, 1 << 63, 0)) - 1

@@ -6,7 +6,6 @@ import numpy as np
 
 from zerort.comm.call import Call
 from zerort.comm.transport import Transport
-from zerort.comm.verdict import is_invalid
 from zerort.config import GroupOptions
 from zerort.errors import CallError
 from zerort.typing import Array
@@ -24,7 +23,7 @@ class SoloTransport(Transport):
 
     def meet(self, call: Call) -> None:
         """Return at once, unless this rank's own arguments are wrong."""
-        if is_invalid(call):
+        if call.complaint:
             raise CallError(f"{call.complaint} (at {call.site})")
 
     def move(self, call: Call) -> None:

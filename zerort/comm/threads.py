@@ -15,7 +15,7 @@ from zerort import native
 from zerort.comm.call import Call
 from zerort.comm.geometry import even_part
 from zerort.comm.transport import Transport
-from zerort.comm.verdict import Sighting, last_call, late_error, missing_error
+from zerort.comm.verdict import Sighting, failed_error, last_call, late_error, missing_error
 from zerort.config import GroupOptions
 from zerort.native.rendezvous import AGREED_BYTES
 from zerort.typing import Array
@@ -36,6 +36,7 @@ class Meeting:
         self.seen = [time.monotonic()] * size
         self.epoch = 0
         self.broken = False
+        self.failures: list[tuple[int, str]] = []
         self.moved = threading.Condition()
         self.parts: dict[object, Meeting] = {}
         self.shared: Array | None = None
@@ -143,6 +144,13 @@ class ThreadsTransport(Transport):
         rank = [r for _, r in members].index(self.rank)
         return ThreadsTransport(meeting, rank, name=name, options=self.options)
 
+    def spread(self, why: str) -> None:
+        """Wake whoever waits, with the reason."""
+        with self._meeting.moved:
+            self._meeting.failures.append((self.rank, why))
+            self._meeting.broken = True
+            self._meeting.moved.notify_all()
+
     def leave(self) -> None:
         """Wake whoever waits for this thread."""
         with self._meeting.moved:
@@ -160,6 +168,10 @@ class ThreadsTransport(Transport):
         meeting = self._meeting
         if meeting.wait_for_all(self.rank, self.options.timeout):
             return
+        if meeting.failures:
+            rank, why = meeting.failures[0]
+            self.broken = failed_error(self.title, rank=rank, why=why)
+            raise self.broken
         with meeting.moved:
             meeting.broken = True
             meeting.moved.notify_all()

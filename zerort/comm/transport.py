@@ -15,7 +15,7 @@ import abc
 from typing import Any, ClassVar, Literal
 
 from zerort.comm.call import Call
-from zerort.comm.verdict import mismatch_error, tell_story
+from zerort.comm.verdict import failed_error, mismatch_error, tell_story, why_failed
 from zerort.config import GroupOptions
 from zerort.errors import CollectiveError
 from zerort.trace import FlightRecorder
@@ -95,9 +95,8 @@ class Transport(abc.ABC):
     def split(self, color: int | None, *, key: int, name: str) -> Transport | None:
         """Return the transport among the ranks with the same color, ordered by key; None for color None."""
 
-    def release(self, array: Array) -> bool:
-        """Forget memory that `allocate` gave; False if it gave none there."""
-        return False
+    def release(self, array: Array) -> None:  # noqa: B027 (plain memory needs no releasing)
+        """Forget memory that `allocate` gave."""
 
     def leave(self) -> None:  # noqa: B027 (most transports have nobody to tell)
         """Tell the other ranks that this one takes part no longer. Never waits, never raises."""
@@ -114,6 +113,22 @@ class Transport(abc.ABC):
     def details(self) -> str:
         """Say what a person would want to know of this transport beyond its kind."""
         return ""
+
+    def fail(self, call: Call, error: BaseException) -> None:
+        """Break the group because of an error that only this rank knows of, and tell the others why."""
+        self.broken = failed_error(self.title, rank=self.rank, why=why_failed(call, error))
+        self.spread(why_failed(call, error))
+
+    def spread(self, why: str) -> None:  # noqa: B027 (a transport of one has nobody to tell)
+        """Tell whoever waits, or will wait, for this rank that it failed, and why. Never waits, never raises."""
+
+    def window_of(self, array: Array) -> int:
+        """Return which of the group's windows ``array`` lies in, by a number that is the same on every rank.
+
+        Raises:
+            CallError: It lies in none.
+        """
+        return 0
 
     def facts(self, call: Call) -> dict[str, Any]:
         """Return what every error about a missing rank says, and keep the flight record that it names."""

@@ -10,11 +10,23 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zerort.comm.call import INVALID, Call, describe_header
+from zerort.comm.call import Call, describe_header
 from zerort.errors import CallError, CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, RankFailedError
 
-__all__ = ["Sighting", "last_call", "late_error", "mismatch_error", "missing_error", "tell_story"]
+__all__ = [
+    "Sighting",
+    "failed_error",
+    "last_call",
+    "late_error",
+    "mismatch_error",
+    "missing_error",
+    "tell_story",
+    "why_failed",
+]
 
+
+_LONGEST = 600
+"""Characters of one part of a story: a story must reach the others whole, and people will not read more."""
 
 _WAIT_LONGER = "If it is only slow, raise the timeout: GroupOptions(timeout=…) or ZERORT_TIMEOUT=seconds."
 
@@ -23,9 +35,9 @@ def tell_story(call: Call) -> str:
     """Put a call into words that other ranks can read."""
     return json.dumps(
         {
-            "text": call.describe(),
-            "site": call.site,
-            "complaint": call.complaint,
+            "text": _short(call.describe()),
+            "site": _short(call.site),
+            "complaint": _short(call.complaint),
             "sequence": call.sequence,
         }
     )
@@ -33,7 +45,7 @@ def tell_story(call: Call) -> str:
 
 def mismatch_error(group: str, stories: Sequence[str]) -> CollectiveError | CallError:
     """Return the error for ranks that met with different calls, or with arguments that cannot be used."""
-    told = [json.loads(story) for story in stories]
+    told = [json.loads(story) for story in stories]  # short enough never to be cut on its way
     for rank, story in enumerate(told):
         if story["complaint"]:
             return CallError(f"{story['complaint']} (rank {rank} of {group}, at {story['site']})")
@@ -113,6 +125,18 @@ def _ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def is_invalid(call: Call) -> bool:
-    """Say whether this rank came only to say that its arguments are wrong."""
-    return call.op == INVALID
+def why_failed(call: Call, error: BaseException) -> str:
+    """Say what a rank was doing when it raised, and what it raised."""
+    return _short(f"{type(error).__name__}: {error}; in #{call.sequence} {call.describe()} at {call.site}")
+
+
+def failed_error(group: str, *, rank: int, why: str) -> RankFailedError:
+    """Return the error for a rank that raised in the middle of a collective."""
+    return RankFailedError(
+        f"Expected every rank of {group} to finish, got an error on rank {rank}: {why}. Nothing that was under way can "
+        "be relied on. Mend the cause, then open a new group."
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

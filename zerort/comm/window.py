@@ -1,9 +1,9 @@
 """`Window`: memory that every rank of a node has mapped, and that lives as long as any array in it.
 
-A file in /dev/shm is made by one rank, opened by the others and unlinked before anyone uses it, so nothing is left
-behind however the job ends. Its pages are reserved when it is made: too little shared memory is an error then, not a
-SIGBUS later. Arrays hold the mapping, not the group: one that outlives its group stays readable. May import: errors,
-typing.
+A file in /dev/shm is made by one rank, opened by the others and unlinked before anyone uses it, so a job
+that is killed leaves nothing behind. Its pages are reserved when it is made: too little shared memory is an error then,
+not a SIGBUS later. Arrays hold the mapping, not the group: one that outlives its group stays readable. May import:
+errors, typing.
 """
 
 from __future__ import annotations
@@ -108,5 +108,7 @@ def map_file(path: str) -> mmap.mmap:
         ) from error
     try:
         return mmap.mmap(descriptor, 0)
+    except OSError as error:
+        raise SharedMemoryError(f"Expected to map shared memory, got: {error}. Raise the limit (ulimit -v).") from error
     finally:
         os.close(descriptor)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import collections
+import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,6 +70,7 @@ class HostEvent:
             if not self._reached and not signal.wait(timeout):
                 raise TimeoutError(f"Work on stream {self._stream.name!r} is not done after {timeout} s.")
         if self._error is not None:
+            self._stream._unseen.discard(self)
             raise self._error
 
     def _signal_of_sleeper(self) -> threading.Event:
@@ -79,6 +82,8 @@ class HostEvent:
 
     def _mark(self, error: BaseException | None = None) -> None:
         self._error = error
+        if error is not None:
+            self._stream._unseen.add(self)
         self._reached = True
         # Order matters: a sleeper makes its signal first and looks at _reached second; we do the reverse.
         if self._signal is not None:
@@ -117,6 +122,7 @@ class HostStream:
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # held by the thread that does this stream's work
         self._worker: threading.Thread | None = None
+        self._unseen: set[HostEvent] = set()  # work that failed and that nobody has waited for yet
         self._closed = False
 
     def submit(
@@ -130,8 +136,7 @@ class HostStream:
             keep: Objects that must stay alive until the work is done.
             eager: Do the work here and now if the stream is idle. For work that is shorter than a thread switch.
         """
-        if self._closed:
-            raise ClosedError(f"Stream {self.name!r} is closed. Submit work before closing it.")
+        self._check_open()
         if eager and self._turn.acquire(blocking=False):
             try:
                 if not self._queue:
@@ -142,8 +147,10 @@ class HostStream:
         ticket: Ticket[T] = Ticket(event, keep=keep)
         if self._worker is None:
             self._start_worker()
-        self._queue.append((work, ticket, event, name))
-        self._bell.ring()
+        with self._lock:  # so that nothing is queued behind the back of a worker that has gone home
+            self._check_open()
+            self._queue.append((work, ticket, event, name))
+            self._bell.ring()
         return ticket
 
     def record(self) -> Ticket[None]:
@@ -155,10 +162,22 @@ class HostStream:
         self.record().wait()
 
     def close(self) -> None:
-        """Finish what was submitted, then refuse further work. Closing twice is fine."""
+        """Finish what was submitted, then refuse further work. Closing twice is fine.
+
+        Warns of work that failed if nobody waited for it: the error would be lost.
+        """
         self.abandon()
         if self._worker is not None and self._worker is not threading.current_thread():
             self._worker.join()
+        if self._unseen:
+            error = next(iter(self._unseen))._error
+            warnings.warn(
+                f"Stream {self.name!r}: {len(self._unseen)} pieces of work failed and nobody waited for them; one with "
+                f"{type(error).__name__}: {error}. Call wait() on every ticket.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self._unseen.clear()
 
     def abandon(self) -> None:
         """Refuse further work and do not wait for what was submitted: for a stream whose work can no longer end."""
@@ -166,6 +185,10 @@ class HostStream:
             if not self._closed:
                 self._closed = True
                 self._bell.ring()  # for the worker, which finds the door closed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"Stream {self.name!r} is closed. Submit work before closing it.")
 
     def _start_worker(self) -> None:
         with self._lock:
@@ -176,7 +199,7 @@ class HostStream:
 
     def _serve(self) -> None:
         while not self._closed or self._queue:
-            self._bell.wait(_GRACE)
+            self._bell.wait(_GRACE if self.helping else 0.0)
             with self._turn:
                 self._do_next()
 
@@ -207,7 +230,7 @@ class HostStream:
                 with trace.span(name, track=self.name):
                     return Ticket(_REACHED, result=work())
             return Ticket(_REACHED, result=work())
-        except BaseException as error:
+        except Exception as error:
             event = HostEvent(self)
             event._mark(error)
             return Ticket(event)
@@ -221,6 +244,8 @@ class HostStream:
                 ticket.fulfil(work())
         except BaseException as error:  # whoever waits gets it, whichever thread that is
             event._mark(error)
+            if not isinstance(error, Exception) and threading.current_thread() is not self._worker:
+                raise  # Ctrl-C is meant for the thread that it met, not for this piece of work
         else:
             event._mark()
 
@@ -235,6 +260,9 @@ class HostStream:
 
 
 _working: weakref.WeakSet[HostStream] = weakref.WeakSet()
+
+
+os.register_at_fork(after_in_child=_working.clear)  # threads do not survive a fork
 
 
 @atexit.register

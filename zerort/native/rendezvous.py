@@ -74,9 +74,9 @@ def allow_reading() -> None:
         kernels.allow_readers()
 
 
-def can_read(pid: int, *, address: int) -> bool:
-    """Say whether this process may read that one's memory, by trying."""
-    return kernels is not None and bool(kernels.probe_reading(pid, address) == 0)
+def can_read(pid: int, *, address: int, expected: int) -> bool:
+    """Say whether this process may read that one's memory, by trying: 8 bytes there must be what they should."""
+    return kernels is not None and bool(kernels.probe_reading(pid, address, expected))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,10 @@ class PythonRendezvous:
         self._comparing = True
         self._arrive()
         return self.wait(seconds)
+
+    def unmap_window(self, window: int) -> None:
+        """Say that this process has ``window`` no longer."""
+        del self._windows[window]
 
     def part(self, seconds: float) -> int:
         """Wait until every rank has come this far too."""

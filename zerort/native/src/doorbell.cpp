@@ -35,7 +35,7 @@ class Doorbell {
     do {
       while (pending_.load() == 0) futex(FUTEX_WAIT_PRIVATE, 0);
       timespec left = {0, long(grace * 1e9)};
-      while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+      while (left.tv_nsec > 0 && nanosleep(&left, &left) != 0 && errno == EINTR) {
       }
     } while (pending_.load() == 0);
   }

@@ -75,6 +75,8 @@ class Rendezvous {
     windows_[std::size_t(window)] = base;
   }
 
+  void unmap_window(std::int64_t window) { windows_.at(std::size_t(window)) = 0; }
+
   // Say what this rank came for, and wait up to `seconds` for the others.
   Status meet(nb::bytes header, std::int64_t source_window, std::uint64_t source_offset, std::int64_t out_window,
               std::uint64_t out_offset, double seconds) {
@@ -259,7 +261,9 @@ class Rendezvous {
   void wake() { futex(&control_->epoch, FUTEX_WAKE, INT_MAX, nullptr); }
 
   char* mapped(const Location& location) const {
-    return reinterpret_cast<char*>(windows_.at(std::size_t(location.window)) + location.offset);
+    const std::uintptr_t base = windows_.at(std::size_t(location.window));
+    if (base == 0) throw std::runtime_error("Expected a window that this rank has mapped, got one that it freed.");
+    return reinterpret_cast<char*>(base + location.offset);
   }
 
   struct Numbers {
@@ -337,11 +341,11 @@ void allow_readers() {
 #endif
 }
 
-// Try to read eight bytes of another process; 0 if that works, else the errno.
-int probe_reading(int pid, std::uint64_t address) {
+// Try to read eight bytes of another process, and see whether they are the expected ones.
+bool probe_reading(int pid, std::uint64_t address, std::uint64_t expected) {
   std::uint64_t value = 0;
   iovec local = {&value, sizeof value}, remote = {reinterpret_cast<void*>(address), sizeof value};
-  return process_vm_readv(pid, &local, 1, &remote, 1, 0) == ssize_t(sizeof value) ? 0 : errno;
+  return process_vm_readv(pid, &local, 1, &remote, 1, 0) == ssize_t(sizeof value) && value == expected;
 }
 
 }  // namespace
@@ -351,6 +355,7 @@ void bind_rendezvous(nb::module_& module) {
       .def(nb::init<std::uintptr_t, int, int, int, int>(), nb::arg("control"), nb::arg("rank"), nb::arg("size"),
            nb::arg("spins"), nb::arg("yields"))
       .def("map_window", &Rendezvous::map_window)
+      .def("unmap_window", &Rendezvous::unmap_window)
       .def("meet", [](Rendezvous& self, nb::bytes header, std::int64_t source_window, std::uint64_t source_offset,
                       std::int64_t out_window, std::uint64_t out_offset, double seconds) {
              return int(self.meet(header, source_window, source_offset, out_window, out_offset, seconds));

@@ -1,0 +1,65 @@
+"""`Board`: where the ranks of a node leave texts for each other, behind the rendezvous in the same shared file.
+
+Two lines per rank: what it tells the others now (`Transport.tell`), and why it failed, if it did, which stays for as
+long as anyone looks. May import: native.rendezvous.
+"""
+
+from __future__ import annotations
+
+from zerort.native.rendezvous import control_nbytes
+
+__all__ = ["Board", "board_nbytes"]
+
+_NEWS_NBYTES = 8192
+_FAILURE_NBYTES = 2048
+_RANK_NBYTES = _NEWS_NBYTES + _FAILURE_NBYTES
+
+
+def board_nbytes(size: int) -> int:
+    """Return the bytes of a file in which ``size`` ranks meet and leave texts."""
+    return control_nbytes(size) + size * _RANK_NBYTES
+
+
+class Board:
+    """One rank's view of the texts.
+
+    Args:
+        memory: The whole shared file.
+        rank: Whose lines this rank writes.
+        size: Ranks that read and write here.
+    """
+
+    def __init__(self, memory: memoryview, rank: int, size: int) -> None:
+        self._memory = memory
+        self._rank = rank
+        self._size = size
+
+    def write_news(self, text: str) -> None:
+        """Write this rank's news over its last one."""
+        self._write(self._place(self._rank), _NEWS_NBYTES, text)
+
+    def read_news(self) -> list[str]:
+        """Return every rank's news."""
+        return [self._read(self._place(rank), _NEWS_NBYTES) for rank in range(self._size)]
+
+    def write_failure(self, text: str) -> None:
+        """Say why this rank failed."""
+        self._write(self._place(self._rank) + _NEWS_NBYTES, _FAILURE_NBYTES, text)
+
+    def read_failure(self) -> tuple[int, str] | None:
+        """Return (rank, why) of the lowest rank that failed; None if none did."""
+        for rank in range(self._size):
+            text = self._read(self._place(rank) + _NEWS_NBYTES, _FAILURE_NBYTES)
+            if text:
+                return rank, text
+        return None
+
+    def _place(self, rank: int) -> int:
+        return control_nbytes(self._size) + rank * _RANK_NBYTES
+
+    def _write(self, first: int, nbytes: int, text: str) -> None:
+        raw = text.encode()[: nbytes - 1].decode(errors="ignore").encode() + b"\0"
+        self._memory[first : first + len(raw)] = raw
+
+    def _read(self, first: int, nbytes: int) -> str:
+        return bytes(self._memory[first : first + nbytes]).split(b"\0", 1)[0].decode(errors="replace")
