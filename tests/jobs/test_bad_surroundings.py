@@ -7,6 +7,11 @@ import textwrap
 
 import pytest
 
+from zerort.comm.environment import find_launcher
+from zerort.testing.jobs import wait_for_job
+
+PRELUDE = "import os, numpy as np, zerort as zr\ndef say(*w): os.write(1, (' '.join(map(str, w)) + chr(10)).encode())\n"
+
 
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"])
 def test_an_mpirun_of_another_mpi_is_named(variable):
@@ -28,7 +33,7 @@ def test_an_mpirun_of_another_mpi_is_named(variable):
 
 def test_without_an_mpi_library_one_rank_works_and_several_are_told(tmp_path):
     (tmp_path / "mpi4py").mkdir()
-    (tmp_path / "mpi4py" / "__init__.py").write_text("class rc: initialize = True")
+    (tmp_path / "mpi4py" / "__init__.py").write_text("class rc: initialize, finalize = True, None")
     (tmp_path / "mpi4py" / "MPI.py").write_text("raise RuntimeError('cannot load MPI library')")
     script = "import numpy, zerort; print(zerort.open_group().all_reduce(numpy.ones(2)).wait())"
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -129,6 +134,43 @@ def test_ranks_must_want_the_same_kind(job):
     """
     result = job(3, code)
     assert result.output.count("raised Expected one kind of group on all ranks, got rank 0: mpi, rank 1: node") == 3
+
+
+def test_ranks_must_have_the_same_options(job):
+    code = """
+    from mpi4py import MPI
+    size = 65536 * (1 + MPI.COMM_WORLD.rank)
+    try:
+        zr.open_group(options=zr.GroupOptions(staging_nbytes=size))
+    except BootstrapError as error:
+        say("raised", error)
+    """
+    result = job(2, code)
+    wanted = "raised Expected the same GroupOptions.staging_nbytes on all ranks, got rank 0: 65536, rank 1: 131072."
+    assert result.output.count(wanted) == 2, result.output
+
+
+def test_ranks_that_share_memory_but_no_processes_do_not_mistake_each_other(tmp_path):
+    """As in two containers on one machine: each rank is process 1 of its own, at the same addresses."""
+    if os.geteuid() != 0 or find_launcher().vendor != "MPICH":
+        pytest.skip("making process namespaces needs root, and MPICH's launcher")
+    script = tmp_path / "job.py"
+    script.write_text(
+        PRELUDE
+        + textwrap.dedent(
+            """
+            group = zr.open_group()
+            say(group)
+            say("sum", group.reduce_scatter(np.full(200_000, group.rank + 1.0)).wait()[0])
+            """
+        )
+    )
+    own = ["unshare", "--pid", "--fork", "setarch", "-R", sys.executable, str(script)]
+    result = wait_for_job([*find_launcher().command(2), *own], timeout=60)
+    if "Operation not permitted" in result.output:
+        pytest.skip("this container may not make process namespaces")
+    assert result.output.count("own arrays staged") == 2, result.output
+    assert result.output.count("sum 3.0") == 2, result.output
 
 
 def test_a_bad_variable_is_named(job):

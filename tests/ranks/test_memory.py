@@ -1,5 +1,7 @@
 """What shared memory costs a machine, measured as the sum of the ranks' proportional set sizes."""
 
+import os
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -60,3 +62,15 @@ def test_a_group_holds_little(options):
         with open_group(kind="node", options=options) as group:
             group.all_reduce(np.ones(4)).wait()
     assert machine_nbytes() - before < 2**21 * WORLD.size
+
+
+def test_closed_parts_give_their_windows_back(options):
+    with open_group(kind="node", options=options) as group:
+        group.split(0).close()
+        group.barrier().wait()
+        before = os.statvfs("/dev/shm").f_bfree
+        for _ in range(20):
+            group.split(0).close()
+        group.barrier().wait()
+        lost = (before - os.statvfs("/dev/shm").f_bfree) * os.statvfs("/dev/shm").f_frsize
+        assert lost < 20 * 2 * options.staging_nbytes * group.size / 2

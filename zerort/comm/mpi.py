@@ -107,13 +107,15 @@ class MpiTransport(Transport):
     def _give_up(self, call: Call) -> NoReturn:
         """Say so to all, hear who else does, and raise: whoever is not heard of is missing."""
         exchange, began = self._exchange, time.monotonic()
-        for failed in exchange.alarms.values():
-            if failed.reason == "failed":
-                self.broken = failed_error(self.title, rank=failed.rank, why=failed.last)
-                raise self.broken
         exchange.sound(Alarm(self.rank, call.sequence, "gave up", f"{call.describe()} at {call.site}"))
-        while len(exchange.alarms) < self.size - 1 and time.monotonic() - began < _HEAR_FOR:
+        heard = 0
+        while heard < self.size - 1 and time.monotonic() - began < _HEAR_FOR:
+            heard = len(exchange.alarms)
             exchange.listen()
+            for failed in exchange.alarms.values():
+                if failed.reason == "failed":
+                    self.broken = failed_error(self.title, rank=failed.rank, why=failed.last)
+                    raise self.broken
             time.sleep(1e-3)
         sightings = []
         for rank in range(self.size):

@@ -357,9 +357,11 @@ class GroupContract:
             with pytest.raises(CollectiveMismatchError) as caught:
                 (right if odd else left)(group).wait()
             text = str(caught.value)
-            sites = set(re.findall(r"\S+group_contract\.py:\d+", text))
-            assert len(sites) >= 1
-            assert f"rank {group.size - 1}: " in text
+            rows = re.findall(r"^  ranks? ([\d, ]+): (\w+)\((.*)\).* at \S+group_contract\.py:\d+$", text, re.MULTILINE)
+            assert [ranks for ranks, _, _ in rows] == [
+                ", ".join(map(str, range(group.size - 1))),
+                str(group.size - 1),
+            ]
             everyone = gather_text(group, text)
             assert set(everyone) == {text}
             same(group.all_reduce(np.ones(3)).wait(), np.full(3, float(group.size)))
@@ -400,10 +402,15 @@ class GroupContract:
             (lambda g: g.all_to_all(np.ones(4), counts=[[1]] * (g.size + 1)), "row"),
             (lambda g: (lambda x: g.all_reduce(x[:4], out=x[2:6]))(np.ones(8)), "share no memory"),
             (lambda g: g.all_reduce(np.array([object()])), "numbers"),
+            (lambda g: g.all_reduce(np.ones(4, ">f8")), "foreign byte order"),
+            (lambda g: g.all_reduce(np.zeros(33, np.uint8)[1:].view(np.float64)), "unaligned"),
+            (lambda g: g.all_gather(np.ones(4), counts=np.ones(10_000, int)), "one per rank"),
+            (lambda g: g.all_reduce(np.ones(4), reduction=["sum"]), "sum, max, min"),
         ],
         ids=[
             "list", "strided", "complex", "reduction", "out-size", "out-dtype", "read-only", "counts-length",
-            "counts-mine", "uneven", "negative", "root", "parts", "matrix", "overlap", "object",
+            "counts-mine", "uneven", "negative", "root", "parts", "matrix", "overlap", "object", "byte-order",
+            "unaligned", "long-story", "unhashable",
         ],
     )  # fmt: skip
     @pytest.mark.parametrize("who", ["all", "last"])
@@ -422,6 +429,73 @@ class GroupContract:
             texts = gather_text(group, str(caught.value))
             assert set(texts) == {str(caught.value)}
             same(group.all_reduce(np.ones(3)).wait(), np.full(3, float(group.size)))
+
+        on_ranks(body)
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda g: g.empty(4, "float12"),
+            lambda g: g.empty(-1, "float32"),
+            lambda g: g.empty("many", "float32"),
+            lambda g: g.empty_shared([1], "no such"),
+            lambda g: g.split("left"),
+            lambda g: g.split(-3),
+            lambda g: g.split(0, key="first"),
+        ],
+        ids=["dtype", "negative", "text", "shared", "color", "negative-color", "key"],
+    )
+    def test_wrong_requests_fail_on_every_rank(self, on_ranks: OnRanks, call: Callable[[Group], Any]) -> None:
+        """What is wrong on one rank alone, in a verb that makes something, is a CallError on all."""
+
+        def body(group: Group) -> None:
+            wrong = group.rank == group.size - 1
+            with pytest.raises(CallError, match="Expected"):
+                call(group) if wrong else group.barrier().wait()
+            same(group.all_reduce(np.ones(3)).wait(), np.full(3, float(group.size)))
+
+        on_ranks(body)
+
+    def test_the_same_arrays_may_change_their_meaning(self, on_ranks: OnRanks) -> None:
+        """Calls are remembered by their arrays; ones that were resized, retyped or moved are checked anew."""
+
+        def body(group: Group) -> None:
+            array = np.ones(8, np.float32)
+            for _ in range(3):
+                array[:] = 1
+                group.all_reduce(array, out=array).wait()
+                same(array, np.full(8, float(group.size), np.float32))
+            array[:] = 0
+            numbers = array.view(np.int32)
+            numbers[:] = 2**20
+            group.all_reduce(numbers, out=numbers).wait()
+            same(numbers, np.full(8, 2**20 * group.size, np.int32))
+            array.flags.writeable = False
+            with pytest.raises(CallError, match="read-only"):
+                group.all_reduce(array, out=array).wait()
+            for numel in range(1, 300):  # more different calls than are remembered
+                source = np.full(numel, 1.0)
+                group.all_reduce(source, out=source).wait()
+                assert source[0] == group.size
+
+        on_ranks(body)
+
+    def test_only_its_own_arrays_can_be_freed(self, on_ranks: OnRanks) -> None:
+        """Ranks free the same window, or nobody does."""
+
+        def body(group: Group) -> None:
+            first, second = group.empty(100, "float32"), group.empty(0 if group.rank else 7, "float32")
+            if group.kind in ("node", "hierarchical"):
+                with pytest.raises(CallError, match="from elsewhere"):
+                    group.free(first.copy() if group.rank == group.size - 1 else first)
+                if group.size > 1:
+                    with pytest.raises(CollectiveMismatchError):
+                        group.free(second if group.rank == 0 else first)
+            first[:] = 1
+            same(group.all_reduce(first).wait(), np.full(100, float(group.size), np.float32))
+            group.barrier().wait()
+            group.free(first)
+            group.free(second)
 
         on_ranks(body)
 
