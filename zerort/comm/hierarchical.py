@@ -164,7 +164,7 @@ class HierarchicalTransport(MpiTransport):
         lane = [r for r in range(self.size) if self._my_lane is not None and self._lane_of[r] == self._my_lane]
         readable = self._node.sources_are_readable()
         if not readable:
-            self._node.start_rounds()
+            self._node.memory.start_rounds()
         for done in range(0, table.longest, piece):
             sizes = [max(0, min(piece, count - done)) for _, count in table.gives]
             starts = [first + done for first, _ in table.gives]
@@ -203,12 +203,12 @@ class HierarchicalTransport(MpiTransport):
     ) -> None:
         """Reduce this host's pieces through its ranks' staging slabs, where one rank cannot read another's memory."""
         assert call.source is not None
-        slab = self._node.next_slab(call.source.dtype)
+        slab = self._node.memory.next_slab(call.source.dtype)
         for r in range(self.size):
             slab[r * piece :][: sizes[r]] = call.source[starts[r] :][: sizes[r]]
         self._part(call)
         for r, array in partial.items():
-            slabs = (self._node.slab_of(local, array.dtype) for local in range(self._node.size))
+            slabs = (self._node.memory.slab_of(local, array.dtype) for local in range(self._node.size))
             native.reduce_into(array, [one[r * piece :][: array.size] for one in slabs], call.reduction)
 
     def _put(self, source: Array, place: Array) -> None:

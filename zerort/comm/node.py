@@ -7,10 +7,7 @@ where the kernel forbids that, goes through the slabs in rounds. Each rank says 
 others, so ranks may mix. If every rank names the *same* memory as its out, the gathered form is that memory, once per
 node, and a gather is only the meeting.
 
-[Note: two slabs]
-A rank stages into two halves of its slab in turn. When it comes back to a half, everybody has met at least once since,
-and so has done reading it: a staged collective needs one meeting and no parting. May import: native, comm.transport,
-comm.window.
+May import: native, comm.transport, comm.node_memory, comm.rounds.
 """
 
 from __future__ import annotations
@@ -21,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from zerort import native, trace
+from zerort import native
 from zerort.comm.board import Board, board_nbytes
 from zerort.comm.call import Call
 from zerort.comm.geometry import even_part
+from zerort.comm.node_memory import STAGING, NodeMemory
 from zerort.comm.rounds import all_reduce_in_rounds, move_in_rounds
-from zerort.comm.shelf import Shelf
 from zerort.comm.transport import Transport
 from zerort.comm.verdict import Sighting, failed_error, last_call, late_error, missing_error
-from zerort.comm.window import Window, create_file, map_file, page_aligned
+from zerort.comm.window import Window, create_file, map_file
 from zerort.config import GroupOptions
-from zerort.errors import CallError, SharedMemoryError
+from zerort.errors import SharedMemoryError
 from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
 from zerort.native.rendezvous import (
     BROKEN,
@@ -47,9 +44,6 @@ from zerort.native.rendezvous import (
 from zerort.typing import Array
 
 __all__ = ["NodeTransport", "open_control"]
-
-_STAGING = 0
-"""The number of the window that holds the staging slabs."""
 
 _LOOK_AFTER = 0.1
 """Seconds of waiting after which a rank looks whether those it waits for still live."""
@@ -90,10 +84,7 @@ class NodeTransport(Transport):
         self._link = open_rendezvous(
             self._control.address, rank=rank, size=size, spins=spins, yields=4, in_native=in_native
         )
-        self._shelf = Shelf()
-        self._stage: Window | None = None  # all ranks' staging slabs
-        self._slabs: list[Array] = []  # the two halves of mine
-        self._turn = 0
+        self.memory = NodeMemory(rank, size, options=options, link=self._link, tell=self.tell)
         self._left = False
         self._sees_processes = False
         self._stage_up_to = 0
@@ -101,33 +92,23 @@ class NodeTransport(Transport):
 
     def start(self) -> None:
         """Meet the others for the first time: make the slabs, and find out whether memory can be read in place."""
-        slab = self.options.staging_nbytes
-        self._stage = stage = self._make_window([2 * slab] * self.size)
-        mine = stage.segment(self.rank)
-        self._slabs = [mine[:slab], mine[slab:]]
-        self._slab_offsets = [stage.segments[self.rank][0] + turn * slab for turn in (0, 1)]
+        self.memory.start()
         # In a container of its own a rank may not see the others' processes: then their absence says nothing.
         self._sees_processes = len(set(self.tell(_process_space()))) == 1
         self.reads_private = self._try_reading()
+        slab = self.options.staging_nbytes
         self._stage_up_to = min(_STAGE_NBYTES, slab) if self.reads_private else slab
 
     # -- meeting ---------------------------------------------------------------------------------------------------
 
     def meet(self, call: Call) -> None:
         """Say what this rank came for and where its arrays lie; wait for the others."""
-        places = call.places
-        if places is None or places[0] != self._shelf.version:
-            places = call.places = (
-                self._shelf.version,
-                *self._find(call.source, call.source_address),
-                *self._find(call.out, call.out_address),
-            )
-        _, source_window, source_offset, out_window, out_offset = places
-        if source_window == PRIVATE:
+        source_window, source_offset, out_window, out_offset = self.memory.places_of(call)
+        if source_window == PRIVATE and call.source is not None:
             if call.op == "broadcast" and call.root != self.rank:
-                source_window, source_offset = _STAGING, 0  # nobody reads it
-            else:
-                source_window, source_offset = self._show(call.source, source_offset)
+                source_window, source_offset = STAGING, 0  # nobody reads it
+            elif call.source.nbytes <= self._stage_up_to:
+                source_window, source_offset = self.memory.stage(call.source)
         status = self._link.meet(call.header(), source_window, source_offset, out_window, out_offset, _LOOK_AFTER)
         if status != MET:
             status = self._wait(call, status)
@@ -203,7 +184,7 @@ class NodeTransport(Transport):
         assert out is not None
         link = self._link
         if not self.sources_are_readable():
-            move_in_rounds(self, call, lambda: self.part(call))
+            move_in_rounds(self.memory, call, lambda: self.part(call))
             return
         width, address = out.itemsize, call.out_address
         one_out = table.alike and self.one_out()
@@ -234,9 +215,9 @@ class NodeTransport(Transport):
         first, count = even_part(call.numel, self.size, self.rank)
         width, address = out.itemsize, call.out_address
         sources_in_windows = link.sources_in_windows()
-        staged_whole = link.all_sources_in(_STAGING) and out.nbytes <= _WHOLE_NBYTES
+        staged_whole = link.all_sources_in(STAGING) and out.nbytes <= _WHOLE_NBYTES
         if not (self.reads_private or staged_whole or (sources_in_windows and link.outs_in_windows())):
-            all_reduce_in_rounds(self, call, lambda: self.part(call))
+            all_reduce_in_rounds(self.memory, call, lambda: self.part(call))
             return
         if link.one_out():
             link.reduce_sources(address + first * width, dtype, reduction, first, count)
@@ -264,7 +245,7 @@ class NodeTransport(Transport):
 
     def sources_are_staged(self) -> bool:
         """Say whether all that the ranks read of each other are copies: then nobody need wait for the readers."""
-        return bool(self._link.all_sources_in(_STAGING))
+        return bool(self._link.all_sources_in(STAGING))
 
     def reduce_sources(self, call: Call, out: Array, *, first: int) -> None:
         """Reduce the elements from ``first`` on of every rank's source, in rank order, into all of ``out``."""
@@ -276,26 +257,19 @@ class NodeTransport(Transport):
 
     def allocate(self, nbytes: int) -> Array:
         """Return this rank's segment of a new window."""
-        sizes = [int(text) for text in self.tell(str(nbytes))]
-        # At least a byte each: an empty array, too, must be known by where it lies.
-        return self._make_window([max(size, 1) for size in sizes]).segment(self.rank)[:nbytes]
+        return self.memory.allocate(nbytes)
 
     def allocate_shared(self, nbytes: int) -> Array:
         """Return the whole of a new window: one copy for the node."""
-        return self._make_window([max(nbytes, 1)] + [0] * (self.size - 1)).segment(0)[:nbytes]
+        return self.memory.allocate_shared(nbytes)
 
     def window_of(self, array: Array) -> int:
         """Return the number of the window in which ``array`` lies."""
-        window, _ = self._shelf.find(native.address_of(array), array.nbytes)
-        if window in (PRIVATE, _STAGING):
-            raise CallError("free: Expected an array from this group's empty or empty_shared, got one from elsewhere.")
-        return window
+        return self.memory.window_of(array)
 
     def release(self, array: Array) -> None:
-        """Forget the window in which ``array`` lies; its memory goes when the last array in it does, on every rank."""
-        window = self.window_of(array)
-        self._shelf.drop(window)
-        self._link.unmap_window(window)
+        """Forget the window in which ``array`` lies."""
+        self.memory.release(array)
 
     def split(self, color: int | None, *, key: int, name: str) -> NodeTransport | None:
         """Return the transport among this node's ranks of the same color."""
@@ -343,74 +317,13 @@ class NodeTransport(Transport):
     def close(self) -> None:
         """Leave, and let go of the windows; arrays in them keep theirs."""
         self.leave()
-        self._shelf.clear()
-        self._slabs.clear()
-        self._stage = None
+        self.memory.clear()
 
     def details(self) -> str:
         """Say how the ranks reach each other's memory."""
         reads = "process_vm_readv" if self.reads_private else "staged"
         kernels = "native" if self._in_native else "NumPy"
         return f"shared memory in {self.options.shm_dir}, own arrays {reads}, kernels {kernels}"
-
-    def _make_window(self, sizes: list[int]) -> Window:
-        segments = page_aligned(sizes)
-        nbytes = segments[-1][0] + segments[-1][1]
-        story = ""
-        if self.rank == 0:
-            try:
-                story = create_file(self.options.shm_dir, nbytes)
-            except SharedMemoryError as error:
-                story = f"!{error}"
-        path = self.tell(story)[0]
-        if path.startswith("!"):
-            raise SharedMemoryError(path[1:])
-        window, complaint = None, ""
-        try:
-            window = Window(map_file(path), segments)
-        except SharedMemoryError as error:
-            complaint = f"{error} (rank {self.rank})"
-        complaints = [text for text in self.tell(complaint) if text]
-        if self.rank == 0:
-            os.unlink(path)
-        if complaints:
-            raise SharedMemoryError(complaints[0])
-        assert window is not None
-        self._link.map_window(self._shelf.put(window), window.address)
-        trace.count("shared.bytes", sizes[self.rank])
-        return window
-
-    def _find(self, array: Array | None, address: int) -> tuple[int, int]:
-        """Return (window, offset) of ``array``, or (PRIVATE, address)."""
-        if array is None or array.size == 0:
-            return _STAGING, 0
-        return self._shelf.find(address, array.nbytes)
-
-    def _show(self, array: Array | None, address: int) -> tuple[int, int]:
-        """Make an array of this rank's own readable for the others if that is cheap; return where it lies then."""
-        if array is None or array.nbytes > self._stage_up_to:
-            return PRIVATE, address
-        self._turn ^= 1
-        self._slabs[self._turn][: array.nbytes] = array.view(np.uint8)
-        return _STAGING, self._slab_offsets[self._turn]
-
-    # -- slabs, for rounds ----------------------------------------------------------------------------------------
-
-    def start_rounds(self) -> None:
-        """Take the slabs' halves in step with the other ranks. All have just met, so both halves are free."""
-        self._turn = 0
-
-    def next_slab(self, dtype: np.dtype[Any]) -> Array:
-        """Return the half of this rank's slab whose turn it is: everybody has done reading it."""
-        self._turn ^= 1
-        return self.slab_of(self.rank, dtype)
-
-    def slab_of(self, rank: int, dtype: np.dtype[Any]) -> Array:
-        """Return the half of rank's slab that all ranks use in this round."""
-        assert self._stage is not None
-        half = self.options.staging_nbytes
-        raw = self._stage.segment(rank)[self._turn * half :][: half // dtype.itemsize * dtype.itemsize]
-        return raw.view(dtype)
 
     def _try_reading(self) -> bool:
         """Find out, once and by trying, whether every rank may read every other's memory."""
