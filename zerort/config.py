@@ -8,7 +8,7 @@ A ZeRO stage is a row of data, not a mode (`ZERO`), and the plans nothing can se
     2       REPLICATED    SHARDED       SHARDED
     3       SHARDED       SHARDED       SHARDED
 
-All values are frozen and prove themselves. This is the one place that reads the environment (`ENVIRONMENT`).
+All values are frozen and prove themselves. What the environment can set stands in `ENVIRONMENT`.
 Imports only `zerort.errors` and `zerort.layout`.
 """
 

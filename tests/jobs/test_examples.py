@@ -22,7 +22,7 @@ def test_train_learns(ranks, tmp_path):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events if event["ph"] == "X"} == set(range(ranks))
     names = {event["name"] for event in events if event["ph"] == "X"}
-    assert {"compute", "reduce_scatter", "all_gather"} <= names
+    assert {"compute", "reduce_scatter gradients", "all_gather parameters", "adamw", "meet", "move"} <= names
 
 
 def test_train_refuses_nonsense():

@@ -129,7 +129,7 @@ def test_variables_in_effect_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_misspelled_variable_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZERORT_SHMDIR", "/x")
-    _, finding = environment_findings()
+    [finding] = environment_findings()
     assert finding.state == "warn"
     assert "Did you mean ZERORT_SHM_DIR?" in finding.cure
 

@@ -10,6 +10,7 @@ import pytest
 
 from zerort.cli import arguments, bench_collectives, ranks
 from zerort.cli.main import main
+from zerort.comm import environment
 from zerort.errors import BootstrapError
 
 K, M = 1024, 1024**2
@@ -98,7 +99,7 @@ def test_help_loads_neither_mpi_nor_rich() -> None:
 @pytest.fixture
 def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_collectives, "launched_size", lambda: None)
-    monkeypatch.setattr(ranks, "launched_rank", lambda: None)
+    monkeypatch.setattr(environment, "launched_rank", lambda: None)
 
 
 @pytest.mark.usefixtures("no_job")

@@ -16,8 +16,8 @@ from zerort import native
 from zerort.cli.checkup import Finding, bad, ok, warn
 from zerort.cli.machine import core_count
 from zerort.cli.probe import answer_of, look_at_job
-from zerort.cli.ranks import launched_rank, run_here, run_ranks
-from zerort.comm.environment import Launcher, find_launcher, launched_by, launched_size
+from zerort.cli.ranks import run_here, run_ranks
+from zerort.comm.environment import Launcher, find_launcher, launched_by, launched_rank, launched_size
 from zerort.config import GroupOptions
 from zerort.errors import ZerortError
 

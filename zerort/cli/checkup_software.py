@@ -60,11 +60,12 @@ def _check_environment() -> Iterator[Finding]:
     try:
         GroupOptions.from_environment()
     except CallError as error:
-        yield bad("environment", str(error), cure="Correct or unset the variable.")
+        told, _, cure = str(error).partition(". ")
+        yield bad("environment", f"{told}.", cure=cure)
     else:
-        yield ok(
-            "environment", ", ".join(f"{name}={text}" for name, text in known.items()) or "no ZERORT_ variable set"
-        )
+        if known or not given:
+            told = ", ".join(f"{name}={text}" for name, text in known.items())
+            yield ok("environment", told or "no ZERORT_ variable set")
     for name in given.keys() - known.keys():
         close = difflib.get_close_matches(name, KNOWN_VARIABLES, n=1)
         meant = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(KNOWN_VARIABLES)}."

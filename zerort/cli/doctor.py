@@ -15,8 +15,8 @@ from zerort.cli.checkup_disk import check_disk
 from zerort.cli.checkup_memory import check_shared_memory
 from zerort.cli.checkup_mpi import check_mpi
 from zerort.cli.checkup_software import check_software, group_options
-from zerort.cli.ranks import launched_rank
 from zerort.cli.screen import Screen
+from zerort.comm.environment import launched_rank
 
 __all__ = ["examine", "run_doctor"]
 

@@ -35,7 +35,7 @@ examples:
   mpirun -n 8 python -m zerort bench collectives --json result.json
 
 sizes: bytes of the full buffer (what all_gather delivers, what reduce_scatter takes), rounded down to whole elements
-for every rank; 64K,1M is a list, and 4K..256M are 4K 16K 64K 256K 1M 4M 16M 64M 256M."""
+for every rank, at least one; 64K,1M is a list, and 4K..256M are 4K 16K 64K 256K 1M 4M 16M 64M 256M."""
 
 _OPTIMIZER = """\
 Measure the fused optimizer steps on one thread against this machine's memory limit, their NumPy forms, and torch.
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say_why(error: Exception, *, code: int = 1) -> int:
-    from zerort.cli.ranks import launched_rank
+    from zerort.comm.environment import launched_rank
 
     # What ranks raise together reads the same everywhere: once is enough.
     if not launched_rank():

@@ -86,7 +86,7 @@ def answer_of(out: str) -> dict[str, Any] | None:
 
 def main() -> None:
     """Run the probe that the command line names."""
-    from zerort.cli.ranks import launched_rank
+    from zerort.comm.environment import launched_rank
 
     answer = PROBES[sys.argv[1]]()
     if not launched_rank():

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from zerort.comm.environment import find_launcher
+from zerort.comm.environment import find_launcher, without_launcher
 
-__all__ = ["Finished", "launched_rank", "run_here", "run_ranks"]
+__all__ = ["Finished", "run_here", "run_ranks"]
 
 _GRACE = 5.0
 """Seconds that a launcher gets to end its ranks."""
@@ -33,14 +33,6 @@ class Finished(NamedTuple):
     """What it printed, if that was captured."""
     errors: str
     """What it complained, if that was captured."""
-
-
-def launched_rank() -> int | None:
-    """Return the number that a launcher gave this process, without loading MPI; None without a launcher."""
-    for variable in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"):
-        if os.environ.get(variable, "").isdecimal():
-            return int(os.environ[variable])
-    return None
 
 
 def run_ranks(ranks: int, words: list[str], *, capture: bool = False, timeout: float | None = None) -> Finished:
@@ -60,9 +52,7 @@ def run_ranks(ranks: int, words: list[str], *, capture: bool = False, timeout: f
 
 def run_here(words: list[str], *, timeout: float) -> Finished:
     """Run ``python words…`` as one process that knows of no launcher, and keep what it prints."""
-    of_launchers = ("PMI_", "PMIX_", "OMPI_COMM_", "PRTE_", "MV2_COMM_", "HYDI_")
-    env = {name: text for name, text in os.environ.items() if not name.startswith(of_launchers)}
-    return _run([sys.executable, *words], capture=True, timeout=timeout, env=env)
+    return _run([sys.executable, *words], capture=True, timeout=timeout, env=without_launcher())
 
 
 def _run(command: list[str], *, capture: bool, timeout: float | None, env: dict[str, str] | None = None) -> Finished:

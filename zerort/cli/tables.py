@@ -84,6 +84,7 @@ def collectives_legend(rows: Sequence[Row], footprint: Footprint | None, *, comp
         "# of the memory limit: bytes that must be read and written, over all ranks (reduce_scatter, reduce: (n+1)·S;",
         "#   all_reduce, all_to_all: 2n·S; all_gather, broadcast: 2n·S, in place 2(n-1)·S), per second of our better",
         "#   time, over the speed of an in-place a += b by all ranks at once, taken between the same repetitions.",
+        "#   Above 100 %: the arrays fit into the caches, the limit's do not.",
         f"# wrong elements: {wrong}" + (": THE DATA IS WRONG" if wrong else ""),
     ]
     if footprint is not None:

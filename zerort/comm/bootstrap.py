@@ -91,8 +91,8 @@ def best_transport(
         name: What errors and traces call the group.
         options: Timeouts and sizes.
         kind: One of `KINDS`; None picks by where the ranks are.
-        machine: The ranks that share memory with this one; asked of MPI if None. Tests make several hosts of one with
-        it.
+        machine: The ranks that share memory with this one; asked of MPI if None. Tests make several hosts of one
+            machine with it.
     """
     size = comm.Get_size()
     with _watched(comm, name=name, timeout=options.timeout):

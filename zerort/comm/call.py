@@ -137,4 +137,5 @@ def is_ours(filename: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _site(filename: str, line: int) -> str:
-    return f"{filename}:{line}"
+    here = os.getcwd() + os.sep
+    return f"{filename[len(here) :] if filename.startswith(here) else filename}:{line}"

@@ -26,6 +26,7 @@ __all__ = [
     "Given",
     "check_counts",
     "check_dtype",
+    "check_name",
     "check_numel",
     "fill_all_gather",
     "fill_all_reduce",
@@ -250,6 +251,13 @@ def _root(call: Call, root: int, size: int) -> None:
     if not isinstance(root, (int, np.integer)) or not 0 <= root < size:
         raise CallError(f"{call.op}: Expected a root from 0 to {size - 1}, got {root!r}.")
     call.root = int(root)
+
+
+def check_name(call: Call, name: Any) -> None:
+    """Refuse a name that is no text."""
+    if not isinstance(name, str):
+        call.name = ""
+        raise CallError(f"{call.op}: Expected a name that is text, got {name!r}.")
 
 
 def check_dtype(call: Call, dtype: Any) -> np.dtype[Any]:

@@ -14,7 +14,16 @@ from types import ModuleType
 
 from zerort.errors import BootstrapError, LauncherMismatchError
 
-__all__ = ["Launcher", "find_launcher", "launched_by", "launched_size", "library_vendor", "load_mpi"]
+__all__ = [
+    "Launcher",
+    "find_launcher",
+    "launched_by",
+    "launched_rank",
+    "launched_size",
+    "library_vendor",
+    "load_mpi",
+    "without_launcher",
+]
 
 # Each launcher leaves the number of ranks in a variable of its own.
 _SIZES = {
@@ -22,6 +31,23 @@ _SIZES = {
     "PMI_SIZE": "MPICH",
     "MV2_COMM_WORLD_SIZE": "MVAPICH",
 }
+
+
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
+_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_", "PRTE_", "MV2_COMM_", "HYDI_")
+_SETTINGS = ("PRTE_MCA_",)
+
+
+def without_launcher() -> dict[str, str]:
+    """Return the environment less what a launcher put there: a job started from a rank must not take itself for one."""
+    return {
+        name: text for name, text in os.environ.items() if not name.startswith(_PREFIXES) or name.startswith(_SETTINGS)
+    }
+
+
+def launched_rank() -> int | None:
+    """Return the number that a launcher gave this process, without loading MPI; None without a launcher."""
+    return next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,18 @@ the same for those who think of it; here nobody has to. May import: mpi4py.
 
 from __future__ import annotations
 
+import array
+import contextlib
 import faulthandler
+import fcntl
 import os
 import signal
 import sys
+import termios
 import threading
+import time
 import traceback
+from pathlib import Path
 from types import TracebackType
 
 __all__ = ["abort_job_on_exception"]
@@ -26,9 +32,8 @@ def abort_job_on_exception() -> None:
         return
     _installed = True
     if os.environ.get("ZERORT_STACKS", "0") != "0":
-        faulthandler.register(
-            signal.SIGUSR1, all_threads=True
-        )  # `zerort.testing` asks a job that hangs where it stands
+        # `zerort.testing` asks a job that hangs where it stands.
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
     earlier_hook, earlier_thread_hook = sys.excepthook, threading.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -48,9 +53,38 @@ def _end_job(error: BaseException) -> None:
     from mpi4py import MPI
 
     rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
-    story = "".join(traceback.format_exception(error))
-    text = f"zerort: rank {rank} of {size} raised; ending all ranks.\n{story}"
-    # One write: the ranks share a terminal, and lines of several tracebacks would mix.
-    os.write(2, "".join(f"[rank {rank}] {line}" for line in text.splitlines(keepends=True)).encode())
-    sys.stdout.flush()
-    MPI.COMM_WORLD.Abort(1)
+    interrupted = isinstance(error, KeyboardInterrupt)
+    try:
+        if interrupted:
+            text = f"zerort: rank {rank} of {size} was interrupted; ending all ranks.\n"
+        else:
+            story = "".join(traceback.format_exception(error))
+            text = f"zerort: rank {rank} of {size} raised; ending all ranks.\n{story}"
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        _write_all("".join(f"[rank {rank}] {line}" for line in text.splitlines(keepends=True)).encode())
+        _unlink_segments_of_mpich()
+    finally:
+        MPI.COMM_WORLD.Abort(130 if interrupted else 1)
+
+
+def _write_all(raw: bytes) -> None:
+    """Write to stderr, and wait until it has been read: a launcher that ends at once would take the story with it."""
+    with contextlib.suppress(OSError):
+        while raw:  # in one piece if it can be: ranks share a terminal, and several tracebacks would mix
+            raw = raw[os.write(2, raw) :]
+        deadline = time.monotonic() + 1.0
+        unread = array.array("i", [1])
+        while unread[0] and time.monotonic() < deadline:
+            fcntl.ioctl(2, termios.FIONREAD, unread)  # refused where stderr is no pipe: then nobody has to read it
+            time.sleep(0.01)
+        time.sleep(0.05)  # from the launcher's daemon on to the launcher
+
+
+def _unlink_segments_of_mpich() -> None:
+    """Remove the names of MPICH's shared memory: an aborted job leaves them behind, a few megabytes each time."""
+    with contextlib.suppress(OSError):
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        for path in {line.split()[-1] for line in maps if "/dev/shm/mpich_shm_" in line}:
+            with contextlib.suppress(OSError):
+                os.unlink(path)

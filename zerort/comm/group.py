@@ -62,8 +62,8 @@ class Group:
     Every rank makes the same calls in the same order, from one thread at a time. A small call waits for the other ranks
     then and there (`GroupOptions.eager_nbytes`), so ranks must take several groups in the same order, too.
 
-    Arrays are C-contiguous NumPy arrays and are taken as 1-D. A verb
-    that returns a Ticket may not have happened yet: leave its arrays alone until ``ticket.wait()`` has returned.
+    Arrays are C-contiguous NumPy arrays and are taken as 1-D. A verb that returns a Ticket may not have happened yet:
+    leave its arrays alone until ``ticket.wait()`` has returned.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -120,8 +120,7 @@ class Group:
         Args:
             source: This rank's shard. It may be its own place in ``out`` (in place).
             out: Where the whole goes; a new array if None. If it is `SharedShards.full`, a node holds it once and
-            nothing
-                is copied out.
+                nothing is copied out.
             counts: Elements of each rank's shard, on every rank the same; None if all are equal.
             name: What to call this in errors and traces.
         """
@@ -318,8 +317,9 @@ class Group:
         else:
             call.sequence = self._sequence
             self._sequence += 1
+        title = f"{op} {name}" if name and trace.is_enabled() else op
         return self._stream.submit(
-            functools.partial(self._perform, call), name=op, eager=call.nbytes <= self._eager_nbytes
+            functools.partial(self._perform, call), name=title, eager=call.nbytes <= self._eager_nbytes
         )
 
     def _together(self, op: str, name: str, fill: Fill, make: Callable[[], T], given: Given = _NOTHING) -> T:
@@ -335,6 +335,7 @@ class Group:
         call = Call(op, call_site(), self._sequence, name)
         self._sequence += 1
         try:
+            checks.check_name(call, name)
             fill(call, transport.rank, transport.size, given)
         except CallError as error:
             call = Call(INVALID, call.site, call.sequence, complaint=str(error))

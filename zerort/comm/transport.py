@@ -14,6 +14,7 @@ from __future__ import annotations
 import abc
 from typing import Any, ClassVar, Literal
 
+from zerort import trace
 from zerort.comm.call import Call
 from zerort.comm.verdict import failed_error, mismatch_error, tell_story, why_failed
 from zerort.config import GroupOptions
@@ -54,7 +55,18 @@ class Transport(abc.ABC):
 
     def run(self, call: Call) -> None:
         """Do one collective: all of it, on this thread."""
-        self.meet(call)
+        if not trace.is_enabled():
+            self.meet(call)
+            self._serve(call)
+            return
+        # Apart in a trace, for a rank that comes late looks like slow memory otherwise.
+        track = f"comm {self.name}"
+        with trace.span("meet", track=track, sequence=call.sequence):
+            self.meet(call)
+        with trace.span("move", track=track, nbytes=call.nbytes):
+            self._serve(call)
+
+    def _serve(self, call: Call) -> None:
         if call.op == "all_reduce":
             self.all_reduce(call)
         elif call.geometry is not None:

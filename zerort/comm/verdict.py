@@ -94,7 +94,7 @@ def missing_error(
         if seen.arrived:
             lines.append(f"  rank {rank}: waits in {seen.last}" if seen.last else f"  rank {rank}: waits")
             continue
-        where = f"last in {seen.last}" if seen.last else "has made no call yet"
+        where = f"last in {seen.last}" if seen.last else "has made no call since it opened the group"
         when = "" if seen.since is None else f", {seen.since:.1f} s ago"
         state = ("; it left the group or ended" if seen.left else "") + (f" ({seen.process})" if seen.process else "")
         lines.append(f"  rank {rank}: {'gone' if seen.left else 'missing'}; {where}{when}{state}")

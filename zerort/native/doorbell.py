@@ -1,4 +1,4 @@
-"""`Doorbell`: how a worker thread waits for work that the one who rings may well do himself.
+"""`Doorbell`: how a worker thread waits for work that the one that rings may well do itself.
 
 The native form (``src/doorbell.cpp``) waits without the GIL and so leaves a thread at work alone; this one, in Python,
 serves where it was not built. May import: native.extension.

@@ -11,7 +11,9 @@ from zerort.testing.jobs import run_job
 def main() -> int:
     """Run the suite at each size; return the first exit code that is not 0."""
     parser = argparse.ArgumentParser(
-        prog="python -m zerort.testing", description=__doc__, epilog="words after -- go to pytest"
+        prog="python -m zerort.testing",
+        description="Run pytest under mpirun at several sizes, one run each.",
+        epilog="words after -- go to pytest",
     )
     parser.add_argument("sizes", nargs="+", type=int, help="how many ranks, for one run each")
     parser.add_argument("--timeout", type=float, default=240.0, help="seconds per run (default: %(default)s)")

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerort.comm.environment import find_launcher
+from zerort.comm.environment import find_launcher, without_launcher
 
 __all__ = ["JobResult", "run_job", "wait_for_job"]
 
@@ -75,10 +75,7 @@ def wait_for_job(
 ) -> JobResult:
     """Run a launcher's ``command`` as `run_job` does."""
     mark = uuid.uuid4().hex
-    # A job started from inside another job must not take itself for a part of it.
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_"))}
-    kept = {k: v for k, v in os.environ.items() if k.startswith(("OMPI_MCA_", "PRTE_MCA_"))}
-    environment = {**clean, **kept, "ZERORT_STACKS": "1", **(env or {}), _MARK: mark}
+    environment = {**without_launcher(), "ZERORT_STACKS": "1", **(env or {}), _MARK: mark}
     began = time.monotonic()
     # Into a file, not a pipe: processes that outlive the launcher would keep a pipe open, and us waiting for its end.
     with tempfile.TemporaryFile() as sink:

@@ -1,4 +1,4 @@
-// Doorbell: how a worker thread waits for work that the one who rings may well do himself.
+// Doorbell: how a worker thread waits for work that the one that rings may well do itself.
 //
 // A Python thread that is woken needs the GIL before it can even find that there is nothing left to do, and takes it from the
 // thread that is at work. So the worker waits here, without the GIL, and after the bell has rung waits a little longer: only
