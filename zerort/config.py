@@ -234,8 +234,8 @@ class GroupOptions:
     timeout: float = 300.0
     """Seconds that a rank waits for the others before the group breaks."""
 
-    eager_nbytes: int = 256 * 1024
-    """Bytes. Collectives up to this size run on the caller's thread while the stream is idle; 0 means never."""
+    eager_nbytes: int = 1024**2
+    """Bytes. Collectives up to this size run on the caller's thread while the stream is idle; 0: only barriers do."""
 
     staging_nbytes: int = 4 * 1024**2
     """Bytes of one rank's staging slab in the node's shared window; a multiple of 64."""
@@ -244,7 +244,7 @@ class GroupOptions:
     """Bytes of the largest single MPI message; a multiple of 64 below 2 GiB, where MPI's counts end."""
 
     exchange_nbytes: int = 8 * 1024**2
-    """Bytes of one block of a network exchange, which overlaps with the summing of the last; a multiple of 64."""
+    """Bytes of one block of a network exchange: what a rank holds of the others' arrays; a multiple of 64."""
 
     shm_dir: str = "/dev/shm"
     """The directory, in memory, that the ranks of a node share."""

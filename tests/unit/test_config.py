@@ -161,7 +161,7 @@ def test_defaults() -> None:
     flight_dir = os.path.join(tempfile.gettempdir(), f"zerort-flight-{os.getuid()}")
     assert dataclasses.asdict(GroupOptions()) == {
         "timeout": 300.0,
-        "eager_nbytes": 262144,
+        "eager_nbytes": 1048576,
         "staging_nbytes": 4194304,
         "message_nbytes": 1073741824,
         "exchange_nbytes": 8388608,

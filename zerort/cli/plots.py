@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +26,10 @@ def draw_collectives(path: Path, rows: Sequence[Row], machine: dict[str, Any]) -
 
     rows = [row for row in rows if row.nbytes]
     ops = list(dict.fromkeys(row.op for row in rows))
-    lines = -(-len(ops) // _COLUMNS) or 1
+    columns = min(_COLUMNS, len(ops)) or 1
+    lines = -(-len(ops) // columns) or 1
     figure, panels = pyplot.subplots(
-        lines, _COLUMNS, figsize=(5 * _COLUMNS, 3.6 * lines), squeeze=False, layout="constrained"
+        lines, columns, figsize=(5 * columns, 3.6 * lines), squeeze=False, layout="constrained"
     )
     for panel in panels.flat[len(ops) :]:
         panel.set_visible(False)
@@ -51,8 +53,11 @@ def draw_collectives(path: Path, rows: Sequence[Row], machine: dict[str, Any]) -
         panel.set_yscale("log")
         panel.set_xticks(sizes, labels=[format_bytes(size) for size in sizes], rotation=45, ha="right", fontsize=8)
         panel.xaxis.set_minor_locator(NullLocator())
+        low, high = panel.get_ylim()
+        # In a narrow panel every number needs its label; in a wide one nine to a decade would overlap.
+        shown = "125" if high / low > 10 else "12345678"
         for set_formatter in (panel.yaxis.set_major_formatter, panel.yaxis.set_minor_formatter):
-            set_formatter(FuncFormatter(_tick))
+            set_formatter(FuncFormatter(functools.partial(_tick, shown)))
         panel.tick_params(axis="y", which="minor", labelsize=7)
         panel.set_title(op)
         panel.set_ylabel("bus bandwidth, GB/s")
@@ -72,6 +77,6 @@ def draw_collectives(path: Path, rows: Sequence[Row], machine: dict[str, Any]) -
         pyplot.close(figure)
 
 
-def _tick(value: float, at: int) -> str:
-    """Write 1, 2 and 5 of each decade as plain numbers; nine labels per decade would overlap."""
-    return f"{value:g}" if f"{value:e}"[0] in "125" else ""
+def _tick(shown: str, value: float, at: int) -> str:
+    """Write a number plainly if its first digit is among those ``shown``."""
+    return f"{value:g}" if f"{value:e}"[0] in shown else ""
