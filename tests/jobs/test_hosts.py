@@ -82,10 +82,10 @@ def test_every_byte_crosses_the_wire_once_per_pair_of_hosts(on_hosts, hosts, ran
 
 def test_a_missing_rank_on_another_host_is_named(on_hosts):
     code = """
-    group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=3.0))
+    group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=5.0))
     group.barrier(name="before").wait()
     if group.rank == 3:
-        time.sleep(6)
+        time.sleep(10)
     try:
         group.all_reduce(np.ones(8), name="loss").wait()
     except CollectiveTimeoutError as error:

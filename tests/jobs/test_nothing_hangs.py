@@ -10,7 +10,7 @@ import pytest
 
 OPEN = """
 kind = sys.argv[1]
-options = zr.GroupOptions.from_environment(timeout=2.0)
+options = zr.GroupOptions.from_environment(timeout=4.0)
 if kind == "hierarchical":
     from mpi4py import MPI
     from zerort.comm.bootstrap import best_transport
@@ -33,7 +33,7 @@ def test_a_missing_rank_is_named_with_what_it_last_did(job, kind, tmp_path):
         + """
 group.all_reduce(np.ones(3), name="before").wait()
 if group.rank == 1:
-    time.sleep(5)
+    time.sleep(9)
 try:
     group.all_reduce(np.ones(8), name="loss").wait()
 except CollectiveTimeoutError as error:
@@ -67,7 +67,7 @@ say("rank", group.rank, "done")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_leaves_is_noticed_at_once(job, kind):
     code = (
-        OPEN.replace("timeout=2.0", "timeout=40.0")
+        OPEN.replace("timeout=4.0", "timeout=40.0")
         + """
 group.barrier().wait()
 if group.rank == 2:
@@ -90,7 +90,7 @@ except RankFailedError as error:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unhandled_exception_ends_the_job(job, kind):
     code = (
-        OPEN.replace("timeout=2.0", "timeout=300.0")
+        OPEN.replace("timeout=4.0", "timeout=300.0")
         + """
 group.barrier().wait()
 if group.rank == 1:
@@ -125,7 +125,7 @@ group.barrier().wait() if group.rank else time.sleep(100)
 def test_a_killed_rank_ends_the_job_and_leaves_nothing_behind(job, kind):
     shm = Path(tempfile.mkdtemp(dir="/dev/shm"))
     code = (
-        OPEN.replace("timeout=2.0", "timeout=300.0")
+        OPEN.replace("timeout=4.0", "timeout=300.0")
         + """
 array = group.empty(1 << 20, "float32")
 for step in range(1000000):
@@ -169,7 +169,7 @@ zr.open_group(options=zr.GroupOptions(timeout=2.0))
 def test_an_error_in_the_middle_of_a_collective_reaches_all(job, kind):
     """One rank fails after all have met; a call queued behind it must not stand in for what it never finished."""
     code = (
-        OPEN.replace("timeout=2.0", "timeout=30.0")
+        OPEN.replace("timeout=4.0", "timeout=30.0")
         + """
 array = group.empty(300_000, "float32")
 array[:] = group.rank + 1
