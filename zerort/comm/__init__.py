@@ -1,10 +1,12 @@
 """Ranks that talk: `open_group` and the `Group` it returns.
 
-    group.py         the verbs: checks, numbers and orders calls          bootstrap.py  which transport, opened together
-    call.py          what a rank says it is doing                         verdict.py    the errors ranks raise together
-    geometry.py      what each collective moves, as one table             failure.py    one exception ends the job
-    transport.py     what carries the bytes:
-      solo  threads  node (window.py)  mpi (exchange.py)  hierarchical
+    group.py      the verbs: numbers and orders calls     bootstrap.py    which transport; opened together or not at all
+    checks.py     what arguments must be                  environment.py  launcher and MPI library
+    prepared.py   calls that were checked before          failure.py      one rank's exception ends the job
+    call.py       what a rank says it is doing            verdict.py      the errors that ranks raise together
+    geometry.py   what each collective moves: one table   transport.py    what carries the bytes:
+
+        solo · threads · node (node_memory, shelf, window, board, rounds) · mpi (exchange) · hierarchical
 
 The only room that imports mpi4py, and only when a group is opened. May import: device, trace, config, layout, native.
 """

@@ -2,8 +2,8 @@
 
     meet    wait for every rank's call; raise the same error everywhere if they differ
     move    serve a Geometry: take from every rank what the table says
-    part    wait until nobody reads this rank's memory any more
     tell    exchange short texts: names of windows, stories of errors
+    spread  tell whoever waits that this rank failed, and why
 
 `zerort.comm.Group` checks arguments and keeps order; a transport only ever sees calls that make sense on this rank, one
 at a time. May import: errors, config, trace, comm.call, comm.geometry, comm.verdict.
