@@ -1,5 +1,6 @@
 """The contract of groups, kept by ranks that are threads and by a group of one."""
 
+import json
 import time
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from zerort.comm import open_group
 from zerort.config import GroupOptions
-from zerort.errors import CollectiveTimeoutError, RankFailedError
+from zerort.errors import CallError, CollectiveTimeoutError, RankFailedError
 from zerort.testing import run_threads
 from zerort.testing.group_contract import GroupContract
 
@@ -45,6 +46,22 @@ def test_a_missing_thread_is_named():
         assert "got no rank 1." in stories[rank]
         assert "rank 1: missing; last in #0 barrier() 'before'" in stories[rank]
     assert "got it later" in stories[1]
+
+
+def test_a_flight_record_holds_the_last_calls(tmp_path):
+    def body(group):
+        group.all_reduce(np.ones(2), name="loss").wait()
+        with pytest.raises(CallError):
+            group.all_reduce([1.0]).wait()
+        return group.flight_record(tmp_path)
+
+    for rank, path in enumerate(run_threads(2, body)):
+        record = json.loads(path.read_text())
+        assert record["rank"] == rank
+        assert [(row["op"], row["name"], row["status"]) for row in record["calls"]] == [
+            ("all_reduce", "loss", "done"),
+            ("invalid call", "", "failed: CallError"),
+        ]
 
 
 def test_a_thread_that_left_is_noticed_at_once():

@@ -86,7 +86,6 @@ class Exchange:
         receives: Iterable[tuple[int, Array]],
         *,
         sequence: int,
-        piece_nbytes: int | None = None,
     ) -> None:
         """Send and receive 1-D arrays, all at once, and return when all have gone and come.
 
@@ -94,10 +93,9 @@ class Exchange:
             sends: (to rank, array). Several to one rank arrive in this order.
             receives: (from rank, array to fill).
             sequence: The call that this belongs to; an alarm of an earlier one interrupts it.
-            piece_nbytes: Cut messages at this size; the same on both sides.
         """
         sends, receives = list(sends), list(receives)
-        limit = min(self._message_nbytes, piece_nbytes or self._message_nbytes)
+        limit = self._message_nbytes
         requests = [
             self.comm.Irecv([piece, MPI.BYTE], source=rank)
             for rank, array in receives

@@ -94,12 +94,10 @@ class MpiTransport(Transport):
         sends: list[tuple[int, Array]],
         receives: list[tuple[int, Array]],
         call: Call,
-        *,
-        piece_nbytes: int | None = None,
     ) -> None:
         """Send and receive arrays; raise what everybody raises if a rank is lost meanwhile."""
         try:
-            self._exchange.swap(sends, receives, sequence=call.sequence, piece_nbytes=piece_nbytes)
+            self._exchange.swap(sends, receives, sequence=call.sequence)
         except Interrupted:
             self._give_up(call)
 
