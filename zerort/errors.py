@@ -10,7 +10,13 @@
     │   ├── CollectiveMismatchError       they arrived with different calls
     │   ├── CollectiveTimeoutError        one of them did not arrive in time
     │   └── RankFailedError               one of them left, died or raised while the others waited
-    └── PlanError (ValueError)            a plan that no placement table can serve
+    ├── PlanError (ValueError)            a plan that no placement table can serve, or not the same on every rank
+    ├── UnitStateError                    verbs in an order that makes no sense: gathered twice, a step without a reduce
+    ├── StaleViewError                    a view used after its unit was released
+    ├── NonFiniteError (ArithmeticError)  a gradient with NaN or infinity; nothing was updated
+    └── CheckpointError                   a checkpoint that cannot be used: of another model, or of another format
+        ├── CorruptCheckpointError        its bytes are not those that were written
+        └── StorageError                  the file system refused: full, read-only, unreadable
 
 Messages read ``Expected X, got Y.`` and then the cure. Imports nothing.
 """
@@ -20,14 +26,20 @@ from __future__ import annotations
 __all__ = [
     "BootstrapError",
     "CallError",
+    "CheckpointError",
     "ClosedError",
     "CollectiveError",
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
+    "CorruptCheckpointError",
     "LauncherMismatchError",
+    "NonFiniteError",
     "PlanError",
     "RankFailedError",
     "SharedMemoryError",
+    "StaleViewError",
+    "StorageError",
+    "UnitStateError",
     "ZerortError",
 ]
 
@@ -73,4 +85,28 @@ class RankFailedError(CollectiveError):
 
 
 class PlanError(ZerortError, ValueError):
-    """A plan asks for what the placement table does not hold."""
+    """A plan asks for what the placement table does not hold, or is not the same on every rank."""
+
+
+class UnitStateError(ZerortError, RuntimeError):
+    """A verb was called in an order that makes no sense; the message names the one that comes first."""
+
+
+class StaleViewError(ZerortError, RuntimeError):
+    """A view of a parameter was used after its unit was released: the memory may hold something else by now."""
+
+
+class NonFiniteError(ZerortError, ArithmeticError):
+    """A gradient holds NaN or infinity. Every rank raises this, and no parameter was changed."""
+
+
+class CheckpointError(ZerortError, RuntimeError):
+    """A checkpoint cannot be used as it is; the message says what differs."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A checkpoint's bytes are not those that were written."""
+
+
+class StorageError(CheckpointError):
+    """The file system refused to write or to read; what was there before is intact."""

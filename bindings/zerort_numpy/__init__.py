@@ -1,0 +1,1 @@
+"""Plain NumPy loops on zerort."""

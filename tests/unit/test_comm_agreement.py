@@ -1,0 +1,55 @@
+"""Ranks agree, or all fail."""
+
+import pytest
+
+from zerort.comm.agreement import expect_same, gather_json, raise_together
+from zerort.errors import CallError, PlanError, RankFailedError
+from zerort.testing import run_threads
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_every_rank_gets_every_value(size):
+    def body(group):
+        return gather_json(group, {"rank": group.rank, "text": "ü" * group.rank})
+
+    expected = [{"rank": rank, "text": "ü" * rank} for rank in range(size)]
+    assert run_threads(size, body) == [expected] * size
+
+
+def test_no_error_is_no_error():
+    run_threads(3, lambda group: raise_together(group, None))
+
+
+def test_a_named_error_arrives_as_itself_with_its_rank():
+    def body(group):
+        with pytest.raises(CallError) as caught:
+            raise_together(group, CallError("Expected a, got b.") if group.rank == 1 else None)
+        return str(caught.value)
+
+    assert run_threads(3, body) == ["Expected a, got b. (rank 1)", "Expected a, got b.", "Expected a, got b. (rank 1)"]
+
+
+def test_a_foreign_error_stays_itself_at_home_and_is_a_failed_rank_elsewhere():
+    def body(group):
+        mine = OSError(28, "No space left") if group.rank == 1 else None
+        with pytest.raises(OSError if mine else RankFailedError, match="No space left"):
+            raise_together(group, mine)
+
+    run_threads(2, body)
+
+
+def test_the_lowest_rank_counts_when_several_fail():
+    def body(group):
+        with pytest.raises(CallError, match="of rank 1"):
+            raise_together(group, CallError(f"of rank {group.rank}") if group.rank else None)
+
+    run_threads(3, body)
+
+
+def test_what_differs_is_named_on_every_rank():
+    def body(group):
+        expect_same(group, [1, 2], what="the list")
+        with pytest.raises(PlanError, match=r"Expected the plan to be the same .* 0 on rank 0 and 1 on rank 2\."):
+            expect_same(group, int(group.rank == 2), what="the plan")
+
+    run_threads(3, body)

@@ -1,0 +1,1 @@
+"""Flat buffers and how they are redistributed. May import: comm, device, layout, native."""

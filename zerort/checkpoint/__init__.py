@@ -1,0 +1,1 @@
+"""Sharded checkpoints. May import: buffer, comm, layout, native, errors."""

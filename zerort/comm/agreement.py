@@ -1,0 +1,80 @@
+"""Ranks agree, or all fail: small JSON values and errors, exchanged over a group.
+
+    gather_json(group, value)      every rank's value, on every rank
+    raise_together(group, error)   one rank's error becomes the same error on every rank
+    expect_same(group, value)      a value that has to be the same everywhere, or all raise what differs
+
+For the seldom moments only (opening, registering, saving): each costs two collectives. May import: errors, comm.group.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from zerort import errors
+from zerort.comm.group import Group
+
+__all__ = ["expect_same", "gather_json", "raise_together"]
+
+
+def gather_json(group: Group, value: Any, *, name: str = "values") -> list[Any]:
+    """Return every rank's ``value`` in rank order, on every rank.
+
+    Args:
+        group: The ranks; all of them call this.
+        value: What JSON can carry.
+        name: What to call this in errors and traces.
+    """
+    payload = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = group.all_gather(np.array([payload.size]), name=f"{name} sizes").wait()
+    texts = group.all_gather(payload, counts=[int(size) for size in sizes], name=name).wait()
+    ends = np.cumsum(sizes)
+    return [json.loads(texts[end - size : end].tobytes()) for end, size in zip(ends, sizes, strict=True)]
+
+
+def raise_together(group: Group, error: Exception | None, *, name: str = "verdict") -> None:
+    """Raise on every rank if any rank has an error; return on every rank if none has.
+
+    The lowest rank's error is the one that counts. It keeps its type where that is one of `zerort.errors`; anything
+    else arrives on the other ranks as `RankFailedError`, with the type in the text.
+
+    Args:
+        group: The ranks; all of them call this.
+        error: What went wrong here; None if nothing did.
+        name: What to call this in errors and traces.
+    """
+    failed = group.all_gather(np.array([error is not None]), name=name).wait()
+    if not failed.any():
+        return
+    story = None if error is None else (type(error).__name__, str(error))
+    stories = gather_json(group, story, name=name)
+    rank = next(rank for rank, one in enumerate(stories) if one is not None)
+    if rank == group.rank:
+        assert error is not None
+        raise error
+    kind, text = stories[rank]
+    known = getattr(errors, kind, None)
+    if known is None:
+        raise errors.RankFailedError(f"Rank {rank} failed: {kind}: {text}") from error
+    raise known(text if f"rank {rank}" in text.lower() else f"{text} (rank {rank})") from error
+
+
+def expect_same(group: Group, value: Any, *, what: str, error: type[Exception] = errors.PlanError) -> None:
+    """Raise on every rank unless all of them came with the same ``value``.
+
+    Args:
+        group: The ranks; all of them call this.
+        value: What JSON can carry.
+        what: What the value is, as a noun phrase for the message.
+        error: What to raise.
+    """
+    values = gather_json(group, value, name=f"same {what}"[:60])
+    odd = next((rank for rank, one in enumerate(values) if one != values[0]), None)
+    if odd is not None:
+        raise error(
+            f"Expected {what} to be the same on every rank, got {values[0]!r} on rank 0 and {values[odd]!r} on rank "
+            f"{odd}. Every rank runs the same program with the same options."
+        )

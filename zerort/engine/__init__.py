@@ -1,0 +1,1 @@
+"""The Runtime and its units. May import: everything below."""
