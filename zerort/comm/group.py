@@ -101,6 +101,11 @@ class Group:
         return self._transport.kind
 
     @property
+    def one_memory(self) -> bool:
+        """Whether all ranks share memory, so that the group as a whole holds an `empty_shared` array once."""
+        return self._transport.one_memory
+
+    @property
     def name(self) -> str:
         """What the group is called in errors and traces."""
         return self._transport.name

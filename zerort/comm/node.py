@@ -69,6 +69,7 @@ class NodeTransport(Transport):
     """
 
     kind = "node"
+    one_memory = True
 
     def __init__(
         self, control: str, rank: int, size: int, *, name: str, options: GroupOptions, in_native: bool

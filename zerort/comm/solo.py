@@ -17,6 +17,7 @@ class SoloTransport(Transport):
     """One rank, alone."""
 
     kind = "solo"
+    one_memory = True
 
     def __init__(self, *, name: str, options: GroupOptions) -> None:
         super().__init__(0, 1, name=name, options=options)

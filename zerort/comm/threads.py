@@ -62,6 +62,7 @@ class ThreadsTransport(Transport):
     """One thread's side of a `Meeting`."""
 
     kind = "threads"
+    one_memory = True
 
     def __init__(self, meeting: Meeting, rank: int, *, name: str, options: GroupOptions) -> None:
         super().__init__(rank, meeting.size, name=name, options=options)

@@ -38,6 +38,8 @@ class Transport(abc.ABC):
     kind: ClassVar[str]
     runs_on: Literal["any thread", "own thread", "caller"] = "any thread"
     """Which thread may call the transport: any, one at a time; the group's own only; or only the one that opened it."""
+    one_memory: ClassVar[bool] = False
+    """Whether all ranks share memory: what `allocate_shared` returns is then one array for the whole group."""
 
     def __init__(self, rank: int, size: int, *, name: str, options: GroupOptions) -> None:
         self.rank = rank

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from zerort import trace
-from zerort.device.ticket import Ticket
+from zerort.device.ticket import REACHED, Ticket
 from zerort.errors import CallError, ClosedError
 from zerort.native import Doorbell
 from zerort.native.dtypes import numpy_dtype
@@ -88,21 +88,6 @@ class HostEvent:
         # Order matters: a sleeper makes its signal first and looks at _reached second; we do the reverse.
         if self._signal is not None:
             self._signal.set()
-
-
-class _Reached:
-    """The event of work that was done at once: most small collectives, so it is one object for all."""
-
-    __slots__ = ()
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, timeout: float | None = None) -> None:
-        return None
-
-
-_REACHED = _Reached()
 
 
 class HostStream:
@@ -228,8 +213,8 @@ class HostStream:
         try:
             if trace.is_enabled():
                 with trace.span(name, track=self.name):
-                    return Ticket(_REACHED, result=work())
-            return Ticket(_REACHED, result=work())
+                    return Ticket(REACHED, result=work())
+            return Ticket(REACHED, result=work())
         except Exception as error:
             event = HostEvent(self)
             event._mark(error)
