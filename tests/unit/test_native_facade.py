@@ -42,6 +42,29 @@ LION = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0}
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: native.add_into(f32(), np.ones(8)), r"Expected a source of out's dtype or of lower .*, got float64"),
+        (
+            lambda: native.add_into(np.ones(8, np.float16), f32()),
+            r"got float32 to add to float16\. Accumulate in",
+        ),
+        (lambda: native.add_into(f32(), f32(9)), r"Expected source of 8 elements, got 9"),
+        (lambda: native.add_into(f32().view(np.int32), f32()), r"Expected out of dtype float32, .*, got int32"),
+        (lambda: native.add_into(read_only(), f32()), r"Expected out to be writable"),
+        (
+            lambda: native.copy_checked(f32(), f32().view(np.int32)),
+            r"Expected the same dtype, or float32 .*, got int32",
+        ),
+        (lambda: native.copy_checked(f32(), f32(9)), r"Expected source of 8 elements, got 9"),
+        (lambda: native.copy_checked(np.ones(8), np.ones(8, np.float16)), r"got float16 to float64\. Go by way of"),
+        (lambda: native.first_nonfinite(np.ones(8, np.int64)), r"Expected array of dtype float32, .*, got int64"),
+        (lambda: native.first_nonfinite(np.ones((2, 2))), r"Expected array to be 1-D"),
+        (lambda: native.square_sum(f32()[::2]), r"Expected array to be contiguous"),
+        (lambda: native.square_sum(misaligned()), r"Expected array to be aligned"),
+        (lambda: native.square_sum(None), r"Expected array to be a NumPy array, got NoneType"),
+        (lambda: native.square_sums_into(np.empty(2), f32(), 0), r"Expected block to be a number .*, got 0"),
+        (lambda: native.square_sums_into(np.empty(2), f32(), True), r"Expected block to be a number .*, got True"),
+        (lambda: native.square_sums_into(np.empty(2), f32(), 3), r"Expected out of 3 elements, one for each .*, got 2"),
+        (lambda: native.square_sums_into(f32(2), f32(), 4), r"Expected out of dtype float64, got float32"),
         (lambda: native.reduce_into(f32(), [f32()], "mean"), r"Expected reduction sum, max, min, got 'mean'"),
         (lambda: native.reduce_into(f32(), []), r"Expected sources to be a sequence of one or more arrays, got none"),
         (lambda: native.reduce_into(f32(), f32()), r"Expected sources to be a sequence .*, got ndarray"),
@@ -127,6 +150,9 @@ def test_memory_that_overlaps_is_refused() -> None:
         native.cast_into(memory.view(np.float16)[:32], a)
     with pytest.raises(ValueError, match=r"Expected exp_avg and param apart"):
         native.lion_(a, f32(32), b, **LION)
+    for kernel in (native.add_into, native.copy_checked):
+        with pytest.raises(ValueError, match=r"Expected out and source apart"):
+            kernel(a, b)
     halves = np.ones(40, np.float16)
     with pytest.raises(ValueError, match=r"Expected copy_out and grad apart"):
         native.lion_(f32(32), halves[:32], f32(32), copy_out=halves[8:], **LION)
@@ -172,6 +198,10 @@ USE_EVERY_KERNEL = """
         native.reduce_into(a, [a, b])
         native.cast_into(np.empty(9, native.BFLOAT16), a)
         native.copy_into(b, a)
+        native.add_into(a, b)
+        assert native.copy_checked(b, a) == native.first_nonfinite(a) == -1
+        native.square_sums_into(np.empty(3), a, 4)
+        assert native.square_sum(np.full(9, 2.0)) == 36
         native.touch(a)
         native.adamw_(a, b, c, d, lr=1e-3, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, step=1)
         native.sgd_(a, b, None, lr=0.1)

@@ -1,6 +1,8 @@
 """Hot loops in C++, each with a NumPy form that is its reference and its stand-in.
 
-    reduce_into  cast_into  copy_into  touch        arrays.py      (out, source)
+    reduce_into  add_into  cast_into  touch         arrays.py      (out, source)
+    copy_into  copy_checked
+    square_sum  square_sums_into  first_nonfinite   measure.py     a number about an array
     adamw_  sgd_  lion_                             optim.py       in place
     crc32c  crc32c_combine                          checksum.py    any buffer
 
@@ -10,11 +12,12 @@ The compiled form serves if it was built (`AVAILABLE`); otherwise the NumPy form
 
 from __future__ import annotations
 
-from zerort.native.arrays import address_of, cast_into, copy_into, reduce_into, touch
+from zerort.native.arrays import add_into, address_of, cast_into, copy_checked, copy_into, reduce_into, touch
 from zerort.native.checksum import crc32c, crc32c_combine
 from zerort.native.doorbell import Doorbell
 from zerort.native.dtypes import BFLOAT16, DTYPE_CODES, REDUCTION_CODES
 from zerort.native.extension import AVAILABLE, describe
+from zerort.native.measure import first_nonfinite, square_sum, square_sums_into
 from zerort.native.optim import adamw_, lion_, sgd_
 
 __all__ = [
@@ -24,14 +27,19 @@ __all__ = [
     "REDUCTION_CODES",
     "Doorbell",
     "adamw_",
+    "add_into",
     "address_of",
     "cast_into",
+    "copy_checked",
     "copy_into",
     "crc32c",
     "crc32c_combine",
     "describe",
+    "first_nonfinite",
     "lion_",
     "reduce_into",
     "sgd_",
+    "square_sum",
+    "square_sums_into",
     "touch",
 ]

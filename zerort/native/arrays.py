@@ -1,7 +1,8 @@
-"""Kernels over whole arrays: reduce, cast, copy, touch.
+"""Kernels over whole arrays: reduce, add, cast, copy, touch.
 
-Each takes 1-D contiguous NumPy arrays, writes into the first and returns nothing. The compiled form answers False for
-arrays that it cannot work on; `checks` then says what is wrong. Imports the siblings of this folder only.
+Each takes 1-D contiguous NumPy arrays and writes into the first; `copy_checked` returns an index, the others nothing.
+The compiled form answers False (or None) for arrays that it cannot work on; `checks` then says what is wrong. Imports
+the siblings of this folder only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from zerort.native import checks, reference
 from zerort.native.dtypes import REDUCTION_CODES, Array
 from zerort.native.extension import kernels, use_numpy_form
 
-__all__ = ["address_of", "cast_into", "copy_into", "reduce_into", "touch"]
+__all__ = ["add_into", "address_of", "cast_into", "copy_checked", "copy_into", "reduce_into", "touch"]
 
 
 def reduce_into(out: Array, sources: Sequence[Array], reduction: str = "sum") -> None:
@@ -39,6 +40,25 @@ def reduce_into(out: Array, sources: Sequence[Array], reduction: str = "sum") ->
     checks.check_reduce(out, sources)
     use_numpy_form()
     reference.reduce_into(out, sources, reduction)
+
+
+def add_into(out: Array, source: Array) -> None:
+    """Add `source` to `out`, element by element, in one pass: how gradients of several micro-steps come together.
+
+    Computed in `out`'s dtype; for float16 and bfloat16 in float32, and rounded once.
+
+    Args:
+        out: Where the sum goes; floating-point.
+        source: What to add: of `out`'s dtype or of lower precision, of its length; `out` itself or apart from it.
+
+    Raises:
+        ValueError: If the pair of dtypes, a length or the memory is not what it can work on.
+    """
+    if kernels is not None and kernels.add(out, source):
+        return
+    checks.check_add(out, source)
+    use_numpy_form()
+    reference.add_into(out, source)
 
 
 def address_of(array: Array) -> int:
@@ -83,6 +103,31 @@ def copy_into(out: Array, source: Array) -> None:
     checks.check_copy(out, source)
     use_numpy_form()
     reference.copy_into(out, source)
+
+
+def copy_checked(out: Array, source: Array) -> int:
+    """Copy or cast floating-point `source` into `out`, and look for NaN and infinity in the same pass.
+
+    Everything is copied, whatever is found. What counts is what `out` then holds: a number beyond the range of its
+    dtype has become infinity there.
+
+    Args:
+        out: Where the result goes; apart from `source`.
+        source: What to copy; of `out`'s length, and of a dtype that `cast_into` takes with it.
+
+    Returns:
+        The index of the first element of `out` that is NaN or infinite; -1 if all are finite.
+
+    Raises:
+        ValueError: If the pair of dtypes, a length or the memory is not what it can work on.
+    """
+    if kernels is not None:
+        found: int | None = kernels.copy_checked(out, source)
+        if found is not None:
+            return found
+    checks.check_copy_checked(out, source)
+    use_numpy_form()
+    return reference.copy_checked(out, source)
 
 
 def touch(array: Array) -> None:

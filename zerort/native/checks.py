@@ -14,15 +14,30 @@ import numpy as np
 
 from zerort.native.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, REDUCTION_CODES, Array, native_dtypes
 
-__all__ = ["check_cast", "check_copy", "check_optimizer", "check_reduce", "check_reduction", "check_touch", "extent"]
+__all__ = [
+    "check_add",
+    "check_cast",
+    "check_copy",
+    "check_copy_checked",
+    "check_float",
+    "check_optimizer",
+    "check_reduce",
+    "check_reduction",
+    "check_square_sums",
+    "check_touch",
+    "extent",
+]
 
 _ALL = tuple(native_dtypes())
+_FLOATS = (FLOAT32, FLOAT64, FLOAT16, BFLOAT16)
 _GRADS = (FLOAT32, BFLOAT16, FLOAT16)
 _HALVES = (BFLOAT16, FLOAT16)
 CASTS = frozenset({(FLOAT32, other) for other in (BFLOAT16, FLOAT16, FLOAT64)}) | frozenset(
     {(other, FLOAT32) for other in (BFLOAT16, FLOAT16, FLOAT64)}
 )
 """Pairs (to, from) of different dtypes that `cast_into` converts."""
+SUMS = frozenset({(FLOAT32, BFLOAT16), (FLOAT32, FLOAT16), (FLOAT64, BFLOAT16), (FLOAT64, FLOAT16), (FLOAT64, FLOAT32)})
+"""Pairs (to, from) of different dtypes that `add_into` adds."""
 
 
 def extent(array: Array) -> tuple[int, int]:
@@ -115,6 +130,10 @@ def check_cast(out: Any, source: Any) -> None:
             "Expected the same dtype, or float32 on one side and bfloat16, float16 or float64 on the other, "
             f"got {source.dtype.name} to {out.dtype.name}. Go by way of float32."
         )
+    _check_apart(out, source)
+
+
+def _check_apart(out: Array, source: Array) -> None:
     if _overlap(out, source):
         raise ValueError("Expected out and source apart, got ranges that overlap. Pass out= memory of its own.")
 
@@ -123,6 +142,47 @@ def check_copy(out: Any, source: Any) -> None:
     """Raise unless `copy_into` can work on these."""
     _check_array("out", out, writable=True)
     _check_array("source", source, (out.dtype,), numel=out.size)
+
+
+def check_copy_checked(out: Any, source: Any) -> None:
+    """Raise unless `copy_checked` can work on these."""
+    _check_array("out", out, _FLOATS, writable=True)
+    check_cast(out, source)
+    _check_apart(out, source)
+
+
+def check_add(out: Any, source: Any) -> None:
+    """Raise unless `add_into` can work on these."""
+    _check_array("out", out, _FLOATS, writable=True)
+    _check_array("source", source, _FLOATS, numel=out.size)
+    if out.dtype != source.dtype and (out.dtype, source.dtype) not in SUMS:
+        raise ValueError(
+            f"Expected a source of out's dtype or of lower precision, got {source.dtype.name} to add to "
+            f"{out.dtype.name}. Accumulate in {source.dtype.name}, or cast the source first."
+        )
+    if not _same_memory(out, source):
+        _check_apart(out, source)
+
+
+def check_float(array: Any) -> None:
+    """Raise unless `first_nonfinite` and `square_sum` can work on this."""
+    _check_array("array", array, _FLOATS)
+
+
+def check_square_sums(out: Any, array: Any, block: Any) -> None:
+    """Raise unless `square_sums_into` can work on these."""
+    check_float(array)
+    if type(block) is not int or block < 1:
+        raise ValueError(
+            f"Expected block to be a number of elements of at least 1, got {block!r}. Use array.size for one."
+        )
+    _check_array("out", out, (FLOAT64,), writable=True)
+    if out.size != -(-array.size // block):
+        raise ValueError(
+            f"Expected out of {-(-array.size // block)} elements, one for each block of {block} out of {array.size}, "
+            f"got {out.size}. Pass numpy.empty(-(-array.size // block))."
+        )
+    _check_apart(out, array)
 
 
 def check_touch(array: Any) -> None:

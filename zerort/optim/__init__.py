@@ -1,1 +1,92 @@
-"""Optimizers over 1-D shards. May import: native, layout, config, errors."""
+"""Optimizers over 1-D shards, and what surrounds an update. Nothing here communicates.
+
+    optimizer.py      Optimizer, ElementwiseOptimizer, TensorOptimizer, StateSpec: the contract
+    elementwise.py    AdamW, SGD, Lion over the fused kernels of `zerort.native`
+    adafactor.py      Adafactor: factored second moments; pieces.py cuts a shard of a matrix into rectangles
+    groups.py         ParameterGroup: settings by name; resolve, unmatched
+    schedules.py      constant, warmup_linear, warmup_cosine; any callable will do
+    norm.py           square_sums, norm_of, clip_factor: the global norm
+    loss_scale.py     LossScale, LossScaler: float16
+    checks.py         what options may be
+
+**How to add an optimizer.** Say what it keeps (`states`) and how it updates 1-D arrays in place (`update_`). The
+engine makes the state (zeros, sharded like the parameter), shards it, saves it and brings it back by its name; groups,
+schedules, clipping and loss scaling work at once. Complete::
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class SignSGD(ElementwiseOptimizer):
+        lr: float | Schedule
+        decay: float = 0.9
+
+        def __post_init__(self) -> None:
+            check_lr(self.lr)
+            check_number("decay", self.decay, below=1.0)
+
+        def states(self, shape):
+            return (StateSpec(name="average"),)
+
+        def update_(self, param, grad, state, *, lr, step, grad_scale, copy_out):
+            average = state["average"]
+            average *= np.float32(self.decay)
+            average += grad.astype(np.float32) * np.float32(grad_scale * (1.0 - self.decay))
+            param -= np.float32(lr) * np.sign(average)
+            if copy_out is not None:
+                native.cast_into(copy_out, param)
+
+Element i may depend on element i only: shards begin and end anywhere. An optimizer that needs more, such as the norm
+of a whole tensor, is a `TensorOptimizer`: it yields what its rank can add and is sent the sum over all ranks; state
+that is no element's own has a `StateSpec` with a shape, and is the same on every rank. See `Adafactor`.
+
+May import: native, layout, config, errors, typing.
+"""
+
+from __future__ import annotations
+
+from zerort.optim.adafactor import Adafactor
+from zerort.optim.checks import check_bool, check_count, check_lr, check_number, check_pair
+from zerort.optim.elementwise import SGD, AdamW, Lion
+from zerort.optim.groups import Match, ParameterGroup, resolve, unmatched
+from zerort.optim.loss_scale import LossScale, LossScaler
+from zerort.optim.norm import clip_factor, norm_of, square_sums
+from zerort.optim.optimizer import (
+    JSON,
+    ElementwiseOptimizer,
+    Optimizer,
+    Schedule,
+    StateSpec,
+    TensorOptimizer,
+    TensorPart,
+)
+from zerort.optim.schedules import WarmupDecay, constant, warmup_cosine, warmup_linear
+
+__all__ = [
+    "JSON",
+    "SGD",
+    "Adafactor",
+    "AdamW",
+    "ElementwiseOptimizer",
+    "Lion",
+    "LossScale",
+    "LossScaler",
+    "Match",
+    "Optimizer",
+    "ParameterGroup",
+    "Schedule",
+    "StateSpec",
+    "TensorOptimizer",
+    "TensorPart",
+    "WarmupDecay",
+    "check_bool",
+    "check_count",
+    "check_lr",
+    "check_number",
+    "check_pair",
+    "clip_factor",
+    "constant",
+    "norm_of",
+    "resolve",
+    "square_sums",
+    "unmatched",
+    "warmup_cosine",
+    "warmup_linear",
+]

@@ -6,19 +6,25 @@ over blocks that stay in cache, so that temporaries cost little. Imports `dtypes
 
 from __future__ import annotations
 
-from zerort.native.reference.arrays import cast_into, copy_into, reduce_into, touch
+from zerort.native.reference.arrays import add_into, cast_into, copy_into, reduce_into, touch
 from zerort.native.reference.checksum import bytes_of, crc32c, crc32c_combine
+from zerort.native.reference.measure import copy_checked, first_nonfinite, square_sum, square_sums_into
 from zerort.native.reference.optim import adamw_, lion_, sgd_
 
 __all__ = [
     "adamw_",
+    "add_into",
     "bytes_of",
     "cast_into",
+    "copy_checked",
     "copy_into",
     "crc32c",
     "crc32c_combine",
+    "first_nonfinite",
     "lion_",
     "reduce_into",
     "sgd_",
+    "square_sum",
+    "square_sums_into",
     "touch",
 ]

@@ -1,4 +1,4 @@
-"""NumPy forms of reduce, cast, copy and touch; see `zerort.native.arrays` for what they promise."""
+"""NumPy forms of reduce, add, cast, copy and touch; see `zerort.native.arrays` for what they promise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from zerort.native.dtypes import BFLOAT16, FLOAT16, FLOAT32, Array
 
-__all__ = ["BLOCK", "blocks", "cast_into", "copy_into", "reduce_into", "touch"]
+__all__ = ["BLOCK", "add_into", "blocks", "cast_into", "copy_into", "reduce_into", "touch"]
 
 BLOCK = 16384
 """Elements per block: a few float32 temporaries of this length fit into a second-level cache."""
@@ -47,6 +47,19 @@ def reduce_into(out: Array, sources: Sequence[Array], reduction: str = "sum") ->
                 else:
                     ufunc(running, source[block], out=running)
             cast_into(out[block], running)
+
+
+def add_into(out: Array, source: Array) -> None:
+    """Add `source` to `out`."""
+    if out.dtype == source.dtype:
+        reduce_into(out, (out, source))
+        return
+    operand = np.empty(min(BLOCK, out.size), FLOAT32)
+    with np.errstate(all="ignore"):
+        for block in blocks(out.size):
+            widened = operand[: block.stop - block.start]
+            _widen(widened, source[block])
+            out[block] += widened
 
 
 def _widen(out: Array, source: Array) -> None:

@@ -31,6 +31,8 @@ constexpr std::size_t itemsize(Dtype dtype) {
   return sizes[static_cast<std::size_t>(dtype)];
 }
 
+constexpr bool is_float(Dtype dtype) { return dtype <= Dtype::bfloat16; }
+
 constexpr bool is_half(Dtype dtype) { return dtype == Dtype::float16 || dtype == Dtype::bfloat16; }
 
 }  // namespace zerort

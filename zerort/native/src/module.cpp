@@ -1,16 +1,20 @@
 // zerort.native._kernels: the door between Python and the kernels. Each function takes its arrays, returns False (or
 // None) if they are not what it can work on, and otherwise does its work without the GIL. Users do not call it: they
-// call the facade (zerort/native/arrays.py, optim.py, checksum.py).
+// call the facade (zerort/native/arrays.py, measure.py, optim.py, checksum.py).
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <vector>
 
+#include "accumulate.h"
 #include "arguments.h"
 #include "cast.h"
 #include "crc32c.h"
+#include "finite.h"
 #include "memory.h"
 #include "optim.h"
 #include "reduce.h"
+#include "square.h"
 
 namespace nb = nanobind;
 
@@ -71,6 +75,69 @@ bool bind_copy(nb::handle out, nb::handle source) {
   if (!to.open(out, Access::write) || !from.open(source, Access::read, to.dtype(), to.numel())) return false;
   const WithoutGil released(to.nbytes());
   copy_bytes(to.data(), from.data(), to.nbytes());
+  return true;
+}
+
+bool bind_add(nb::handle out, nb::handle source) {
+  Argument to, from;
+  if (!to.open(out, Access::write) || !from.open(source, Access::read)) return false;
+  if (to.numel() != from.numel() || !accumulable(to.dtype(), from.dtype())) return false;
+  if (to.overlaps(from) && !to.same_memory(from)) return false;
+  const WithoutGil released(to.nbytes() + from.nbytes());
+  accumulate(to.dtype(), to.data(), from.dtype(), from.data(), to.numel());
+  return true;
+}
+
+// An index as Python knows it: -1 for "nowhere".
+nb::object index_of(std::size_t index, std::size_t numel) {
+  return nb::int_(index == numel ? Py_ssize_t{-1} : static_cast<Py_ssize_t>(index));
+}
+
+nb::object bind_copy_checked(nb::handle out, nb::handle source) {
+  Argument to, from;
+  if (!to.open(out, Access::write) || !from.open(source, Access::read)) return nb::none();
+  if (to.numel() != from.numel() || !is_float(to.dtype()) || !castable(to.dtype(), from.dtype())) return nb::none();
+  if (to.overlaps(from)) return nb::none();
+  std::size_t found;
+  {
+    const WithoutGil released(to.nbytes() + from.nbytes());
+    found = copy_checked(to.dtype(), to.data(), from.dtype(), from.data(), to.numel());
+  }
+  return index_of(found, to.numel());
+}
+
+nb::object bind_first_nonfinite(nb::handle array) {
+  Argument argument;
+  if (!argument.open(array, Access::read) || !is_float(argument.dtype())) return nb::none();
+  std::size_t found;
+  {
+    const WithoutGil released(argument.nbytes());
+    found = first_nonfinite(argument.dtype(), argument.data(), argument.numel());
+  }
+  return index_of(found, argument.numel());
+}
+
+nb::object bind_square_sum(nb::handle array) {
+  Argument argument;
+  if (!argument.open(array, Access::read) || !is_float(argument.dtype())) return nb::none();
+  double sum;
+  {
+    const WithoutGil released(argument.nbytes());
+    sum = square_sum(argument.dtype(), argument.data(), argument.numel());
+  }
+  return nb::float_(sum);
+}
+
+bool bind_square_sums(nb::handle out, nb::handle array, std::size_t block) {
+  Argument sums, argument;
+  if (block == 0 || !argument.open(array, Access::read) || !is_float(argument.dtype())) return false;
+  const std::size_t numel = argument.numel(), count = numel / block + (numel % block != 0);
+  if (!sums.open(out, Access::write, Dtype::float64, count) || sums.overlaps(argument)) return false;
+  const WithoutGil released(argument.nbytes());
+  auto* sum = static_cast<double*>(sums.data());
+  const auto* data = static_cast<const char*>(argument.data());
+  for (std::size_t start = 0; start < numel; start += block)
+    *sum++ = square_sum(argument.dtype(), data + start * itemsize(argument.dtype()), std::min(block, numel - start));
   return true;
 }
 
@@ -179,6 +246,11 @@ NB_MODULE(_kernels, m) {
   m.def("cast", &zerort::bind_cast, array, array);
   m.def("copy", &zerort::bind_copy, array, array);
   m.def("address", &zerort::bind_address, array);
+  m.def("add", &zerort::bind_add, array, array);
+  m.def("copy_checked", &zerort::bind_copy_checked, array, array);
+  m.def("first_nonfinite", &zerort::bind_first_nonfinite, array);
+  m.def("square_sum", &zerort::bind_square_sum, array);
+  m.def("square_sums", &zerort::bind_square_sums, array, array, number);
   m.def("touch", &zerort::bind_touch, array);
   m.def("adamw", &zerort::bind_adamw, array, array, array, array, array, number, number, number, number, number, number,
         number, number, number);

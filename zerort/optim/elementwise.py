@@ -1,0 +1,199 @@
+"""AdamW, SGD and Lion: the fused kernels of `zerort.native` with their settings and the names of their state.
+
+    optimizer   state per parameter element                bytes
+    AdamW       exp_avg, exp_avg_sq                         8
+    SGD         momentum_buffer, or none without momentum   4 or 0
+    Lion        exp_avg                                     4
+
+May import: native, typing, and this room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zerort import native
+from zerort.errors import CallError
+from zerort.optim.checks import check_bool, check_lr, check_number, check_pair
+from zerort.optim.optimizer import ElementwiseOptimizer, Schedule, StateSpec
+from zerort.typing import Array
+
+__all__ = ["SGD", "AdamW", "Lion"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW(ElementwiseOptimizer):
+    """Adam with decoupled weight decay, as ``torch.optim.AdamW`` computes it.
+
+    >>> AdamW(lr=3e-4, weight_decay=0.1)
+    AdamW(lr=0.0003, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.1)
+    """
+
+    lr: float | Schedule
+    """Learning rate, or a schedule of it."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the running means of the gradient and of its square; below 1."""
+
+    eps: float = 1e-8
+    """Added to the root in the denominator."""
+
+    weight_decay: float = 0.01
+    """Parameters shrink by ``lr * weight_decay`` per update."""
+
+    def __post_init__(self) -> None:
+        check_lr(self.lr)
+        object.__setattr__(self, "betas", check_pair("betas", self.betas, below=1.0))
+        check_number("eps", self.eps)
+        check_number("weight_decay", self.weight_decay)
+
+    def states(self, shape: tuple[int, ...]) -> tuple[StateSpec, ...]:
+        """Return the running means of the gradient and of its square."""
+        return StateSpec(name="exp_avg"), StateSpec(name="exp_avg_sq")
+
+    def update_(
+        self,
+        param: Array,
+        grad: Array,
+        state: Mapping[str, Array],
+        *,
+        lr: float,
+        step: int,
+        grad_scale: float,
+        copy_out: Array | None,
+    ) -> None:
+        """Update in place; see `ElementwiseOptimizer.update_`."""
+        native.adamw_(
+            param,
+            grad,
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            lr=lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            step=step,
+            grad_scale=grad_scale,
+            copy_out=copy_out,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGD(ElementwiseOptimizer):
+    """Stochastic gradient descent, with momentum if wanted, as ``torch.optim.SGD`` computes it.
+
+    >>> SGD(lr=0.1).states((3, 4))
+    ()
+    """
+
+    lr: float | Schedule
+    """Learning rate, or a schedule of it."""
+
+    momentum: float = 0.0
+    """Decay of the running gradient; 0: none is kept."""
+
+    dampening: float = 0.0
+    """What the gradient loses on its way into the running one."""
+
+    weight_decay: float = 0.0
+    """L2 penalty, added to the gradient."""
+
+    nesterov: bool = False
+    """Whether to look ahead along the momentum."""
+
+    def __post_init__(self) -> None:
+        check_lr(self.lr)
+        check_number("momentum", self.momentum)
+        check_number("dampening", self.dampening)
+        check_number("weight_decay", self.weight_decay)
+        check_bool("nesterov", self.nesterov)
+        if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
+            raise CallError(
+                f"Expected a momentum above 0 and no dampening with nesterov, got momentum={self.momentum!r} and "
+                f"dampening={self.dampening!r}. Set them so, or nesterov=False."
+            )
+
+    def states(self, shape: tuple[int, ...]) -> tuple[StateSpec, ...]:
+        """Return the running gradient, if there is a momentum."""
+        return (StateSpec(name="momentum_buffer"),) if self.momentum else ()
+
+    def update_(
+        self,
+        param: Array,
+        grad: Array,
+        state: Mapping[str, Array],
+        *,
+        lr: float,
+        step: int,
+        grad_scale: float,
+        copy_out: Array | None,
+    ) -> None:
+        """Update in place; see `ElementwiseOptimizer.update_`."""
+        native.sgd_(
+            param,
+            grad,
+            state["momentum_buffer"] if self.momentum else None,
+            lr=lr,
+            momentum=self.momentum,
+            dampening=self.dampening,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
+            first=step == 1,
+            grad_scale=grad_scale,
+            copy_out=copy_out,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lion(ElementwiseOptimizer):
+    """Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms"): the sign of a running gradient.
+
+    It wants a learning rate three to ten times below AdamW's, and a weight decay as many times above.
+
+    >>> [state.name for state in Lion(lr=1e-4).states((3, 4))]
+    ['exp_avg']
+    """
+
+    lr: float | Schedule
+    """Learning rate, or a schedule of it: how far every parameter moves, up or down."""
+
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Weight of the running gradient in the direction, and its decay; below 1."""
+
+    weight_decay: float = 0.0
+    """Parameters shrink by ``lr * weight_decay`` per update."""
+
+    def __post_init__(self) -> None:
+        check_lr(self.lr)
+        object.__setattr__(self, "betas", check_pair("betas", self.betas, below=1.0))
+        check_number("weight_decay", self.weight_decay)
+
+    def states(self, shape: tuple[int, ...]) -> tuple[StateSpec, ...]:
+        """Return the running mean of the gradient."""
+        return (StateSpec(name="exp_avg"),)
+
+    def update_(
+        self,
+        param: Array,
+        grad: Array,
+        state: Mapping[str, Array],
+        *,
+        lr: float,
+        step: int,
+        grad_scale: float,
+        copy_out: Array | None,
+    ) -> None:
+        """Update in place; see `ElementwiseOptimizer.update_`."""
+        native.lion_(
+            param,
+            grad,
+            state["exp_avg"],
+            lr=lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
+            grad_scale=grad_scale,
+            copy_out=copy_out,
+        )

@@ -1,0 +1,81 @@
+"""The pieces of global-norm clipping that need no communication.
+
+    grad shard ── square_sums ──> sums of blocks ── (the ranks' sums, one after the other) ── norm_of ──> norm
+                                                                      norm ── clip_factor ──> what gradients shrink by
+
+A block's sum depends on its elements alone, and the sums are added in an order that their number alone decides: where
+blocks are cut at the same elements, the norm is the same to the bit on any number of ranks.
+May import: native, typing, and the checks of this room.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from zerort import native
+from zerort.errors import CallError
+from zerort.optim.checks import check_count, check_number
+from zerort.typing import Array
+
+__all__ = ["clip_factor", "norm_of", "square_sums"]
+
+
+def square_sums(grad: Array, block: int | None = None) -> Array:
+    """Return the sum of squares of each block of `block` elements, from the array's first element on.
+
+    >>> square_sums(np.arange(5, dtype=np.float32), 2)
+    array([ 1., 13., 16.])
+
+    Args:
+        grad: 1-D, contiguous, floating-point; may be empty.
+        block: Elements per block, the last one may be shorter; None: one sum of all, 0 for an empty array.
+
+    Returns:
+        1-D, float64.
+    """
+    if block is None:
+        return np.array([native.square_sum(grad)])
+    check_count("block", block, minimum=1)
+    sums = np.empty(-(-grad.size // block))
+    native.square_sums_into(sums, grad, block)
+    return sums
+
+
+def norm_of(sums: Array) -> float:
+    """Return the norm of a vector, given the sums of squares of its blocks in their order.
+
+    Neighbours are added until one is left, so zeros at the end change nothing. NaN and infinity stay what they are.
+
+    >>> norm_of(np.array([9.0, 16.0]))
+    5.0
+
+    Args:
+        sums: 1-D, float64, none negative; empty for an empty vector.
+    """
+    with np.errstate(all="ignore"):
+        while sums.size > 1:
+            paired = sums[0::2].copy()
+            paired[: sums.size // 2] += sums[1::2]
+            sums = paired
+    return math.sqrt(sums[0]) if sums.size else 0.0
+
+
+def clip_factor(norm: float, max_norm: float) -> float:
+    """Return what gradients are multiplied by so that their norm is at most `max_norm`; 1.0 if it is already.
+
+    >>> clip_factor(0.5, 1.0), clip_factor(4.0, 1.0)
+    (1.0, 0.25)
+
+    Args:
+        norm: The norm of all gradients; finite, because nothing sensible can be done to others.
+        max_norm: The largest norm wanted; above 0.
+
+    Raises:
+        CallError: If a number is not what it must be.
+    """
+    check_number("max_norm", max_norm, above=0.0)
+    if not math.isfinite(norm) or norm < 0.0:
+        raise CallError(f"Expected a finite norm of at least 0, got {norm!r}. Skip the update instead of clipping it.")
+    return 1.0 if norm <= max_norm else max_norm / norm
