@@ -1,1 +1,39 @@
-"""Sharded checkpoints. May import: buffer, comm, layout, native, errors."""
+"""Sharded checkpoints: written by every rank at once, read back by any number of ranks, checked to the byte.
+
+    save(path, group, values, meta=…)     value.py  extents.py  writer.py   what lies where, and how it gets there
+                                          save.py   directory.py            agree, write, commit, clean
+    load(path, group, values)             load.py   reader.py   casts.py    by tensor name, resharded, converted
+    read_manifest(path)                   manifest.py                       one JSON file; it is the checkpoint
+    verify(path)   export(path, out)      verify.py export.py safetensors.py
+                                          blocks.py failure.py              O_DIRECT and threads · errors on all ranks
+
+A checkpoint is a directory: a data file per saving rank and one ``manifest.json``, renamed into place when everything
+else is on the disk. No pickle. May import: buffer, comm, device, trace, config, layout, native, errors.
+"""
+
+from __future__ import annotations
+
+from zerort.checkpoint.directory import read_manifest
+from zerort.checkpoint.export import export
+from zerort.checkpoint.load import load
+from zerort.checkpoint.manifest import DataFile, Manifest, StoredExtent, StoredTensor
+from zerort.checkpoint.reader import Damage
+from zerort.checkpoint.save import Saved, save
+from zerort.checkpoint.value import JSON, Value
+from zerort.checkpoint.verify import verify
+
+__all__ = [
+    "JSON",
+    "Damage",
+    "DataFile",
+    "Manifest",
+    "Saved",
+    "StoredExtent",
+    "StoredTensor",
+    "Value",
+    "export",
+    "load",
+    "read_manifest",
+    "save",
+    "verify",
+]

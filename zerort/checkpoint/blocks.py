@@ -1,0 +1,191 @@
+"""Move blocks between memory and files past the page cache, with a few threads.
+
+    BlockFile      a file opened with O_DIRECT, or without where the file system refuses it
+    run_workers    every worker thread owns one page-aligned buffer and takes the next piece of work until none is left
+
+O_DIRECT wants page-aligned memory, offsets and lengths; a checkpoint's tensors are none of these. So blocks pass
+through small aligned buffers, and are summed up on the way while they are in the cache. May import: typing, native.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from zerort.typing import Array
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["BLOCK_NBYTES", "BlockFile", "aligned_buffer", "run_workers", "worker_count"]
+
+BLOCK_NBYTES: Final = 4 * 1024**2
+"""Bytes of one read or write."""
+
+_MOST_THREADS = 4
+_MOST_THREADS_OF_HOST = 8
+_NO_FALLOCATE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+def worker_count(ranks_here: int) -> int:
+    """Return how many threads each of ``ranks_here`` ranks of one host uses; a disk is busy with eight in all.
+
+    >>> worker_count(1), worker_count(2), worker_count(8), worker_count(64)
+    (4, 4, 2, 2)
+    """
+    return max(2, min(_MOST_THREADS, _MOST_THREADS_OF_HOST // ranks_here))
+
+
+def aligned_buffer(nbytes: int) -> Array:
+    """Return writable memory that starts at a page: 1-D, uint8. It lives as long as the array."""
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError, AttributeError):  # a hint: 4 MiB are two faults instead of a thousand
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8, count=nbytes)
+
+
+def run_workers(tasks: int, work: Callable[[int, Array], None], *, threads: int, buffer_nbytes: int) -> None:
+    """Call ``work(task, buffer)`` for every task from 0 on, each on one of the threads.
+
+    Args:
+        tasks: How many.
+        work: What to do; the buffer is its thread's own.
+        threads: How many at most.
+        buffer_nbytes: The size of each buffer.
+
+    Raises:
+        Exception: What the earliest failing task raised; no further tasks were begun.
+    """
+    numbers = itertools.count()
+    stop = threading.Event()
+    failures: list[tuple[int, BaseException]] = []
+
+    def loop() -> None:
+        buffer = aligned_buffer(buffer_nbytes)
+        task = -1
+        try:
+            while not stop.is_set() and (task := next(numbers)) < tasks:
+                work(task, buffer)
+        except BaseException as error:
+            failures.append((task, error))
+            stop.set()
+
+    threads = min(threads, tasks)
+    if threads <= 1:
+        loop()
+    else:
+        with ThreadPoolExecutor(threads, thread_name_prefix="checkpoint") as pool:
+            try:
+                for done in [pool.submit(loop) for _ in range(threads)]:
+                    done.result()
+            finally:
+                stop.set()
+    if failures:
+        raise min(failures, key=lambda failure: failure[0])[1]
+
+
+class BlockFile:
+    """A file read and written in blocks. Buffers are page-aligned, and so are offsets and lengths.
+
+    Args:
+        path: The file.
+        create_nbytes: Make a new file of this size, reserve its blocks, and write; None reads one that is there.
+
+    Raises:
+        OSError: It cannot be opened or made; a file that could not be reserved is not left behind.
+    """
+
+    def __init__(self, path: str, *, create_nbytes: int | None = None) -> None:
+        self.path = path
+        flags = os.O_RDONLY if create_nbytes is None else os.O_RDWR | os.O_CREAT | os.O_EXCL
+        self._descriptor = _open(path, flags | os.O_CLOEXEC)
+        if create_nbytes is not None:
+            try:
+                self._reserve(create_nbytes)
+            except BaseException:
+                self.close()
+                os.unlink(path)
+                raise
+
+    def _reserve(self, nbytes: int) -> None:
+        try:
+            os.posix_fallocate(self._descriptor, 0, nbytes)
+        except OSError as error:
+            if error.errno not in _NO_FALLOCATE:
+                raise
+
+    @property
+    def direct(self) -> bool:
+        """Whether blocks go past the page cache."""
+        return bool(fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+
+    @property
+    def nbytes(self) -> int:
+        """The file's size."""
+        return os.fstat(self._descriptor).st_size
+
+    def write(self, data: Array, offset: int) -> None:
+        """Write all of ``data`` at ``offset``."""
+        done = 0
+        while done < data.size:
+            done += self._retry(os.pwritev, data[done:], offset + done)
+
+    def read(self, out: Array, offset: int) -> int:
+        """Fill ``out`` from ``offset`` on and return the bytes read: fewer only at the end of the file."""
+        done = 0
+        while done < out.size:
+            count = self._retry(os.preadv, out[done:], offset + done)
+            done += count
+            # A short direct read stands at the end, or at an offset from which the next could not be direct.
+            if count == 0 or (done % mmap.PAGESIZE and self.direct):
+                break
+        return done
+
+    def _retry(self, move: Callable[[int, Any, int], int], data: Array, offset: int) -> int:
+        try:
+            return move(self._descriptor, [data], offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not self.direct:
+                raise
+        # Some file systems take O_DIRECT at open and refuse it here, or want more than page alignment.
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        return move(self._descriptor, [data], offset)
+
+    def sync(self) -> None:
+        """Return when all that was written is on the disk."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _open(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o666)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    if flags & os.O_EXCL:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # some file systems make the file and then refuse O_DIRECT
+    return os.open(path, flags, 0o666)

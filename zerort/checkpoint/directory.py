@@ -1,0 +1,179 @@
+"""The directory of a checkpoint: the names in it, and the moves that make a save appear whole or not at all.
+
+    shard-00003.<token>.bin        a rank's data; the token is the save's own, so no save touches another's files
+    manifest.json.<token>.tmp      the manifest before it counts
+    manifest.json                  the checkpoint: what it names is all there is
+
+A save counts from the moment its manifest is renamed onto ``manifest.json``; before that the files of the one before
+are untouched, after that they are deleted. Only names of these forms are ever deleted. May import: errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Iterable
+
+from zerort.checkpoint.failure import storage_error
+from zerort.checkpoint.manifest import DATA_NAME, Manifest, decode
+from zerort.errors import CheckpointError, StorageError
+
+__all__ = [
+    "MANIFEST",
+    "data_name",
+    "make_directory",
+    "new_token",
+    "publish",
+    "read_manifest",
+    "remove_stale",
+    "sync_directory",
+    "write_all",
+]
+
+MANIFEST = "manifest.json"
+
+_DRAFT_NAME = re.compile(r"manifest\.json\.[0-9a-f]{16}\.tmp")
+
+
+def new_token() -> str:
+    """Return 16 hexadecimal digits that no other save has."""
+    return secrets.token_hex(8)
+
+
+def data_name(rank: int, token: str) -> str:
+    """Return the name of a rank's data file.
+
+    >>> data_name(3, "0123456789abcdef")
+    'shard-00003.0123456789abcdef.bin'
+    """
+    return f"shard-{rank:05d}.{token}.bin"
+
+
+def make_directory(path: str) -> list[str]:
+    """Make the directory and its parents if need be, and return those that were made, the outermost first.
+
+    Raises:
+        StorageError: There is a file of that name.
+        OSError: The file system refused.
+    """
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise StorageError(
+            f"Expected a directory or nothing at {path}, got a file. A checkpoint is a directory: name another path."
+        )
+    missing = []
+    here = path
+    while here and not os.path.isdir(here):
+        missing.append(here)
+        here = os.path.dirname(here)
+    made = []
+    for directory in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # another job makes it at the same time
+            os.mkdir(directory)
+            made.append(directory)
+    return made
+
+
+def publish(path: str, text: bytes, *, token: str, made: Iterable[str]) -> None:
+    """Make ``text`` the manifest of the checkpoint: from here on it is the one that loads.
+
+    Args:
+        path: The checkpoint's directory; all data files of the save are on the disk.
+        text: The manifest.
+        token: The save's.
+        made: Directories that this save made: their parents have to know them for good.
+
+    Raises:
+        OSError: The file system refused. If the rename was not reached, the draft is gone again.
+    """
+    draft = os.path.join(path, f"{MANIFEST}.{token}.tmp")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            write_all(descriptor, text)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        # The data files' names first: a manifest must never outlive the files that it names.
+        sync_directory(path)
+        for directory in made:
+            sync_directory(os.path.dirname(directory))
+        os.rename(draft, os.path.join(path, MANIFEST))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        raise
+    sync_directory(path)
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write all of ``data`` where the file stands."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def sync_directory(path: str) -> None:
+    """Return when the names in a directory are on the disk."""
+    descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_stale(path: str, *, keep: Iterable[str]) -> list[str]:
+    """Delete data files and drafts of other saves, finished or killed, and return their names.
+
+    Args:
+        path: The checkpoint's directory.
+        keep: The data files of the checkpoint that counts.
+    """
+    kept = frozenset(keep)
+    removed: list[str] = []
+    # What cannot be deleted now is left to the next save: this one is whole already.
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(path)):
+            if name not in kept and (DATA_NAME.fullmatch(name) or _DRAFT_NAME.fullmatch(name)):
+                os.unlink(os.path.join(path, name))
+                removed.append(name)
+    return removed
+
+
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """Read and check what the checkpoint at ``path`` holds, in one process.
+
+    Raises:
+        CheckpointError: There is no checkpoint, an unfinished one, or one of a newer format.
+        CorruptCheckpointError: The manifest is damaged.
+        StorageError: The file system refused.
+    """
+    where = os.path.abspath(os.fspath(path))
+    file = os.path.join(where, MANIFEST)
+    try:
+        with open(file, "rb") as stream:
+            text = stream.read()
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(_what_is_there(where)) from None
+    except OSError as error:
+        raise storage_error(error, path=file) from error
+    return decode(text, path=file)
+
+
+def _what_is_there(path: str) -> str:
+    if not os.path.lexists(path):
+        return f"Expected a checkpoint at {path}, got nothing. Name the directory that was given to save."
+    if not os.path.isdir(path):
+        return f"Expected a checkpoint at {path}, got a file. Name the directory that holds {MANIFEST}."
+    names = os.listdir(path)
+    pieces = sum(1 for name in names if DATA_NAME.fullmatch(name) or _DRAFT_NAME.fullmatch(name))
+    if pieces:
+        return (
+            f"Expected a finished checkpoint at {path}, got {pieces} files of a save that did not finish, and no "
+            f"{MANIFEST}. Nothing of it can be loaded: take another checkpoint. The next save there cleans up."
+        )
+    return (
+        f"Expected a checkpoint at {path}, got a directory of {len(names)} entries without {MANIFEST}. "
+        "Name the directory that was given to save."
+    )

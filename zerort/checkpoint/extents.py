@@ -1,0 +1,88 @@
+"""Plan the data file of one rank: which piece of which tensor lies at which byte. Integers only.
+
+    value 0            value 1
+    ├ w 0..1M ┼ w 1M..1.2M ┼ b ┤·├ w … ┤        · = up to 63 bytes, so that every extent is aligned for any dtype
+    └ one extent: a piece of one tensor, at most 4 MiB
+
+The plan follows from the layouts and partitions alone, so that rank 0 knows the plans of all ranks and needs only their
+checksums for the manifest. May import: layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from zerort.checkpoint.value import Value
+from zerort.layout import itemsize
+
+__all__ = ["EXTENT_NBYTES", "PAGE_NBYTES", "Shard", "ShardExtent", "plan_shard", "round_up"]
+
+EXTENT_NBYTES: Final = 4 * 1024**2
+"""The most bytes of one extent: what is read to check any one byte of it."""
+
+PAGE_NBYTES: Final = 4096
+"""Data files are a multiple of this, so that O_DIRECT reads and writes whole pages to the end."""
+
+_ALIGNMENT: Final = 64
+
+
+class ShardExtent(NamedTuple):
+    """A piece of one tensor in the data file of one rank."""
+
+    value: int
+    """The index of its value."""
+    name: str
+    """The tensor."""
+    first: int
+    """The piece's first element, counted in the tensor."""
+    numel: int
+    """Elements."""
+    at: int
+    """The piece's first element, counted in the rank's range."""
+    offset: int
+    """The piece's first byte in the file."""
+    nbytes: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What one rank writes."""
+
+    extents: tuple[ShardExtent, ...]
+    """In the order of the file."""
+    nbytes: int
+    """The size of the file: a multiple of `PAGE_NBYTES`, and 0 for a rank that holds nothing and so has no file."""
+
+
+def plan_shard(values: Sequence[Value], rank: int, *, extent_nbytes: int = EXTENT_NBYTES) -> Shard:
+    """Lay out the data file of ``rank``; padding between tensors is left out.
+
+    Args:
+        values: What is saved; only their layouts and partitions are looked at.
+        rank: Whose file.
+        extent_nbytes: The most bytes of one extent.
+    """
+    extents: list[ShardExtent] = []
+    offset = 0
+    for index, value in enumerate(values):
+        width = itemsize(value.layout.dtype)
+        most = max(1, extent_nbytes // width)
+        for extent, in_extent, in_range in value.layout.overlaps(*value.partition.of(rank)):
+            for first in range(in_extent.start, in_extent.stop, most):
+                numel = min(most, in_extent.stop - first)
+                at = in_range.start + first - in_extent.start
+                extents.append(ShardExtent(index, extent.name, first, numel, at, offset, numel * width))
+                offset = round_up(offset + numel * width, _ALIGNMENT)
+    return Shard(tuple(extents), round_up(offset, PAGE_NBYTES))
+
+
+def round_up(nbytes: int, multiple: int) -> int:
+    """Return the smallest multiple that is not below ``nbytes``.
+
+    >>> round_up(4097, 4096), round_up(0, 4096)
+    (8192, 0)
+    """
+    return -(-nbytes // multiple) * multiple

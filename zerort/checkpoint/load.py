@@ -1,0 +1,169 @@
+"""`load`: fill every value by tensor name, whatever ranks, layout, partition and dtype it was saved with.
+
+    agree      one manifest on all ranks; it holds what is asked for             nothing is changed yet
+    open       every file that is needed is there and has its size               nothing is changed yet
+    read       extents that overlap this rank's range, checked and converted     any failure: all raise
+
+May import: comm, trace, checkpoint.*.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+from zerort import trace
+from zerort.checkpoint.blocks import worker_count
+from zerort.checkpoint.casts import FLOATS, can_convert
+from zerort.checkpoint.directory import read_manifest
+from zerort.checkpoint.failure import together
+from zerort.checkpoint.manifest import Manifest
+from zerort.checkpoint.reader import Damage, Fetch, ShardFiles, damage_error, fetch_all
+from zerort.checkpoint.value import Value, check_values
+from zerort.comm.agreement import expect_same, gather_json
+from zerort.comm.group import Group
+from zerort.errors import CheckpointError
+
+__all__ = ["load", "plan_fetches"]
+
+_SHOWN = 5
+"""Names in a message, of each sort."""
+
+
+def load(
+    path: str | os.PathLike[str],
+    group: Group,
+    values: Sequence[Value],
+    *,
+    manifest: Manifest | None = None,
+    strict: bool = True,
+) -> Manifest:
+    """Fill the ``mine`` of every value from the checkpoint at ``path``, and return what else it holds.
+
+    Tensors are found by kind and name. Floats are converted where the dtype differs: exactly to a wider one, rounded
+    to nearest to a narrower one. Kinds that nobody asked for are not read. Padding is left as it is.
+
+    Args:
+        path: The checkpoint's directory, which all ranks see.
+        group: The ranks; all of them call this. As many as there are, not as many as saved.
+        values: What to fill. Every rank describes the same tensors.
+        manifest: What `read_manifest` returned on this rank, to not read it again.
+        strict: Whether the tensors of each kind asked for must be exactly those of the checkpoint; else it may hold
+            more.
+
+    Raises:
+        CallError: A value does not fit its layout or partition.
+        CheckpointError: There is no checkpoint, or it is of another model.
+        CorruptCheckpointError: Its bytes are not those that were written. If the message does not say that nothing was
+            changed, the values are not usable.
+        StorageError: The file system refused.
+    """
+    where = os.path.abspath(os.fspath(path))
+
+    def begin() -> Manifest:
+        check_values(values, rank=group.rank, size=group.size, writable=True)
+        found = read_manifest(where) if manifest is None else manifest
+        _check_model(where, found, values, strict=strict)
+        return found
+
+    def open_files() -> ShardFiles:
+        return ShardFiles(where, found, list(plan_fetches(found, values, group.rank)), on_damage=refuse)
+
+    def refuse(damage: Damage) -> None:
+        raise damage_error(where, damage, touched=False)
+
+    def stop(damage: Damage) -> None:
+        raise damage_error(where, damage, touched=True)
+
+    with trace.span("checkpoint.load", track="checkpoint", path=where):
+        found = together(group, begin, path=where, name="load checks")
+        expect_same(group, f"{found.digest:08x}", what=f"the manifest of {where}", error=CheckpointError)
+        hosts = gather_json(group, socket.gethostname(), name="load hosts")
+        threads = worker_count(hosts.count(hosts[group.rank]))
+        files: ShardFiles | None = None
+
+        def read() -> None:
+            assert files is not None
+            with trace.span("checkpoint.read", track="checkpoint", threads=threads):
+                fetch_all(files, threads=threads, on_damage=stop)
+
+        try:
+            # Own files are closed even if it is another rank that has an error.
+            def keep_files() -> None:
+                nonlocal files
+                files = open_files()
+
+            together(group, keep_files, path=where, name="load open")
+            together(group, read, path=where, name="load read")
+        finally:
+            if files is not None:
+                files.close()
+    return found
+
+
+def plan_fetches(manifest: Manifest, values: Sequence[Value], rank: int) -> Iterator[Fetch]:
+    """Yield the stored extents that overlap a rank's ranges, and where their parts go."""
+    for value in values:
+        stored = manifest.tensors.get(value.kind, {})
+        for extent, in_extent, in_range in value.layout.overlaps(*value.partition.of(rank)):
+            tensor = stored[extent.name]
+            firsts = [one.first for one in tensor.extents]
+            for one in tensor.extents[bisect_right(firsts, in_extent.start) - 1 :]:
+                if one.first >= in_extent.stop:
+                    break
+                first, last = max(one.first, in_extent.start), min(one.first + one.numel, in_extent.stop)
+                at = in_range.start + first - in_extent.start
+                out = value.mine[at : at + last - first]
+                yield Fetch(value.kind, extent.name, tensor.dtype, one, first - one.first, out)
+
+
+def _check_model(path: str, manifest: Manifest, values: Sequence[Value], *, strict: bool) -> None:
+    """Raise unless the checkpoint holds the tensors that are asked for, in shapes and dtypes that can be delivered."""
+    missing, reshaped, retyped = [], [], []
+    asked: dict[str, set[str]] = {}
+    for value in values:
+        stored = manifest.tensors.get(value.kind, {})
+        names = asked.setdefault(value.kind, set())
+        for extent in value.layout.extents:
+            names.add(extent.name)
+            what = f"{value.kind} {extent.name!r}"
+            tensor = stored.get(extent.name)
+            if tensor is None:
+                missing.append(what)
+            elif tensor.shape != extent.shape:
+                reshaped.append(f"{what} {_shape(tensor.shape)} → {_shape(extent.shape)}")
+            elif not can_convert(tensor.dtype, to=value.layout.dtype):
+                retyped.append(f"{what} {tensor.dtype} → {value.layout.dtype}")
+    more = [
+        f"{kind} {name!r}"
+        for kind, names in asked.items()
+        for name in manifest.tensors.get(kind, {})
+        if strict and name not in names
+    ]
+    found = [
+        _listed("missing from the checkpoint", missing),
+        _listed("only in the checkpoint", more),
+        _listed("of another shape (saved → asked for)", reshaped),
+        _listed(f"of a dtype that does not convert ({', '.join(FLOATS)} do)", retyped),
+    ]
+    if any(found):
+        cure = "Build the model that was saved, or name the checkpoint of this one"
+        if more and not (missing or reshaped or retyped):
+            cure += "; to leave tensors unread, load with strict=False"
+        raise CheckpointError(
+            f"Expected the checkpoint {path} to hold this model, got {'; '.join(filter(None, found))}. Nothing was "
+            f"changed. {cure}. `zerort ckpt inspect --tensors {path}` lists what it holds."
+        )
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))})"
+
+
+def _listed(title: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    rest = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{len(names)} {title}: {', '.join(names[:_SHOWN])}{rest}"

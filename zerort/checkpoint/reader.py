@@ -1,0 +1,233 @@
+"""Read extents out of data files, check every byte, and put what is wanted where it is wanted.
+
+    file ── preadv ──> aligned block ── crc32c + copy or cast, 512 KiB at a time ──> this rank's range
+
+A `Fetch` is one stored extent and the place for a part of it; neighbours in a file are read with one call. An extent is
+read whole even if a part of it is wanted, since its checksum covers the whole. May import: native, checkpoint.*.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from zerort.checkpoint.blocks import BLOCK_NBYTES, BlockFile, run_workers
+from zerort.checkpoint.casts import convert
+from zerort.checkpoint.extents import PAGE_NBYTES, round_up
+from zerort.checkpoint.manifest import DataFile, Manifest, StoredExtent
+from zerort.checkpoint.writer import STRIP_NBYTES
+from zerort.errors import CorruptCheckpointError
+from zerort.layout import itemsize
+from zerort.native import crc32c
+from zerort.native.dtypes import numpy_dtype
+from zerort.typing import Array
+
+__all__ = ["Damage", "Fetch", "ShardFiles", "damage_error", "deliver", "fetch_all", "span_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """An extent whose bytes are not those that were written."""
+
+    file: str
+    """The data file's name."""
+    kind: str
+    tensor: str
+    offset: int
+    """The extent's first byte in the file."""
+    nbytes: int
+    """The extent's bytes."""
+    reason: str
+    """What was expected and what was found."""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.kind} {self.tensor!r}, {self.nbytes} bytes from offset {self.offset}: {self.reason}"
+
+
+class Fetch(NamedTuple):
+    """One stored extent, and where a part of it goes."""
+
+    kind: str
+    tensor: str
+    dtype: str
+    """Of the stored elements."""
+    extent: StoredExtent
+    skip: int = 0
+    """The first wanted element, counted in the extent."""
+    out: Array | None = None
+    """Where the wanted elements go, 1-D; None only checks."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the stored extent."""
+        return self.extent.numel * itemsize(self.dtype)
+
+
+class ShardFiles:
+    """The data files of a checkpoint that some fetches need, open for reading.
+
+    Args:
+        path: The checkpoint's directory.
+        manifest: What it holds.
+        fetches: What will be read.
+        on_damage: Told of every fetch whose file is missing or too short; those fetches are left out of `fetches`.
+
+    Raises:
+        OSError: A file that is there cannot be opened.
+    """
+
+    def __init__(
+        self, path: str, manifest: Manifest, fetches: Sequence[Fetch], *, on_damage: Callable[[Damage], None]
+    ) -> None:
+        self.fetches: list[Fetch] = []
+        self._files: dict[int, BlockFile] = {}
+        self._names = manifest.files
+        reasons: dict[int, str] = {}
+        with ExitStack() as stack:
+            for index in sorted({fetch.extent.file for fetch in fetches}):
+                expected = manifest.files[index]
+                try:
+                    file = stack.enter_context(BlockFile(os.path.join(path, expected.name)))
+                except FileNotFoundError:
+                    reasons[index] = f"Expected a file of {expected.nbytes} bytes, got none."
+                    continue
+                self._files[index] = file
+                if file.nbytes != expected.nbytes:
+                    reasons[index] = f"Expected a file of {expected.nbytes} bytes, got one of {file.nbytes}."
+            for fetch in fetches:
+                reason = reasons.get(fetch.extent.file)
+                if reason is None:
+                    self.fetches.append(fetch)
+                else:
+                    on_damage(damage_of(fetch, self._names, reason))
+            self._stack = stack.pop_all()
+
+    def read(self, index: int, out: Array, offset: int) -> int:
+        """Fill ``out`` from a file, as `BlockFile.read` does."""
+        return self._files[index].read(out, offset)
+
+    def damage_of(self, fetch: Fetch, reason: str) -> Damage:
+        """Return what is wrong with a fetch."""
+        return damage_of(fetch, self._names, reason)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._stack.close()
+
+
+def damage_of(fetch: Fetch, files: Sequence[DataFile], reason: str) -> Damage:
+    """Return what is wrong with a fetch."""
+    return Damage(
+        file=files[fetch.extent.file].name,
+        kind=fetch.kind,
+        tensor=fetch.tensor,
+        offset=fetch.extent.offset,
+        nbytes=fetch.nbytes,
+        reason=reason,
+    )
+
+
+def damage_error(path: str, damage: Damage, *, touched: bool) -> CorruptCheckpointError:
+    """Return the error for one damaged extent.
+
+    Args:
+        path: The checkpoint.
+        damage: What is wrong.
+        touched: Whether values may already have been overwritten.
+    """
+    state = "The values being loaded are partly overwritten and not usable" if touched else "Nothing was changed"
+    return CorruptCheckpointError(
+        f"{damage.reason} {damage.kind} {damage.tensor!r} is damaged: {damage.nbytes} bytes from offset "
+        f"{damage.offset} of {os.path.join(path, damage.file)}. {state}: load another "
+        f"checkpoint. `zerort ckpt verify {path}` lists all that is damaged."
+    )
+
+
+def fetch_all(
+    files: ShardFiles,
+    *,
+    threads: int,
+    on_damage: Callable[[Damage], None],
+    on_read: Callable[[int], None] = lambda nbytes: None,
+) -> None:
+    """Read, check and deliver every fetch of ``files``.
+
+    Args:
+        files: What to read from.
+        threads: How many read at once.
+        on_damage: Told of every damaged extent, on any of the threads; may raise to stop everything.
+        on_read: Told of bytes that have been checked, on any of the threads.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    runs = _runs(files.fetches)
+    largest = max((end - begin for begin, end in map(span_of, runs)), default=0)
+
+    def work(task: int, buffer: Array) -> None:
+        deliver(files, runs[task], buffer, on_damage=on_damage)
+        on_read(sum(fetch.nbytes for fetch in runs[task]))
+
+    run_workers(len(runs), work, threads=threads, buffer_nbytes=largest)
+
+
+def deliver(files: ShardFiles, run: Sequence[Fetch], buffer: Array, *, on_damage: Callable[[Damage], None]) -> None:
+    """Read neighbours with one call, check each, and put what is wanted where it is wanted.
+
+    Args:
+        files: What to read from.
+        run: Neighbours in one file, in its order.
+        buffer: Page-aligned, as large as `span_of` says.
+        on_damage: Told of every damaged extent.
+    """
+    begin, end = span_of(run)
+    count = files.read(run[0].extent.file, buffer[: end - begin], begin)
+    for fetch in run:
+        at = fetch.extent.offset - begin
+        if at + fetch.nbytes > count:
+            on_damage(files.damage_of(fetch, f"Expected {fetch.nbytes} bytes, got {max(0, count - at)}."))
+            continue
+        found = _sum_and_deliver(buffer[at : at + fetch.nbytes], fetch)
+        if found != fetch.extent.crc32c:
+            on_damage(files.damage_of(fetch, f"Expected checksum {fetch.extent.crc32c:08x}, got {found:08x}."))
+
+
+def span_of(run: Sequence[Fetch]) -> tuple[int, int]:
+    """Return the first and one past the last byte of the pages that hold neighbours."""
+    first, last = run[0].extent.offset, run[-1].extent.offset + run[-1].nbytes
+    return first // PAGE_NBYTES * PAGE_NBYTES, round_up(last, PAGE_NBYTES)
+
+
+def _runs(fetches: Sequence[Fetch]) -> list[list[Fetch]]:
+    """Put neighbours together that one read of a block can serve."""
+    runs: list[list[Fetch]] = []
+    file, begin, end = -1, 0, 0
+    for fetch in sorted(fetches, key=lambda fetch: fetch.extent[:2]):
+        extent = fetch.extent
+        last = extent.offset + fetch.nbytes
+        if runs and extent.file == file and extent.offset - end < PAGE_NBYTES and last - begin <= BLOCK_NBYTES:
+            runs[-1].append(fetch)
+        else:
+            runs.append([fetch])
+            file, begin = extent.file, extent.offset
+        end = last
+    return runs
+
+
+def _sum_and_deliver(stored: Array, fetch: Fetch) -> int:
+    """Return the checksum of an extent's bytes, and deliver the wanted elements strip by strip on the way."""
+    checksum = 0
+    width = itemsize(fetch.dtype)
+    dtype = numpy_dtype(fetch.dtype)
+    wanted, last = fetch.skip, fetch.skip + (0 if fetch.out is None else fetch.out.size)
+    for at in range(0, stored.size, STRIP_NBYTES):
+        strip = stored[at : at + STRIP_NBYTES]
+        checksum = crc32c(strip, checksum)
+        first, end = max(wanted, at // width), min(last, (at + strip.size) // width)
+        if fetch.out is not None and first < end:
+            source = stored[first * width : end * width].view(dtype)
+            convert(source, out=fetch.out[first - fetch.skip : end - fetch.skip])
+    return checksum

@@ -1,0 +1,289 @@
+"""`save`: every rank writes its own file, all agree that it is on the disk, and rank 0 makes it count.
+
+    agree      the same path, values and meta everywhere; there is room          nothing is written yet
+    create     every rank makes its file; rank 0 sees all of them                a path that is not shared ends here
+    write      extents, checksums, fsync                                         any failure: all raise, files removed
+    commit     rank 0: manifest to a draft, fsync, rename, fsync the directory   from the rename on, this save counts
+    clean      rank 0: files of earlier saves
+
+A rank that dies anywhere leaves the checkpoint of before. What it leaves lying is deleted by the next save that
+succeeds. May import: comm, trace, checkpoint.*.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+import numpy as np
+
+from zerort import trace
+from zerort.checkpoint.blocks import BlockFile, worker_count
+from zerort.checkpoint.directory import data_name, make_directory, new_token, publish, read_manifest, remove_stale
+from zerort.checkpoint.extents import Shard, plan_shard
+from zerort.checkpoint.failure import free_nbytes, room_error, storage_error, together
+from zerort.checkpoint.manifest import VERSION, DataFile, Manifest, StoredExtent, StoredTensor, encode
+from zerort.checkpoint.value import JSON, Value, as_json, check_values, describe_values
+from zerort.checkpoint.writer import write_shard
+from zerort.comm.agreement import expect_same, gather_json
+from zerort.comm.group import Group
+from zerort.errors import CallError, CheckpointError, StorageError
+from zerort.typing import Array
+
+__all__ = ["Saved", "save"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What a save did; the same on every rank, except for `direct`."""
+
+    path: str
+    """The checkpoint's directory."""
+    nbytes: int
+    """Bytes of all data files."""
+    seconds: float
+    """How long it took, on this rank."""
+    direct: bool
+    """Whether this rank's file was written past the page cache (O_DIRECT)."""
+    removed: tuple[str, ...]
+    """Files of earlier saves that were deleted."""
+
+
+def save(
+    path: str | os.PathLike[str],
+    group: Group,
+    values: Sequence[Value],
+    *,
+    meta: Mapping[str, JSON],
+    progress: JSON = None,
+) -> Saved:
+    """Write a checkpoint, which replaces the one at ``path`` when all of it is on the disk, and not before.
+
+    Args:
+        path: A directory that all ranks see; it is made if need be.
+        group: The ranks; all of them call this.
+        values: What to save; nobody changes it meanwhile.
+        meta: What is the same on every rank: step, loss scale, optimizer, plan.
+        progress: What is this rank's own: random state, data position.
+
+    Raises:
+        CallError: Values, meta or progress cannot be saved, or differ between the ranks.
+        StorageError: The file system refused, there is no room, or the ranks do not see one directory. The checkpoint
+            that was there before is intact.
+    """
+    where = os.path.abspath(os.fspath(path))
+    with trace.span("checkpoint.save", track="checkpoint", path=where):
+        return _Save(where, group, values, meta=meta, progress=progress).run()
+
+
+class _Save:
+    """One save, on one rank."""
+
+    def __init__(
+        self, path: str, group: Group, values: Sequence[Value], *, meta: Mapping[str, JSON], progress: JSON
+    ) -> None:
+        self._began = time.perf_counter()
+        self._path = path
+        self._group = group
+        self._values = values
+        self._meta, self._progress = together(group, lambda: self._check(meta, progress), path=path, name="save checks")
+        self._made: list[str] = []
+
+    def _check(self, meta: Mapping[str, JSON], progress: JSON) -> tuple[JSON, JSON]:
+        check_values(self._values, rank=self._group.rank, size=self._group.size, writable=False)
+        if not isinstance(meta, Mapping):
+            raise CallError(f"Expected meta to be a mapping, got {type(meta).__name__}. Pass a dict.")
+        return as_json(meta, what="meta"), as_json(progress, what="progress")
+
+    def run(self) -> Saved:
+        group, path = self._group, self._path
+        expect_same(group, path, what="the checkpoint's path", error=CallError)
+        expect_same(group, describe_values(self._values), what="the values to save", error=CallError)
+        expect_same(group, self._meta, what="meta", error=CallError)
+        shard = plan_shard(self._values, group.rank)
+        heads = gather_json(group, [new_token(), socket.gethostname(), shard.nbytes, self._progress], name="save heads")
+        token, sizes = heads[0][0], [head[2] for head in heads]
+        hosts = [head[1] for head in heads]
+        files = [DataFile(data_name(rank, token), nbytes) for rank, nbytes in enumerate(sizes) if nbytes]
+        self._make_room(sum(sizes))
+        threads = worker_count(hosts.count(hosts[group.rank]))
+        with trace.span("checkpoint.write", track="checkpoint", nbytes=shard.nbytes, threads=threads):
+            checksums, direct = self._write(shard, token, hosts, files, threads)
+        with trace.span("checkpoint.commit", track="checkpoint"):
+            removed = self._commit(checksums, token, hosts, files, [head[3] for head in heads])
+        trace.count("checkpoint.written_nbytes", shard.nbytes)
+        return Saved(
+            path=path,
+            nbytes=sum(sizes),
+            seconds=time.perf_counter() - self._began,
+            direct=direct,
+            removed=tuple(removed),
+        )
+
+    # -- write -----------------------------------------------------------------------------------------------------
+
+    def _make_room(self, needed: int) -> None:
+        """Rank 0 makes the directory; no rank goes on where there is no room for all of them."""
+
+        def make() -> None:
+            if self._group.rank == 0:
+                self._made = make_directory(self._path)
+                free = free_nbytes(self._path)
+                if free is not None and free < needed:
+                    self._unmake()
+                    raise room_error(self._path, needed=needed, why="the disk is too full")
+
+        together(self._group, make, path=self._path, name="save directory")
+
+    def _unmake(self) -> None:
+        for directory in reversed(self._made):
+            with contextlib.suppress(OSError):  # somebody else uses it by now
+                os.rmdir(directory)
+
+    def _write(
+        self, shard: Shard, token: str, hosts: list[str], files: list[DataFile], threads: int
+    ) -> tuple[list[int], bool]:
+        group = self._group
+        name = os.path.join(self._path, data_name(group.rank, token))
+        file: BlockFile | None = None
+
+        def create() -> None:
+            nonlocal file
+            if shard.nbytes:
+                try:
+                    file = BlockFile(name, create_nbytes=shard.nbytes)
+                except FileNotFoundError:
+                    raise self._not_shared(group.rank, hosts) from None
+                except OSError as error:
+                    raise storage_error(error, path=self._path, needed=sum(one.nbytes for one in files)) from error
+
+        def look() -> None:
+            if group.rank == 0:
+                self._see(files, hosts)
+
+        def write() -> list[int]:
+            if file is None:
+                return []
+            try:
+                checksums = write_shard(file, shard, self._values, threads=threads)
+                file.sync()
+            except OSError as error:
+                raise storage_error(error, path=self._path, needed=sum(one.nbytes for one in files)) from error
+            return checksums
+
+        try:
+            together(group, create, path=self._path, name="save create")
+            together(group, look, path=self._path, name="save look")
+            checksums = together(group, write, path=self._path, name="save write")
+            return checksums, file is not None and file.direct
+        except (CheckpointError, CallError, OSError, MemoryError):
+            # All ranks agreed that this save failed, or this one cannot go on: none of them will commit it. After a
+            # group's own failure they may not agree; then the files stay, and the next save deletes them.
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+            if group.rank == 0:
+                self._unmake()
+            raise
+        finally:
+            if file is not None:
+                file.close()
+
+    def _see(self, files: list[DataFile], hosts: list[str], *, full: bool = False) -> None:
+        """Raise unless every file is seen here, and has its size if it must be ``full``."""
+        for file in files:
+            rank = int(file.name.split(".")[0].removeprefix("shard-"))
+            try:
+                found = os.stat(os.path.join(self._path, file.name)).st_size
+            except FileNotFoundError:
+                raise self._not_shared(rank, hosts) from None
+            if full and found != file.nbytes:
+                raise StorageError(
+                    f"Expected {file.name} of rank {rank} in {self._path} to have {file.nbytes} bytes, got {found}. "
+                    "The file system lost some, or another job saves there too: give each job a directory of its own."
+                )
+
+    def _not_shared(self, rank: int, hosts: list[str]) -> StorageError:
+        return StorageError(
+            f"Expected {self._path} to be one directory for all ranks, got one on {hosts[0]} (rank 0) that rank {rank} "
+            f"on {hosts[rank]} does not share. Name a directory on a file system that all hosts have mounted."
+        )
+
+    # -- commit ----------------------------------------------------------------------------------------------------
+
+    def _commit(
+        self, checksums: list[int], token: str, hosts: list[str], files: list[DataFile], progress: list[JSON]
+    ) -> list[str]:
+        """Rank 0 makes the save count. From here on only rank 0 deletes: it alone knows whether the rename happened."""
+        group = self._group
+        shards = [plan_shard(self._values, rank) for rank in range(group.size)] if group.rank == 0 else []
+        counts = [int(count) for count in group.all_gather(np.array([len(checksums)]), name="save counts").wait()]
+        sums = group.all_gather(np.array(checksums, np.uint32), counts=counts, name="save checksums").wait()
+
+        def commit() -> list[str]:
+            if group.rank:
+                return []
+            try:
+                self._see(files, hosts, full=True)
+                text = encode(self._manifest(shards, sums, files, progress))
+                publish(self._path, text, token=token, made=self._made)
+            except BaseException as error:
+                self._withdraw(files, token)
+                if isinstance(error, OSError):
+                    raise storage_error(error, path=self._path) from error
+                raise
+            return remove_stale(self._path, keep=[file.name for file in files])
+
+        removed = together(group, commit, path=self._path, name="save commit")
+        return list(gather_json(group, removed, name="save removed")[0])
+
+    def _withdraw(self, files: list[DataFile], token: str) -> None:
+        """Delete the data files, unless the manifest that names them is in place by now."""
+        with contextlib.suppress(CheckpointError):
+            if any(file.name in {one.name for one in files} for file in read_manifest(self._path).files):
+                return
+        for file in files:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._path, file.name))
+        self._unmake()
+
+    def _manifest(self, shards: Sequence[Shard], sums: Array, files: list[DataFile], progress: list[JSON]) -> Manifest:
+        rows: dict[tuple[str, str], list[StoredExtent]] = {
+            (value.kind, extent.name): [] for value in self._values for extent in value.layout.extents
+        }
+        kinds = [value.kind for value in self._values]
+        indices = {file.name.split(".")[0]: index for index, file in enumerate(files)}
+        checksums = iter(sums.tolist())
+        for rank, shard in enumerate(shards):
+            index = indices.get(f"shard-{rank:05d}", -1)
+            for one in shard.extents:
+                row = StoredExtent(index, one.offset, one.first, one.numel, next(checksums))
+                rows[kinds[one.value], one.name].append(row)
+        tensors: dict[str, dict[str, StoredTensor]] = {kind: {} for kind in kinds}
+        for value in self._values:
+            for extent in value.layout.extents:
+                extents = tuple(rows[value.kind, extent.name])
+                tensors[value.kind][extent.name] = StoredTensor(value.layout.dtype, extent.shape, extents)
+        return Manifest(
+            format=VERSION,
+            created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            zerort=_zerort_version(),
+            ranks=self._group.size,
+            meta=self._meta,
+            progress=tuple(progress),
+            files=tuple(files),
+            tensors=tensors,
+        )
+
+
+def _zerort_version() -> str:
+    try:
+        return metadata.version("zerort")
+    except metadata.PackageNotFoundError:
+        return "unknown"  # a source tree on the path, not installed

@@ -1,0 +1,88 @@
+"""Write one rank's data file: extents packed into blocks, each summed up and copied once, then written.
+
+    tensors ── crc32c + copy, 512 KiB at a time ──> aligned block ── pwritev ──> file
+
+An extent may span two blocks, which different threads write; the sums of its parts are put together at the end.
+May import: native, checkpoint.*.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from zerort.checkpoint.blocks import BLOCK_NBYTES, BlockFile, run_workers
+from zerort.checkpoint.extents import PAGE_NBYTES, Shard
+from zerort.checkpoint.value import Value
+from zerort.native import copy_into, crc32c, crc32c_combine
+from zerort.typing import Array
+
+__all__ = ["STRIP_NBYTES", "write_shard"]
+
+STRIP_NBYTES = 512 * 1024
+"""Summed up and copied in one go: it has to stay in the cache in between."""
+
+
+def write_shard(
+    file: BlockFile, shard: Shard, values: Sequence[Value], *, threads: int, block_nbytes: int = BLOCK_NBYTES
+) -> list[int]:
+    """Write the extents of ``shard`` out of ``values`` and return their checksums, in their order.
+
+    Args:
+        file: A new file of the shard's size.
+        shard: What lies where.
+        values: The data; nobody changes it meanwhile.
+        threads: How many write at once.
+        block_nbytes: Bytes of one write; a multiple of the page size.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    data = [value.mine.view(np.uint8) for value in values]
+    starts = [extent.offset for extent in shard.extents]
+    widths = [value.mine.itemsize for value in values]
+    # parts[extent] = (offset of the part, its checksum, its bytes); each block adds its own, in any order.
+    parts: list[list[tuple[int, int, int]]] = [[] for _ in shard.extents]
+
+    def write_block(block: int, buffer: Array) -> None:
+        begin = block * block_nbytes
+        end = min(begin + block_nbytes, shard.nbytes)
+        cursor = begin
+        for index in range(bisect_right(starts, begin) - 1, len(shard.extents)):
+            extent = shard.extents[index]
+            if extent.offset >= end:
+                break
+            first, last = max(extent.offset, begin), min(extent.offset + extent.nbytes, end)
+            if first >= last:
+                continue  # the block begins in the gap behind this extent
+            buffer[cursor - begin : first - begin] = 0
+            start = extent.at * widths[extent.value] + first - extent.offset
+            source = data[extent.value][start : start + last - first]
+            checksum = _sum_and_copy(source, out=buffer[first - begin : last - begin])
+            parts[index].append((first, checksum, last - first))
+            cursor = last
+        buffer[cursor - begin : end - begin] = 0
+        file.write(buffer[: end - begin], begin)
+
+    assert block_nbytes % PAGE_NBYTES == 0, "blocks have to be whole pages"
+    blocks = -(-shard.nbytes // block_nbytes)
+    run_workers(blocks, write_block, threads=threads, buffer_nbytes=block_nbytes)
+    return [_combined(one) for one in parts]
+
+
+def _sum_and_copy(source: Array, *, out: Array) -> int:
+    checksum = 0
+    for at in range(0, source.size, STRIP_NBYTES):
+        strip = source[at : at + STRIP_NBYTES]
+        checksum = crc32c(strip, checksum)
+        copy_into(out[at : at + STRIP_NBYTES], strip)
+    return checksum
+
+
+def _combined(parts: list[tuple[int, int, int]]) -> int:
+    checksum = 0
+    for _, part, nbytes in sorted(parts):
+        checksum = crc32c_combine(checksum, part, nbytes)
+    return checksum
