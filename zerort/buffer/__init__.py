@@ -1,1 +1,29 @@
-"""Flat buffers and how they are redistributed. May import: comm, device, layout, native."""
+"""Flat buffers: one 1-D array for many tensors, how it lies over the ranks, and how it is moved.
+
+    redistribute.py   the placement table as code: which collective turns one placement into another
+    tree.py           sums in one fixed pairwise tree, whichever rank computed what
+    flat.py           FlatBuffer: pack, view, restore, release
+    slots.py          memory that takes turns: gathered forms and gradient buckets
+    bucket.py         GradientBucket: fills tensor by tensor, fires its reduction when full
+    views.py          tensors by name, for as long as their buffer is gathered
+
+May import: comm, device, trace, layout, native, errors.
+"""
+
+from zerort.buffer.bucket import GradientBucket
+from zerort.buffer.flat import FlatBuffer
+from zerort.buffer.redistribute import redistribute
+from zerort.buffer.slots import Slot, Slots
+from zerort.buffer.tree import TreeSum, tree_reduce_scatter
+from zerort.buffer.views import Views
+
+__all__ = [
+    "FlatBuffer",
+    "GradientBucket",
+    "Slot",
+    "Slots",
+    "TreeSum",
+    "Views",
+    "redistribute",
+    "tree_reduce_scatter",
+]

@@ -11,6 +11,7 @@ comm.*.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -191,6 +192,18 @@ class Group:
     def barrier(self, *, name: str = "") -> Ticket[None]:
         """Wait until every rank is here."""
         return self._launch("barrier", checks.fill_barrier, _NOTHING, name)
+
+    def complain(self, text: str) -> None:
+        """Meet the other ranks with a complaint instead of a call: each of them raises `CallError` with ``text``.
+
+        For a rank that cannot make the call that the others make, or are about to: it must not leave them waiting.
+        """
+
+        def fill(call: Call, rank: int, size: int, given: Given) -> None:
+            raise CallError(text)
+
+        with contextlib.suppress(CallError):
+            self._launch("complaint", fill, _NOTHING, "").wait()
 
     # -- memory, parts, end ----------------------------------------------------------------------------------------
 

@@ -6,12 +6,14 @@ until then. A verb that returns a Ticket has not happened yet; a verb that retur
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from zerort.typing import Event, Stream
 
-__all__ = ["REACHED", "Ticket", "finished"]
+__all__ = ["REACHED", "Ticket", "finished", "joined"]
 
 T = TypeVar("T")
 
@@ -87,3 +89,29 @@ def finished(result: T) -> Ticket[T]:
     3
     """
     return Ticket(REACHED, result=result)
+
+
+class _AllOf:
+    """The event that is reached when all of several are."""
+
+    __slots__ = ("_events",)
+
+    def __init__(self, events: tuple[Event, ...]) -> None:
+        self._events = events
+
+    def done(self) -> bool:
+        return all(event.done() for event in self._events)
+
+    def wait(self, timeout: float | None = None) -> None:
+        until = None if timeout is None else time.monotonic() + timeout
+        for event in self._events:
+            event.wait(None if until is None else max(0.0, until - time.monotonic()))
+
+
+def joined(tickets: Sequence[Ticket[Any]], *, result: T) -> Ticket[T]:
+    """Return the Ticket of ``result`` that is done when all ``tickets`` are.
+
+    >>> joined([finished(1), finished(2)], result="both").wait()
+    'both'
+    """
+    return Ticket(_AllOf(tuple(ticket.ready for ticket in tickets)), result=result, keep=tuple(tickets))

@@ -1,1 +1,38 @@
-"""The Runtime and its units. May import: everything below."""
+"""The ZeRO walk: a `Runtime` owns a model's parameters, gradients and optimizer state; `Unit`s gather and reduce.
+
+    opening.py        all ranks open a runtime alike, or all raise
+    runtime.py        Runtime: register, step, save, load, memory, close
+    registration.py   from arrays by name to a unit, agreed on by all ranks
+    unit.py           Unit: gather, release, reduce
+    section.py        the tensors of a unit that a plan is applied to: parameters, gradients, state
+    state.py          what the optimizer keeps for them, and the pass that updates
+    step.py           the step: agree, settle, measure, decide, update, publish
+    prefetch.py       which unit comes next
+    snapshot.py       what a checkpoint holds
+    mesh.py           which ranks share shards, and which hold copies
+    report.py  ledger.py  options.py  tensors.py      what is told, counted, decided, registered
+
+May import: everything below.
+"""
+
+from zerort.engine.mesh import Mesh, mesh
+from zerort.engine.opening import open_runtime
+from zerort.engine.options import RuntimeOptions
+from zerort.engine.report import MemoryReport, StepReport
+from zerort.engine.runtime import Runtime
+from zerort.engine.snapshot import Restored
+from zerort.engine.tensors import TensorSpec
+from zerort.engine.unit import Unit
+
+__all__ = [
+    "MemoryReport",
+    "Mesh",
+    "Restored",
+    "Runtime",
+    "RuntimeOptions",
+    "StepReport",
+    "TensorSpec",
+    "Unit",
+    "mesh",
+    "open_runtime",
+]

@@ -1,0 +1,85 @@
+"""`register` and `NumpyUnit`: a unit whose tensors are guarded NumPy views."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from zerort.buffer import Views
+from zerort.engine import Runtime, TensorSpec, Unit
+from zerort_numpy.view import Life, as_view
+
+if TYPE_CHECKING:
+    from zerort.engine.tensors import Frozen
+    from zerort.typing import Array
+
+__all__ = ["NumpyUnit", "register"]
+
+
+def register(
+    rt: Runtime,
+    name: str,
+    params: Mapping[str, Array | TensorSpec],
+    *,
+    frozen: Frozen = False,
+    ties: Mapping[str, tuple[NumpyUnit | Unit, str]] | None = None,
+    broadcast: bool = False,
+) -> NumpyUnit:
+    """Hand parameters to the runtime; see `zerort.engine.Runtime.register` for the arguments. Every rank calls this."""
+    plain = {
+        local: (other.unit if isinstance(other, NumpyUnit) else other, tensor)
+        for local, (other, tensor) in (ties or {}).items()
+    }
+    return NumpyUnit(rt.register(name, params, frozen=frozen, ties=plain, broadcast=broadcast))
+
+
+class NumpyUnit:
+    """A unit for plain NumPy loops. Made by `register`.
+
+    Args:
+        unit: The runtime's own.
+    """
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+
+    @property
+    def name(self) -> str:
+        """What the unit is called."""
+        return self.unit.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its parameters, tied ones included."""
+        return self.unit.names
+
+    @contextmanager
+    def gathered(self) -> Iterator[Views]:
+        """Gather the unit for the length of a ``with`` block, which gets its tensors by name.
+
+        They are zero-copy, read-only and raise `StaleViewError` when used after the block.
+        """
+        life = Life(self.unit.name)
+        with self.unit.gathered() as raw:
+            guarded = Views(self.unit.name, {name: as_view(raw[name], life=life, name=name) for name in raw})
+            try:
+                yield guarded
+            finally:
+                life.over = True
+                guarded.expire()
+
+    def gradients(self) -> dict[str, Array]:
+        """Return arrays to write this micro-step's gradients into; then call `reduce()`. Nothing is copied."""
+        return self.unit.gradients()
+
+    def contribute(self, name: str, gradient: Array) -> None:
+        """Add one tensor's gradient; the unit is reduced when all of its tensors have theirs."""
+        self.unit.contribute(name, gradient)
+
+    def reduce(self, gradients: Mapping[str, Array] | None = None) -> None:
+        """Sum the gradients over the ranks while the caller computes on. See `zerort.engine.Unit.reduce`."""
+        self.unit.reduce(gradients)
+
+    def __repr__(self) -> str:
+        return f"Numpy{self.unit!r}"

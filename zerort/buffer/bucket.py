@@ -1,0 +1,240 @@
+"""`GradientBucket`: collects the gradients of one flat layout and fires their reduction when it is full.
+
+    add(name, gradient) … add(name, gradient)      written where they belong, in the bucket's dtype
+    fire()                                         PARTIAL → the plan's placement, on the group's stream
+    settle()                                       → the placement that the optimizer needs, before the step
+
+A bucket that rests SHARDED lives in a slot from the first gradient to the end of the reduction, and only this rank's
+range stays. Any other is resident: a whole array per rank that sums several micro-steps and is reduced once.
+A `tree` bucket keeps its sums in one fixed pairwise tree until `settle`. May import: comm, device, layout, native.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from zerort import native
+from zerort.buffer.redistribute import redistribute
+from zerort.buffer.slots import Slot, Slots
+from zerort.buffer.tree import TreeSum
+from zerort.comm import Group
+from zerort.device import Ticket
+from zerort.layout import FlatLayout, Partition, Placement
+from zerort.native.dtypes import numpy_dtype
+from zerort.typing import Array
+
+__all__ = ["GradientBucket"]
+
+
+class GradientBucket:
+    """The gradients of one flat layout, between backward and the step. Every rank makes it at once.
+
+    Args:
+        layout: Where each gradient lies; its dtype is the one they are summed in.
+        partition: Which rank holds which range of the sum.
+        group: The ranks whose gradients are summed.
+        placement: How gradients rest until the step: REPLICATED, PARTIAL or SHARDED.
+        needed: How the optimizer wants them: REPLICATED or SHARDED.
+        micro_steps: Rounds of gradients that are summed before they are reduced.
+        slots: Where gradients are collected.
+        tree: Sum in one fixed pairwise tree, at the step.
+        resident: Keep a whole array even where a slot would do: for gradients that come from several places.
+        name: What to call it in errors and traces.
+        traffic: Where moved bytes are counted, by collective.
+    """
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        partition: Partition,
+        *,
+        group: Group,
+        placement: Placement,
+        needed: Placement,
+        slots: Slots,
+        micro_steps: int = 1,
+        tree: bool = False,
+        resident: bool = False,
+        name: str = "",
+        traffic: Counter[str] | None = None,
+    ) -> None:
+        self.layout = layout
+        self.name = name
+        self.dtype = numpy_dtype(layout.dtype)
+        self._partition = partition
+        self._group = group
+        self._rests = placement
+        self._needed = needed
+        self._slots = slots
+        self._traffic = traffic
+        self._tree = TreeSum() if tree else None
+        self._own = partition.of(group.rank).slice
+        keep_whole = resident or micro_steps > 1 or tree or placement is not Placement.SHARDED
+        self._resident = group.empty(layout.numel, self.dtype, name=name) if keep_whole else None
+        self._shard = None if keep_whole else group.empty(partition.counts[group.rank], self.dtype, name=name)
+        self.needs_slots = not keep_whole or micro_steps > 1 or tree
+        """Whether gradients are collected in slots."""
+        self.leaves_slots_busy = not keep_whole
+        """Whether a slot is still read after the bucket has fired."""
+        self._gaps = _gaps_of(layout)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all gradients."""
+        self._slot: Slot | None = None
+        self._present: set[str] = set()  # in this round
+        self.seen: set[str] = set()
+        """Names that had a gradient in any round since the last reset."""
+        self.rounds = 0
+        """Rounds of gradients that are complete."""
+        self.nonfinite: str | None = None
+        """The first tensor of this rank's own sum that holds NaN or infinity."""
+        self.reduction: Ticket[Array] | None = None
+        self._placed = Placement.PARTIAL
+        if self._tree is not None:
+            self._tree.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank holds at rest."""
+        resting = self._resident if self._resident is not None else self._shard
+        assert resting is not None
+        return resting.nbytes + (0 if self._tree is None else self._tree.nbytes)
+
+    # -- filling ---------------------------------------------------------------------------------------------------
+
+    def views(self) -> dict[str, Array]:
+        """Return writable arrays for all gradients of this round, where they are collected. Nothing is copied later."""
+        whole = self._collecting()
+        self._present = {extent.name for extent in self.layout.extents}
+        return {extent.name: whole[extent.slice].reshape(extent.shape) for extent in self.layout.extents}
+
+    def add(self, name: str, gradient: Array) -> None:
+        """Write one gradient of this round; a name that comes twice is summed (a tensor that was used twice)."""
+        extent = self.layout.of(name)
+        place = self._collecting()[extent.slice]
+        flat = np.ascontiguousarray(gradient).reshape(-1)
+        if name not in self._present:
+            native.cast_into(place, flat)
+            self._present.add(name)
+            return
+        if flat.dtype != place.dtype:
+            flat, given = np.empty_like(place), flat
+            native.cast_into(flat, given)
+        native.reduce_into(place, [place, flat])
+
+    @property
+    def full(self) -> bool:
+        """Whether every tensor has had its gradient in this round."""
+        return len(self._present) == len(self.layout.extents)
+
+    def _collecting(self) -> Array:
+        if self._resident is not None and self.rounds == 0 and self._tree is None:
+            return self._resident
+        if self._slot is None:
+            self._slot = self._slots.lease(self.layout.nbytes)
+        return self._slot.array(self.layout.numel, self.dtype)
+
+    def end_round(self) -> None:
+        """Close this round: what has no gradient counts as zero. Nothing is communicated."""
+        round_sum = self._collecting()
+        for extent in self.layout.extents:
+            if extent.name not in self._present:
+                round_sum[extent.slice] = 0
+        for gap in self._gaps:
+            round_sum[gap] = 0
+        if self._tree is not None:
+            self._tree.add(round_sum)
+        elif self._resident is not None and self.rounds:
+            native.reduce_into(self._resident, [self._resident, round_sum])
+        if self._slot is not None and self._resident is not None:
+            self._slot.release()
+            self._slot = None
+        self.seen |= self._present
+        self._present = set()
+        self.rounds += 1
+
+    # -- reducing --------------------------------------------------------------------------------------------------
+
+    def fire(self) -> None:
+        """Start to turn this rank's sum into what rests until the step. Every rank calls this."""
+        if self._tree is not None:
+            assert self._resident is not None
+            self._resident[:] = self._tree.result()
+            self._tree.clear()
+        source = self._whole()
+        self._find_nonfinite(source)
+        if self._tree is None:
+            self._move(self._rests)
+        if self._slot is not None:
+            self._slot.release(after=self.reduction)
+            self._slot = None
+
+    def settle(self) -> Array:
+        """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""
+        self._move(self._needed)
+        assert self.reduction is not None
+        return self.reduction.wait()
+
+    def _whole(self) -> Array:
+        if self._resident is not None:
+            return self._resident
+        assert self._slot is not None
+        return self._slot.array(self.layout.numel, self.dtype)
+
+    def _move(self, to: Placement) -> None:
+        if to is self._placed:
+            return
+        if self._placed is not Placement.PARTIAL:
+            assert self.reduction is not None
+            source = self.reduction.wait()
+        else:
+            source = self._whole()
+        out = source
+        if to is Placement.SHARDED:
+            out = source[self._own] if self._shard is None else self._shard
+        self.reduction = redistribute(
+            self._group,
+            source,
+            placement=self._placed,
+            to=to,
+            partition=self._partition,
+            out=out,
+            name=self.name,
+            tree=self._tree is not None,
+            traffic=self._traffic,
+        )
+        self._placed = to
+
+    def _find_nonfinite(self, whole: Array) -> None:
+        at = native.first_nonfinite(whole)
+        if at >= 0:
+            self.nonfinite = self.layout.overlaps(at, at + 1)[0].extent.name
+
+    def close(self) -> None:
+        """Give the memory back. Every rank calls this."""
+        if self._slot is not None:
+            self._slot.release()
+            self._slot = None
+        resting = self._resident if self._resident is not None else self._shard
+        assert resting is not None
+        self._group.free(resting, name=self.name)
+
+    def __repr__(self) -> str:
+        return (
+            f"GradientBucket({self.name!r}, {self._rests}, {len(self._present)} of {len(self.layout.extents)} filled)"
+        )
+
+
+def _gaps_of(layout: FlatLayout) -> tuple[slice, ...]:
+    """Return the ranges that belong to no tensor: a slot may hold another bucket's gradients there."""
+    gaps, end = [], 0
+    for extent in layout.extents:
+        if extent.offset > end:
+            gaps.append(slice(end, extent.offset))
+        end = max(end, extent.last)
+    if layout.numel > end:
+        gaps.append(slice(end, layout.numel))
+    return tuple(gaps)

@@ -1,0 +1,97 @@
+"""The placement table as code: turn one placement of a flat array into another.
+
+    SHARDED → REPLICATED    all_gather        my range in, the whole out
+    PARTIAL → SHARDED       reduce_scatter    the whole in, my range of the sum out
+    PARTIAL → REPLICATED    all_reduce        the whole in, the sum out
+    REPLICATED → SHARDED    a slice           nothing moves between ranks
+
+The table itself is `zerort.layout.TRANSITIONS`; nothing else decides which collective is called. May import: comm,
+device, layout.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from zerort.buffer.tree import tree_all_reduce, tree_reduce_scatter
+from zerort.comm import Group
+from zerort.device import Ticket, finished
+from zerort.layout import Collective, Partition, Placement, transition
+from zerort.typing import Array
+
+__all__ = ["redistribute"]
+
+Move = Callable[[Group, Array, Array, Partition, str], Ticket[Array]]
+
+
+def _slice(group: Group, source: Array, out: Array, partition: Partition, name: str) -> Ticket[Array]:
+    mine = source[partition.of(group.rank).slice]
+    if mine.ctypes.data != out.ctypes.data:
+        out[:] = mine
+    return finished(out)
+
+
+def _nothing(group: Group, source: Array, out: Array, partition: Partition, name: str) -> Ticket[Array]:
+    if source.ctypes.data != out.ctypes.data:
+        out[:] = source
+    return finished(out)
+
+
+_MOVES: Final[dict[Collective, Move]] = {
+    Collective.ALL_GATHER: lambda group, source, out, partition, name: group.all_gather(
+        source, out=out, counts=partition.counts, name=name
+    ),
+    Collective.REDUCE_SCATTER: lambda group, source, out, partition, name: group.reduce_scatter(
+        source, out=out, counts=partition.counts, name=name
+    ),
+    Collective.ALL_REDUCE: lambda group, source, out, partition, name: group.all_reduce(source, out=out, name=name),
+    Collective.SLICE: _slice,
+    Collective.NONE: _nothing,
+}
+
+# The same moves for sums whose bits may not depend on the number of ranks.
+_TREE_MOVES: Final[dict[Collective, Move]] = {
+    **_MOVES,
+    Collective.REDUCE_SCATTER: tree_reduce_scatter,
+    Collective.ALL_REDUCE: tree_all_reduce,
+}
+
+
+_STILL: Final = frozenset({Collective.SLICE, Collective.NONE})  # nothing goes from rank to rank
+
+
+def redistribute(
+    group: Group,
+    source: Array,
+    *,
+    placement: Placement,
+    to: Placement,
+    partition: Partition,
+    out: Array,
+    name: str = "",
+    tree: bool = False,
+    traffic: Counter[str] | None = None,
+) -> Ticket[Array]:
+    """Turn ``source``, which lies as ``placement`` says, into ``out``, which lies as ``to`` says.
+
+    Args:
+        group: The ranks; all of them call this.
+        source: 1-D: the whole, or my range if it is SHARDED.
+        placement: How it lies now.
+        to: How it should lie.
+        partition: Which rank holds which range.
+        out: 1-D: the whole, or my range if ``to`` is SHARDED. It may be the very place in ``source`` (in place).
+        name: What to call this in errors and traces.
+        tree: Sum in one fixed pairwise tree instead of in rank order. See `zerort.buffer.tree`.
+        traffic: Where the bytes of the larger side are counted, by collective.
+
+    Raises:
+        PlanError: There is no such move.
+    """
+    collective = transition(placement, to=to)
+    if traffic is not None and group.size > 1 and collective not in _STILL:
+        traffic[collective.name.lower()] += max(source.nbytes, out.nbytes)
+    moves = _TREE_MOVES if tree else _MOVES
+    return moves[collective](group, source, out, partition, name)

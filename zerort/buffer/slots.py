@@ -1,0 +1,127 @@
+"""`Slots`: a few equal pieces of memory that take turns, the same ones in the same order on every rank.
+
+    gather slots      where the gathered form of a SHARDED buffer goes, while a unit computes
+    bucket slots      where gradients are collected, while a reduction reads them
+
+Ranks of a node write into each other's slots, so all of them must mean the same one: slots are made by all ranks at
+once, and leased and released in the order of the program, which is the same everywhere. May import: comm, errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from zerort.device import Ticket
+from zerort.errors import UnitStateError
+from zerort.typing import Array
+
+__all__ = ["Slot", "Slots"]
+
+
+class Slot:
+    """One piece of memory on lease."""
+
+    __slots__ = ("_owner", "busy", "memory", "nbytes")
+
+    def __init__(self, owner: Slots, memory: Array) -> None:
+        self._owner = owner
+        self.memory = memory  # 1-D, uint8
+        self.nbytes = 0  # what the lease asked for
+        self.busy: Ticket[Any] | None = None
+        """Work that still reads or writes the memory after its release."""
+
+    def array(self, numel: int, dtype: np.dtype[Any]) -> Array:
+        """Return the slot's first ``numel`` elements: 1-D."""
+        return self.memory[: numel * dtype.itemsize].view(dtype)
+
+    def release(self, *, after: Ticket[Any] | None = None) -> None:
+        """Give the slot back.
+
+        Args:
+            after: Work that must be done before anyone else may have it.
+        """
+        self.busy = after
+        self._owner._take_back(self)
+
+
+class Slots:
+    """A number of equal slots, which grow to what the largest user of them reserves.
+
+    Args:
+        name: What they are for, in errors.
+        allocate: Makes 1-D uint8 memory of a number of bytes; every rank calls it at once.
+        free: Gives such memory back.
+        cure: What to do when there are too few, in errors.
+    """
+
+    def __init__(
+        self, name: str, *, cure: str, allocate: Callable[[int], Array], free: Callable[[Array], None]
+    ) -> None:
+        self.name = name
+        self.count = 0
+        self.slot_nbytes = 0
+        self.leased_nbytes = 0
+        self.peak_nbytes = 0
+        """Most bytes that were on lease at once, as they were asked for."""
+        self._cure = cure
+        self._allocate = allocate
+        self._free_memory = free
+        self._free: list[Slot] = []
+        self._leased = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the slots hold, on lease or not."""
+        return self.count * self.slot_nbytes
+
+    def reserve(self, nbytes: int, *, count: int) -> None:
+        """Have at least ``count`` slots of at least ``nbytes``. Every rank calls this alike, while none is on lease."""
+        if nbytes <= self.slot_nbytes and count <= self.count:
+            return
+        if self._leased:
+            raise UnitStateError(
+                f"Expected no {self.name} in use while they grow, got {self._leased}. Register all units before the "
+                "first is gathered, or between steps."
+            )
+        nbytes, count = max(nbytes, self.slot_nbytes), max(count, self.count)
+        self.close()
+        self.slot_nbytes, self.count = nbytes, count
+        self._free = [Slot(self, self._allocate(nbytes)) for _ in range(count)]
+
+    def lease(self, nbytes: int) -> Slot:
+        """Return the slot that has been free the longest, once whatever still used it is done."""
+        if not self._free:
+            raise UnitStateError(
+                f"Expected a free one of {self.count} {self.name}, got all of them in use. {self._cure}"
+            )
+        slot = self._free.pop(0)
+        self._leased += 1
+        slot.nbytes = nbytes
+        self.leased_nbytes += nbytes
+        self.peak_nbytes = max(self.peak_nbytes, self.leased_nbytes)
+        if slot.busy is not None:
+            slot.busy.wait()
+            slot.busy = None
+        return slot
+
+    @property
+    def available(self) -> int:
+        """How many slots are free."""
+        return len(self._free)
+
+    def close(self) -> None:
+        """Give all free slots' memory back."""
+        for slot in self._free:
+            if slot.busy is not None:
+                slot.busy.wait()
+            self._free_memory(slot.memory)
+        self._free.clear()
+        self.slot_nbytes = self.count = 0
+
+    def _take_back(self, slot: Slot) -> None:
+        self._leased -= 1
+        self.leased_nbytes -= slot.nbytes
+        self._free.append(slot)

@@ -1,0 +1,110 @@
+"""Sums in one fixed pairwise tree, so that their bits do not depend on how many ranks computed them.
+
+    leaves     g0  g1  g2  g3  g4  g5  g6  g7        one per virtual shard, in order
+                 ╲╱      ╲╱      ╲╱      ╲╱
+                 s01     s23     s45     s67          a rank with two leaves starts here
+                   ╲     ╱         ╲     ╱
+                    s0123           s4567             a rank with four leaves starts here
+                        ╲           ╱
+                         s01234567
+
+Neighbours are paired level by level; one that is left over goes up as it is. A rank that computes 2^k neighbouring
+leaves sums them to one node (`TreeSum`); the ranks' nodes are then summed in the rest of the same tree. Floating-point
+addition is not associative, so any other grouping would give other bits. May import: comm, layout, native.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from zerort import native
+from zerort.comm import Group
+from zerort.device import Ticket, finished
+from zerort.layout import Partition
+from zerort.typing import Array
+
+__all__ = ["TreeSum", "sum_pairwise", "tree_all_reduce", "tree_reduce_scatter"]
+
+
+class TreeSum:
+    """Adds arrays that come one after the other, as the tree wants it, with one array per level in hand.
+
+    >>> total = TreeSum()
+    >>> for leaf in (1.0, 2.0, 4.0):
+    ...     total.add(np.array([leaf]))
+    >>> total.result()
+    array([7.])
+    """
+
+    def __init__(self) -> None:
+        self._nodes: list[tuple[int, Array]] = []  # (level, sum), the largest subtree first
+        self._spare: list[Array] = []
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was added yet."""
+        return not self._nodes
+
+    def add(self, leaf: Array) -> None:
+        """Add the next leaf. It is copied, so the caller may reuse its memory."""
+        node = self._spare.pop() if self._spare else np.empty_like(leaf)
+        node[:] = leaf
+        level = 0
+        while self._nodes and self._nodes[-1][0] == level:
+            node = self._pair(self._nodes.pop()[1], node)
+            level += 1
+        self._nodes.append((level, node))
+
+    def result(self) -> Array:
+        """Close the tree and return its root. Only `clear` may follow."""
+        while len(self._nodes) > 1:
+            right = self._nodes.pop()[1]
+            level, left = self._nodes.pop()
+            self._nodes.append((level, self._pair(left, right)))
+        return self._nodes[0][1]
+
+    def clear(self) -> None:
+        """Forget the sums and keep their memory for the next tree."""
+        self._spare += [node for _, node in self._nodes]
+        self._nodes.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(node.nbytes for _, node in self._nodes) + sum(node.nbytes for node in self._spare)
+
+    def _pair(self, left: Array, right: Array) -> Array:
+        native.reduce_into(left, [left, right])
+        self._spare.append(right)
+        return left
+
+
+def sum_pairwise(nodes: Sequence[Array], *, out: Array) -> None:
+    """Sum ``nodes`` level by level into ``out``; their memory is used up on the way."""
+    level = list(nodes)
+    while len(level) > 1:
+        pairs = [level[i : i + 2] for i in range(0, len(level), 2)]
+        for pair in pairs:
+            if len(pair) == 2:
+                native.reduce_into(pair[0], pair)
+        level = [pair[0] for pair in pairs]
+    out[:] = level[0]
+
+
+def tree_reduce_scatter(group: Group, source: Array, out: Array, partition: Partition, name: str) -> Ticket[Array]:
+    """Give each rank its range of the sum over all ranks' ``source``, summed in the tree. Has happened on return."""
+    counts = [partition.counts] * group.size
+    mine = partition.counts[group.rank]
+    nodes = np.empty(group.size * mine, source.dtype)
+    group.all_to_all(source, out=nodes, counts=counts, name=name).wait()
+    sum_pairwise(list(nodes.reshape(group.size, mine)), out=out)
+    return finished(out)
+
+
+def tree_all_reduce(group: Group, source: Array, out: Array, partition: Partition, name: str) -> Ticket[Array]:
+    """Give every rank the sum over all ranks' ``source``, summed in the tree. Has happened on return."""
+    mine = np.empty(partition.counts[group.rank], source.dtype)
+    tree_reduce_scatter(group, source, mine, partition, name)
+    return group.all_gather(mine, out=out, counts=partition.counts, name=name)

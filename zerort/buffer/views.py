@@ -1,0 +1,69 @@
+"""`Views`: tensors by name, for as long as their buffer is gathered. May import: errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from zerort.errors import CallError, StaleViewError
+from zerort.typing import Array
+
+__all__ = ["Views"]
+
+
+class Views(Mapping[str, Array]):
+    """A read-only mapping from names to tensors that lie in a gathered buffer. Nothing is copied.
+
+    Args:
+        owner: What was gathered, for errors.
+        arrays: The tensors by name.
+    """
+
+    __slots__ = ("_arrays", "_owner")
+
+    def __init__(self, owner: str, arrays: dict[str, Array]) -> None:
+        self._owner = owner
+        self._arrays: dict[str, Array] | None = arrays
+
+    @property
+    def stale(self) -> bool:
+        """Whether the buffer was released."""
+        return self._arrays is None
+
+    def expire(self) -> None:
+        """End the views: whoever asks for one from now on gets `StaleViewError`."""
+        self._arrays = None
+
+    def _live(self, name: str) -> dict[str, Array]:
+        if self._arrays is None:
+            raise StaleViewError(stale_text(self._owner, name))
+        return self._arrays
+
+    def __getitem__(self, name: str) -> Array:
+        arrays = self._live(name)
+        try:
+            return arrays[name]
+        except KeyError:
+            raise CallError(
+                f"Expected one of the parameters {', '.join(map(repr, arrays))} of unit {self._owner!r}; got {name!r}."
+            ) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._live(str(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._live("its tensors"))
+
+    def __len__(self) -> int:
+        return len(self._live("its tensors"))
+
+    def __repr__(self) -> str:
+        what = "released" if self._arrays is None else ", ".join(self._arrays)
+        return f"Views({self._owner!r}: {what})"
+
+
+def stale_text(owner: str, name: str) -> str:
+    """Return what `StaleViewError` says about tensor ``name`` of unit ``owner``."""
+    return (
+        f"Expected {name!r} of unit {owner!r} to be used while the unit is gathered, got it after its release. "
+        f"Compute inside `with unit.gathered():`, or copy what you need longer: np.array(view)."
+    )

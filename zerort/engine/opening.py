@@ -1,0 +1,123 @@
+"""`open_runtime`: all ranks open a runtime with the same arguments, or all raise. May import: engine.*, comm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from zerort.comm import Group
+from zerort.comm.agreement import expect_same, raise_together
+from zerort.config import Plan, Tier
+from zerort.engine.mesh import Mesh, mesh
+from zerort.engine.options import RuntimeOptions
+from zerort.engine.runtime import Runtime
+from zerort.errors import CallError, PlanError, ZerortError
+from zerort.optim import AdamW, ElementwiseOptimizer, Optimizer, ParameterGroup
+
+__all__ = ["open_runtime"]
+
+
+def open_runtime(
+    *,
+    plan: Plan | None = None,
+    optimizer: Optimizer | None = None,
+    groups: Sequence[ParameterGroup] = (),
+    group: Group | None = None,
+    mesh: Mesh | None = None,
+    **options: Any,
+) -> Runtime:
+    """Open a runtime on this rank. Every rank of the group calls this with the same arguments.
+
+    Args:
+        plan: What lives where; ZeRO-3 if None.
+        optimizer: How parameters are updated; AdamW with a learning rate of 1e-3 if None.
+        groups: Other settings for some parameters, by name.
+        group: The ranks; left open when the runtime closes. All of the job's if None.
+        mesh: The ranks as `zerort.mesh` arranges them, instead of a group; closed with the runtime.
+        **options: Fields of `RuntimeOptions`: prefetch, micro_steps, clip_norm, loss_scale, deterministic …
+
+    Raises:
+        PlanError: The plan cannot be served here, or ranks came with different arguments; on every rank.
+    """
+    if mesh is not None and group is not None:
+        raise CallError("Expected a mesh or a group, got both. A mesh has its group.")
+    ranks = _mesh_of(group) if mesh is None else mesh
+    try:
+        runtime, error = None, None
+        try:
+            runtime = _prepare(ranks, plan, optimizer, groups, options)
+        except (ZerortError, TypeError) as caught:
+            error = caught
+        raise_together(ranks.world, error, name="open")
+        assert runtime is not None
+        facts = [
+            str(runtime.plan),
+            runtime.optimizer.describe(),
+            [_describe(one, runtime.optimizer) for one in runtime.groups],
+            runtime.options.describe(),
+            [ranks.shard.size, ranks.world.size],
+        ]
+        expect_same(ranks.world, facts, what="the runtime's plan, optimizer and options")
+    except BaseException:
+        ranks.close()
+        raise
+    return runtime
+
+
+def _describe(group: ParameterGroup, optimizer: Optimizer) -> list[Any]:
+    """Return a parameter group for JSON: whom it means, and with which settings."""
+    return [repr(ParameterGroup(group.match)), replace(optimizer, **group.overrides).describe()]  # type: ignore[type-var]
+
+
+def _mesh_of(group: Group | None) -> Mesh:
+    return mesh(group=group)
+
+
+def _prepare(
+    ranks: Mesh,
+    plan: Plan | None,
+    optimizer: Optimizer | None,
+    groups: Sequence[ParameterGroup],
+    options: dict[str, Any],
+) -> Runtime:
+    settings = RuntimeOptions(**options)
+    plan = Plan.zero(3) if plan is None else plan
+    optimizer = AdamW(lr=1e-3) if optimizer is None else optimizer
+    if not isinstance(plan, Plan):
+        raise CallError(f"Expected a Plan such as Plan.zero(3), got {plan!r}.")
+    if not isinstance(optimizer, Optimizer):
+        raise CallError(f"Expected an optimizer such as AdamW(lr=1e-3), got {optimizer!r}.")
+    for one in groups:
+        one.check(optimizer)
+    for part in ("parameter", "gradient", "state"):
+        if getattr(plan, part).tier is Tier.NVME:
+            raise PlanError(f"Expected the {part} in device or host memory, got NVME, which has no store yet.")
+    if settings.weights is not None and len(settings.weights) != ranks.shard.size:
+        raise PlanError(
+            f"Expected one weight for each of {ranks.shard.size} ranks that share the model, got "
+            f"{len(settings.weights)}: {settings.weights!r}."
+        )
+    if settings.deterministic:
+        _check_deterministic(ranks, optimizer, settings)
+    return Runtime(ranks, plan=plan, optimizer=optimizer, groups=groups, options=settings)
+
+
+def _check_deterministic(ranks: Mesh, optimizer: Optimizer, settings: RuntimeOptions) -> None:
+    """Refuse what would make the bits of a step depend on the number of ranks."""
+    shards, size = settings.virtual_shards, ranks.world.size
+    assert shards is not None
+    each = shards // size
+    if shards % size or (size > 1 and each & (each - 1)):
+        raise PlanError(
+            f"Expected virtual_shards to be the number of ranks ({size}) times a power of two, got {shards}. Only then "
+            f"is what a rank sums a node of the tree. Use {size * max(1, 1 << (each.bit_length() - 1))}, say, or other "
+            "ranks."
+        )
+    if ranks.replicate is not None:
+        raise PlanError("Expected one copy of the model in deterministic mode, got several. Use replicate=1.")
+    if not isinstance(optimizer, ElementwiseOptimizer):
+        raise PlanError(
+            f"Expected an elementwise optimizer in deterministic mode, got {optimizer.kind}, whose sums over whole "
+            "tensors depend on how they are cut. Use AdamW, SGD or Lion."
+        )

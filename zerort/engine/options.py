@@ -1,0 +1,89 @@
+"""`RuntimeOptions`: how a runtime trains. Frozen, and proven when made. May import: optim, errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from zerort.errors import CallError
+from zerort.optim import LossScale
+
+__all__ = ["RuntimeOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions:
+    """How a runtime trains. All ranks need the same values."""
+
+    prefetch: int = 1
+    """Units that are gathered ahead of the one in use. At most ``prefetch + 1`` are gathered at once."""
+
+    buckets: int = 2
+    """Gradient buckets that may be in flight at once, where gradients do not rest whole on every rank."""
+
+    micro_steps: int = 1
+    """Calls of `Unit.reduce` that are summed locally before anything is communicated."""
+
+    reduction: Literal["mean", "sum"] = "mean"
+    """Whether gradients are averaged over ranks and micro-steps, or summed."""
+
+    clip_norm: float | None = None
+    """Largest norm of all gradients together; larger ones are scaled down to it. None: not clipped."""
+
+    loss_scale: LossScale | float | None = None
+    """What losses are multiplied by before backward: dynamic, fixed, or not at all. See `Runtime.loss_scale`."""
+
+    nonfinite: Literal["raise", "skip"] = "raise"
+    """What a NaN or infinity in a gradient does without loss scaling: `NonFiniteError`, or a report of the skip."""
+
+    gradient_dtype: str | None = None
+    """What gradients are collected and summed in; None: the parameter's dtype. ``"float32"`` for long sums in bf16."""
+
+    deterministic: bool = False
+    """Give the same bits on any number of ranks: gradients of `virtual_shards` are summed in one fixed tree."""
+
+    virtual_shards: int | None = None
+    """How many micro-batches a step has, over all ranks; with `deterministic` only. See `Runtime.shards`."""
+
+    weights: Sequence[float] | None = None
+    """How much of every shard each rank takes, by capacity; None: alike."""
+
+    def __post_init__(self) -> None:
+        _expect_int("prefetch", self.prefetch, minimum=0)
+        _expect_int("buckets", self.buckets, minimum=1)
+        _expect_int("micro_steps", self.micro_steps, minimum=1)
+        _expect_choice("reduction", self.reduction, ("mean", "sum"))
+        _expect_choice("nonfinite", self.nonfinite, ("raise", "skip"))
+        _expect_choice("gradient_dtype", self.gradient_dtype, (None, "float32", "bfloat16", "float16"))
+        for name in ("clip_norm", "loss_scale"):
+            value = getattr(self, name)
+            if isinstance(value, (int, float)) and not (math.isfinite(value) and value > 0):
+                raise CallError(f"Expected {name} to be above 0 and finite, got {value!r}. Use None for none.")
+        if self.deterministic != (self.virtual_shards is not None):
+            raise CallError(
+                f"Expected deterministic=True and virtual_shards=N together, got deterministic={self.deterministic} "
+                f"and virtual_shards={self.virtual_shards}. A step's bits depend on how many micro-batches are summed."
+            )
+        if self.virtual_shards is not None:
+            _expect_int("virtual_shards", self.virtual_shards, minimum=1)
+            if self.micro_steps != 1:
+                raise CallError(
+                    f"Expected micro_steps=1 with deterministic=True, got {self.micro_steps}. There the number of "
+                    "micro-steps is virtual_shards / ranks."
+                )
+
+    def describe(self) -> dict[str, Any]:
+        """Return what all ranks have to agree on, for JSON."""
+        return {name: repr(getattr(self, name)) for name in self.__slots__}
+
+
+def _expect_int(what: str, value: object, *, minimum: int) -> None:
+    if type(value) is not int or value < minimum:
+        raise CallError(f"Expected {what} to be an int of at least {minimum}, got {value!r}.")
+
+
+def _expect_choice(what: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise CallError(f"Expected {what} to be one of {', '.join(map(repr, choices))}; got {value!r}.")

@@ -1,0 +1,219 @@
+"""`register_unit`: from arrays by name to a `Unit`, agreed on by all ranks.
+
+    declare     what each parameter is; one array under two names is one parameter
+    agree       the same names, shapes, dtypes and values on every rank, or all raise
+    divide      into sections by dtype and trainability, tensors with the same settings side by side
+    pack        each rank writes its own part
+
+May import: comm, optim, engine.*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zerort import native
+from zerort.comm.agreement import expect_same, gather_json, raise_together
+from zerort.engine.section import Section
+from zerort.engine.tensors import TRAINABLE, Frozen, TensorSpec, declare, is_frozen
+from zerort.engine.unit import Unit
+from zerort.errors import CallError, ZerortError
+from zerort.native.dtypes import numpy_dtype
+from zerort.optim import Optimizer, resolve
+from zerort.typing import Array
+
+if TYPE_CHECKING:
+    from zerort.engine.runtime import Runtime
+
+__all__ = ["Division", "divide", "register_unit"]
+
+Ties = Mapping[str, tuple[Unit, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """What one section will hold."""
+
+    tensors: dict[str, TensorSpec]
+    """By full name, in the order in which they will lie."""
+    optimizers: dict[str, Optimizer] | None
+    """By full name; None if the tensors are frozen."""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of all of them."""
+        return next(iter(self.tensors.values())).dtype
+
+
+def divide(
+    tensors: Mapping[str, TensorSpec],
+    *,
+    frozen: Callable[[str], bool],
+    resolve: Callable[[str, tuple[int, ...]], Optimizer],
+) -> list[Division]:
+    """Divide tensors by dtype and trainability; those with the same optimizer settings come to lie side by side.
+
+    Args:
+        tensors: By full name.
+        frozen: Whether a full name is frozen.
+        resolve: Returns the optimizer of a full name and shape; the same object for the same settings.
+    """
+    parts: dict[tuple[str, bool], dict[str, TensorSpec]] = {}
+    for full, spec in tensors.items():
+        parts.setdefault((spec.dtype, frozen(full)), {})[full] = spec
+    divisions = []
+    for (_, is_cold), part in parts.items():
+        if is_cold:
+            divisions.append(Division(part, None))
+            continue
+        optimizers = {full: resolve(full, spec.shape) for full, spec in part.items()}
+        ranked = {key: index for index, key in enumerate(dict.fromkeys(map(id, optimizers.values())))}
+        order = sorted(part, key=lambda full: ranked[id(optimizers[full])])  # stable
+        divisions.append(Division({full: part[full] for full in order}, {full: optimizers[full] for full in order}))
+    return divisions
+
+
+def register_unit(
+    rt: Runtime,
+    name: str,
+    params: Mapping[str, Array | TensorSpec],
+    *,
+    frozen: Frozen,
+    ties: Ties,
+    broadcast: bool,
+) -> Unit:
+    """Make a unit; see `Runtime.register`. Every rank calls this."""
+    error: ZerortError | None = None
+    declared: dict[str, TensorSpec] = {}
+    aliases: dict[str, str] = {}
+    try:
+        _check_name(rt, name)
+        declared = declare(name, params)
+        _check_ties(rt, name, declared, ties)
+        _check_trainable(name, declared, frozen)
+        aliases = _aliases(params)
+    except ZerortError as caught:
+        error = caught
+    raise_together(rt.world, error, name="register")
+    facts = {
+        "unit": name,
+        "tensors": {local: [list(spec.shape), spec.dtype] for local, spec in declared.items()},
+        "frozen": [local for local in declared if is_frozen(frozen, local)],
+        "tied": [sorted(aliases.items()), sorted((local, unit.name, other) for local, (unit, other) in ties.items())],
+    }
+    expect_same(rt.world, facts, what=f"what is registered as {name!r}"[:60], error=CallError)
+
+    values = {local: value for local, value in params.items() if isinstance(value, np.ndarray) and local not in aliases}
+    values = _agree_on_values(rt, name, declared, values, broadcast=broadcast)
+
+    own = {f"{name}.{local}": spec for local, spec in declared.items() if local not in aliases}
+    cold = {f"{name}.{local}" for local in declared if is_frozen(frozen, local)}
+    rt.drop_prefetched()
+    sections = tuple(
+        Section(
+            f"{name} {part.dtype}{' frozen' * (part.optimizers is None)}",
+            part.tensors,
+            optimizers=part.optimizers,
+            setup=rt.setup,
+        )
+        for part in divide(
+            own, frozen=cold.__contains__, resolve=lambda full, shape: resolve(rt.optimizer, rt.groups, full, shape)
+        )
+    )
+    for section in sections:
+        section.pack(
+            {f"{name}.{local}": value for local, value in values.items() if f"{name}.{local}" in section.names}
+        )
+    places: dict[str, tuple[Unit | None, str]] = {}
+    for local in declared:
+        places[local] = (None, f"{name}.{aliases.get(local, local)}")
+    for local, (unit, other) in ties.items():
+        places[local] = unit.place_of(other)
+    made = Unit(rt, name, sections=sections, places=places)
+    _reserve_slots(rt, made)
+    rt.world.barrier(name="register").wait()  # all have written their parts
+    return made
+
+
+def _check_name(rt: Runtime, name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise CallError(f"Expected a unit's name to be a text, got {name!r}.")
+    if name in rt.units:
+        raise CallError(f"Expected a new name for a unit, got {name!r}, which is registered. Choose another.")
+
+
+def _check_ties(rt: Runtime, name: str, declared: Mapping[str, TensorSpec], ties: Ties) -> None:
+    for local, (unit, other) in ties.items():
+        if local in declared:
+            raise CallError(f"Expected {local!r} of unit {name!r} either in params or in ties, got both.")
+        if rt.units.get(unit.name) is not unit or other not in unit.names:
+            raise CallError(f"Expected to tie {local!r} to a parameter of a unit of this runtime, got {other!r}.")
+
+
+def _check_trainable(name: str, declared: Mapping[str, TensorSpec], frozen: Frozen) -> None:
+    for local, spec in declared.items():
+        if spec.dtype not in TRAINABLE and not is_frozen(frozen, local):
+            raise CallError(
+                f"Expected {local!r} of unit {name!r} in one of {', '.join(TRAINABLE)}, got {spec.dtype}. Convert it: "
+                f"array.astype('float32'); or register it as frozen=[{local!r}]."
+            )
+
+
+def _aliases(params: Mapping[str, Array | TensorSpec]) -> dict[str, str]:
+    """Return which names mean an array that came under another name before."""
+    seen: dict[tuple[object, ...], str] = {}
+    aliases = {}
+    for local, value in params.items():
+        if isinstance(value, np.ndarray) and value.size:
+            key = (value.ctypes.data, value.shape, value.strides, value.dtype)
+            if key in seen:
+                aliases[local] = seen[key]
+            seen.setdefault(key, local)
+    return aliases
+
+
+def _agree_on_values(
+    rt: Runtime, name: str, declared: Mapping[str, TensorSpec], values: dict[str, Array], *, broadcast: bool
+) -> dict[str, Array]:
+    """Return the values that every rank packs."""
+    if not broadcast:
+        checksum = 0
+        for value in values.values():
+            checksum = native.crc32c(np.ascontiguousarray(value).reshape(-1).view(np.uint8), checksum)
+        found = gather_json(rt.world, [sorted(values), checksum], name="initial values")
+        odd = next((rank for rank, one in enumerate(found) if one != found[0]), None)
+        if odd is not None:
+            raise CallError(
+                f"Expected the same initial values of unit {name!r} on every rank, got others on rank {odd} than on "
+                "rank 0. Seed all ranks alike, or pass broadcast=True to take rank 0's."
+            )
+        return values
+    sent: dict[str, Array] = {}
+    for local in _names_on_root(rt, values):
+        spec = declared[local]
+        given = values.get(local)
+        whole = np.zeros(spec.shape, numpy_dtype(spec.dtype)) if given is None else np.array(given, order="C")
+        rt.world.broadcast(whole.reshape(-1), name="initial values").wait()
+        sent[local] = whole
+    return sent
+
+
+def _names_on_root(rt: Runtime, values: Iterable[str]) -> list[str]:
+    found: list[str] = gather_json(rt.world, list(values), name="initial values")[0]
+    return found
+
+
+def _reserve_slots(rt: Runtime, unit: Unit) -> None:
+    """See to it that the unit finds room when it is gathered, and when it is reduced."""
+    if unit.slot_nbytes:
+        rt.gather_slots.reserve(unit.slot_nbytes, count=rt.options.prefetch + 1 + unit.lender_count)
+    buckets = [section.bucket for section in unit.sections if section.bucket is not None]
+    needing = [bucket for bucket in buckets if bucket.needs_slots]
+    if needing:
+        in_flight = rt.options.buckets if any(bucket.leaves_slots_busy for bucket in needing) else 1
+        largest = max(bucket.layout.nbytes for bucket in needing)
+        rt.bucket_slots.reserve(max(largest, 1), count=in_flight + len(needing) - 1)

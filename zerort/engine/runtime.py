@@ -1,0 +1,364 @@
+"""`Runtime`: the one owner of a model's parameters, gradients and optimizer state. `zerort.open` makes one.
+
+    with zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=3e-4)) as rt:
+        block = rt.register("block0", params)        params → flat buffer → shards
+        with block.gathered() as p: …                gather → compute → release
+        block.reduce(gradients)                      reduce-scatter, while the caller computes on
+        report = rt.step()                           shards updated
+
+`Unit` gathers and reduces, `step.py` is the step, `snapshot.py` what a checkpoint holds. May import: everything below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zerort import checkpoint, native
+from zerort.buffer import Slots
+from zerort.comm import Group
+from zerort.comm.agreement import gather_json, raise_together
+from zerort.config import Plan
+from zerort.engine import snapshot
+from zerort.engine.ledger import Ledger
+from zerort.engine.mesh import Mesh
+from zerort.engine.options import RuntimeOptions
+from zerort.engine.prefetch import GatherOrder
+from zerort.engine.registration import register_unit
+from zerort.engine.report import MemoryReport, StepReport
+from zerort.engine.section import Section, SectionSetup
+from zerort.engine.snapshot import Restored
+from zerort.engine.step import take_step
+from zerort.engine.tensors import Frozen, TensorSpec
+from zerort.engine.unit import Unit
+from zerort.errors import ClosedError, ZerortError
+from zerort.layout import Collective, Placement, transition
+from zerort.layout.flat import ALIGNMENT
+from zerort.optim import LossScale, LossScaler, Optimizer, ParameterGroup
+from zerort.typing import Array
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["BLOCK", "Runtime"]
+
+BLOCK = 1024
+"""Elements. In deterministic mode norms are summed over blocks of this size, and no block is cut between ranks."""
+
+
+class Runtime:
+    """Owns a model's parameters, gradients and optimizer state on this rank. Every rank has one and calls it alike.
+
+    Args:
+        mesh: The ranks; closed with the runtime.
+        plan: What lives where.
+        optimizer: How parameters are updated.
+        groups: Other settings for some of them.
+        options: How it trains.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        *,
+        plan: Plan,
+        optimizer: Optimizer,
+        groups: Sequence[ParameterGroup] = (),
+        options: RuntimeOptions,
+    ) -> None:
+        self.mesh = mesh
+        self.world = mesh.world
+        self.plan = plan
+        self.optimizer = optimizer
+        self.groups = tuple(groups)
+        self.options = options
+        self.updates = 0
+        """Updates done so far."""
+        self.units: dict[str, Unit] = {}
+        self.ledger = Ledger()
+        self._closed = False
+        self.micro_steps = options.micro_steps
+        """Calls of `Unit.reduce` per unit and step, on this rank."""
+        if options.virtual_shards is not None:
+            self.micro_steps = options.virtual_shards // mesh.world.size
+        scale = options.loss_scale
+        if isinstance(scale, (int, float)):
+            scale = LossScale(initial=float(scale), interval=None)
+        self.scaler = None if scale is None else LossScaler(scale)
+        shard = mesh.shard
+        self.gather_slots = Slots(
+            "gather slots",
+            cure="Release units sooner, or open the runtime with a larger prefetch.",
+            allocate=lambda nbytes: shard.empty_shared([nbytes] + [0] * (shard.size - 1), "uint8", name="slot").full,
+            free=shard.free,
+        )
+        self.bucket_slots = Slots(
+            "gradient buckets",
+            cure="Reduce units before the next one's gradients are asked for, or open the runtime with more buckets.",
+            allocate=lambda nbytes: shard.empty(nbytes, "uint8", name="bucket"),
+            free=shard.free,
+        )
+        self._order = GatherOrder(ahead=options.prefetch)
+        self._expected: list[str] = []
+        self.setup = SectionSetup(
+            plan=plan,
+            group=shard,
+            weights=None if options.weights is None else tuple(options.weights),
+            alignment=BLOCK if options.deterministic else ALIGNMENT,
+            gradient_dtype=options.gradient_dtype,
+            micro_steps=self.micro_steps,
+            deterministic=options.deterministic,
+            bucket_slots=self.bucket_slots,
+            ledger=self.ledger,
+        )
+
+    # -- who and what ----------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This rank's number among all that train together."""
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks train together."""
+        return self.world.size
+
+    @property
+    def group(self) -> Group:
+        """All ranks that train together, for collectives of your own."""
+        return self.world
+
+    @property
+    def shards(self) -> range:
+        """Which of a step's micro-batches this rank computes, in order.
+
+        One `Unit.reduce` of every unit for each of them, then a `step`. In deterministic mode they are this rank's
+        virtual shards out of ``virtual_shards``; else its micro-steps out of ``size * micro_steps``.
+        """
+        return range(self.rank * self.micro_steps, (self.rank + 1) * self.micro_steps)
+
+    @property
+    def loss_scale(self) -> float:
+        """What to multiply the loss (or its gradient) by before backward; 1.0 without loss scaling."""
+        return 1.0 if self.scaler is None else self.scaler.scale
+
+    @property
+    def denominator(self) -> int:
+        """How many gradients a step averages over; 1 if they are summed."""
+        return self.size * self.micro_steps if self.options.reduction == "mean" else 1
+
+    # -- the verbs -------------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        name: str,
+        params: Mapping[str, Array | TensorSpec],
+        *,
+        frozen: Frozen = False,
+        ties: Mapping[str, tuple[Unit, str]] | None = None,
+        broadcast: bool = False,
+    ) -> Unit:
+        """Take parameters over: copy them into flat buffers that lie and rest as the plan says. Every rank calls this.
+
+        Args:
+            name: What the unit is called; unique.
+            params: Arrays by name, the same on every rank, or `TensorSpec` for values that will be loaded. One array
+                under two names is one parameter (tied).
+            frozen: Which take no gradient: all (True), names by glob patterns, or a callable.
+            ties: Parameters that another unit holds: ``{"w": (embedding, "table")}``. Gathered with this unit, too;
+                gradients of both are summed.
+            broadcast: Take rank 0's values instead of checking that all ranks have the same.
+
+        Raises:
+            CallError: A name or a value cannot be used, or differs between ranks; on every rank.
+        """
+        self.check_open("register")
+        unit = register_unit(self, name, params, frozen=frozen, ties=ties or {}, broadcast=broadcast)
+        self.units[name] = unit
+        return unit
+
+    def step(self) -> StepReport:
+        """Sum what is left to sum, update every parameter that has a gradient, and say what happened.
+
+        Raises:
+            UnitStateError: Gradients are missing, or a unit is still gathered; on every rank.
+            NonFiniteError: A gradient holds NaN or infinity (``nonfinite="raise"``, no loss scaling); on every rank.
+                Nothing was updated.
+        """
+        self.check_open("step")
+        return take_step(self)
+
+    def discard_gradients(self) -> None:
+        """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this."""
+        for section in self.trained_sections():
+            if section.bucket is not None and section.bucket.reduction is not None:
+                section.bucket.reduction.wait()
+        for unit in self.units.values():
+            unit.forget_gradients()
+
+    def save(self, path: str | Path, *, progress: Any = None) -> Path:
+        """Write a checkpoint: all or nothing; what was at ``path`` before stays until the new one is complete.
+
+        Args:
+            path: A directory that all ranks see.
+            progress: What this rank needs to go on: data position, RNG state; whatever JSON can carry.
+
+        Returns:
+            The directory.
+        """
+        self.check_open("save")
+        progresses = gather_json(self.world, progress, name="progress")
+        meta = snapshot.meta_of(self) | {"progress": progresses}
+        error: Exception | None = None
+        if self.mesh.copy == 0:
+            try:
+                checkpoint.save(path, self.mesh.shard, list(snapshot.values_of(self)), meta=meta)
+            except ZerortError as caught:
+                error = caught
+        raise_together(self.world, error, name="save")
+        return Path(path)
+
+    def load(self, path: str | Path, *, optimizer: bool = True) -> Restored:
+        """Read a checkpoint, of any number of ranks and any plan, into the registered units.
+
+        Args:
+            path: What `save` was given.
+            optimizer: Also read the optimizer's state, the count of updates and the loss scale.
+
+        Raises:
+            CheckpointError: It is damaged, or of another model or optimizer; on every rank.
+        """
+        self.check_open("load")
+        manifest, error = None, None
+        try:
+            manifest = checkpoint.read_manifest(path)
+            if optimizer:
+                snapshot.check_optimizer(self, manifest)
+        except ZerortError as caught:
+            error = caught
+        raise_together(self.world, error, name="load")
+        assert manifest is not None
+        checkpoint.load(path, self.mesh.shard, list(snapshot.values_of(self, optimizer=optimizer)), manifest=manifest)
+        snapshot.spread_loaded(self, optimizer=optimizer)
+        if optimizer:
+            snapshot.restore_meta(self, manifest)
+        every = tuple(manifest.meta.get("progress", [None]))
+        mine = every[self.rank] if self.rank < len(every) else every[0]
+        return Restored(updates=int(manifest.meta["updates"]), progress=mine, every_progress=every)
+
+    def memory(self) -> MemoryReport:
+        """Return how many bytes this rank holds, counted from its arrays."""
+        sections = [section for unit in self.units.values() for section in unit.sections]
+        return MemoryReport(
+            parameter=sum(section.parameters.nbytes for section in sections),
+            gradient=sum(section.bucket.nbytes for section in sections if section.bucket is not None),
+            state=sum(section.state.nbytes for section in sections if section.state is not None),
+            buckets=self.bucket_slots.nbytes,
+            gathered=self.gather_slots.nbytes,
+            gathered_peak=self.gather_slots.peak_nbytes,
+        )
+
+    def close(self) -> None:
+        """Give everything back. Closing twice is fine; every verb after it raises `ClosedError`."""
+        if self._closed:
+            return
+        self._closed = True
+        self.units.clear()
+        self.mesh.close()
+
+    # -- what units and the step need ------------------------------------------------------------------------------
+
+    def trained_sections(self) -> Iterator[Section]:
+        """Yield every section that has optimizer state, in order."""
+        for unit in self.units.values():
+            for section in unit.sections:
+                if section.state is not None:
+                    yield section
+
+    def note_gather(self, unit: Unit) -> None:
+        """Note that ``unit`` is about to be gathered."""
+        self._expected = self._order.note(unit.name)
+
+    def prefetch(self) -> None:
+        """Start to gather the units that are expected next, as far as there is room."""
+        for name in self._expected:
+            if not self.units[name].fetch():
+                break
+
+    def drop_prefetched(self) -> None:
+        """Let go of units that were gathered ahead and that nobody holds."""
+        for unit in self.units.values():
+            unit.drop()
+
+    def end_gather_order(self) -> None:
+        """Start a new step's order of gathers; what was gathered ahead is out of date."""
+        self.drop_prefetched()
+        self._order.end_step()
+
+    def publish(self, sections: Sequence[Section]) -> None:
+        """Let every rank see what all of them have written. Every rank calls this."""
+        if transition(self.plan.state.placement, to=self.plan.parameter.placement) is Collective.ALL_GATHER:
+            for section in sections:
+                section.parameters.changed()
+                section.parameters.restore()  # travels while the next step begins; its first gather waits for it
+        elif self.plan.parameter.placement is Placement.SHARDED and self.mesh.shard.one_memory:
+            self.mesh.shard.barrier(name="publish").wait()  # one for all units: their gathers need none any more
+
+    def sum_over_shards(self, values: Array) -> Array:
+        """Return the sum of every rank's ``values``, if ranks hold different parts of the state."""
+        if self.plan.state.placement is Placement.REPLICATED:
+            return values
+        return self.mesh.shard.all_reduce(values, name="statistics").wait()
+
+    @property
+    def norm_block(self) -> int | None:
+        """Elements over which squares are summed before the sums meet those of other ranks; None: all of a shard."""
+        return BLOCK if self.options.deterministic else None
+
+    def sums_of(self, section: Section, rank: int) -> int:
+        """Return how many sums of squares ``rank`` has for ``section``."""
+        count = section.partition.counts[rank]
+        return 1 if self.norm_block is None else -(-count // self.norm_block)
+
+    def settle_loss_scale(self, *, overflow: bool) -> None:
+        """Adapt the loss scale to what this step's gradients were."""
+        if self.scaler is not None:
+            self.scaler.update(overflow)
+
+    def digest(self) -> str:
+        """Return a checksum of all parameters, the same for any number of ranks and any plan. Every rank calls this."""
+        sections = [section for unit in self.units.values() for section in unit.sections]
+        mine = [[native.crc32c(s.parameters.mine.view(np.uint8)), s.parameters.mine.nbytes] for s in sections]
+        total = 0
+        everyone = gather_json(self.mesh.shard, mine, name="digest")
+        for index in range(len(sections)):
+            for rank in everyone:
+                value, nbytes = rank[index]
+                total = native.crc32c_combine(total, value, nbytes)
+        return f"{total:08x}"
+
+    def complain(self, error: ZerortError) -> None:
+        """Tell the other ranks that this one cannot go on as they do, and why."""
+        if self.size > 1 and not isinstance(error, ClosedError):
+            self.mesh.shard.complain(str(error))
+
+    def check_open(self, verb: str) -> None:
+        """Raise if the runtime is closed."""
+        if self._closed:
+            raise ClosedError(
+                f"{verb}: Expected an open runtime, got a closed one. Stay inside `with zerort.open(…):`."
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self.units)} units, {self.updates} updates"
+        return f"Runtime(rank {self.rank} of {self.size}, {self.plan}, {state})"

@@ -1,0 +1,148 @@
+"""`Section`: the tensors of a unit that share a dtype and are all trainable, or all frozen.
+
+    trainable    parameters (FlatBuffer), gradients (GradientBucket), optimizer state
+    frozen       parameters only: no gradient, no state, no reduction
+
+A section is what a plan is applied to: each of the three parts lies and rests as its residence says. May import:
+buffer, optim, comm, config, layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zerort.buffer import FlatBuffer, GradientBucket, Slots
+from zerort.comm import Group
+from zerort.config import Plan
+from zerort.engine.ledger import Ledger
+from zerort.engine.state import OptimizerState
+from zerort.engine.tensors import TensorSpec
+from zerort.layout import FlatLayout, Partition, Placement
+from zerort.native.dtypes import numpy_dtype
+from zerort.optim import Optimizer
+from zerort.typing import Array
+
+__all__ = ["Section", "SectionSetup"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SectionSetup:
+    """What all sections of a runtime have in common."""
+
+    plan: Plan
+    group: Group
+    """The ranks that shards are cut over."""
+    weights: tuple[float, ...] | None
+    alignment: int
+    """Elements. Shards start at multiples of it."""
+    gradient_dtype: str | None
+    micro_steps: int
+    deterministic: bool
+    bucket_slots: Slots
+    ledger: Ledger
+
+
+class Section:
+    """Tensors of one dtype, all trainable or all frozen. Every rank makes it at once.
+
+    Args:
+        name: Unit and dtype, for errors and traces.
+        tensors: Shapes and dtype by full name, in the order in which they should lie.
+        optimizers: The tensors' optimizers by full name; None if they are frozen.
+        setup: What all sections have in common.
+        resident: Keep whole gradients, because several units contribute to them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Mapping[str, TensorSpec],
+        *,
+        optimizers: Mapping[str, Optimizer] | None,
+        setup: SectionSetup,
+        resident: bool = False,
+    ) -> None:
+        plan, group = setup.plan, setup.group
+        dtype = next(iter(tensors.values())).dtype
+        self.name = name
+        self.layout = FlatLayout.build({full: spec.shape for full, spec in tensors.items()}, dtype=dtype)
+        self.partition = Partition.build(
+            self.layout.numel, group.size, weights=setup.weights, alignment=setup.alignment
+        )
+        self._group = group
+        self._setup = setup
+        self.parameters = FlatBuffer(
+            self.layout,
+            self.partition,
+            group=group,
+            placement=plan.parameter.placement,
+            name=name,
+            traffic=setup.ledger.moved,
+        )
+        self.state: OptimizerState | None = None
+        self.bucket: GradientBucket | None = None
+        self.gradient_dtypes: tuple[np.dtype[Any], ...] = (numpy_dtype(dtype),)
+        if optimizers is not None:
+            self.state = OptimizerState(
+                self.layout,
+                self.partition,
+                rank=group.rank,
+                whole=plan.state.placement is Placement.REPLICATED,
+                optimizers=optimizers,
+            )
+            self.make_bucket(resident=resident)
+
+    def make_bucket(self, *, resident: bool) -> None:
+        """Make the place where gradients are collected, or make it anew. Every rank calls this."""
+        setup = self._setup
+        if self.bucket is not None:
+            self.bucket.close()
+        dtype = setup.gradient_dtype or self.layout.dtype
+        self.gradient_dtypes = (numpy_dtype(self.layout.dtype), numpy_dtype(dtype))
+        layout = FlatLayout(dtype, self.layout.extents, self.layout.numel, self.layout.alignment)
+        self.bucket = GradientBucket(
+            layout,
+            self.partition,
+            group=self._group,
+            placement=setup.plan.gradient.placement,
+            needed=setup.plan.state.placement,
+            slots=setup.bucket_slots,
+            micro_steps=setup.micro_steps,
+            tree=setup.deterministic,
+            resident=resident,
+            name=self.name,
+            traffic=setup.ledger.moved,
+        )
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The full names of its tensors."""
+        return frozenset(extent.name for extent in self.layout.extents)
+
+    @property
+    def owned(self) -> Array:
+        """The range of the parameters that this rank updates: 1-D. All of it if every rank has state for all."""
+        if self._setup.plan.state.placement is Placement.REPLICATED:
+            return self.parameters.restore().wait()
+        return self.parameters.mine
+
+    def pack(self, values: Mapping[str, Array]) -> None:
+        """Write initial values; master weights follow. No communication."""
+        if self.parameters.placement is Placement.REPLICATED:
+            whole = self.parameters.restore().wait()
+            for name, value in values.items():
+                whole[self.layout.of(name).slice] = np.ascontiguousarray(value).reshape(-1)
+        else:
+            self.parameters.pack(values)
+        if self.state is not None:
+            self.state.take_master_from(self.owned)
+
+    def close(self) -> None:
+        """Give the memory back. Every rank calls this."""
+        if self.bucket is not None:
+            self.bucket.close()
+        self.parameters.close()

@@ -1,0 +1,116 @@
+"""What a checkpoint holds of a runtime: the values of every unit, and the numbers beside them.
+
+    parameter          float32 master weights where there are any, else the parameters themselves
+    exp_avg, row …     every kind of optimizer state
+    meta               updates, each tensor's own count, loss scale, optimizer and plan, the ranks' progress
+
+Any plan and any number of ranks can read it: values are stored by tensor name. May import: checkpoint, comm, engine.*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from zerort.checkpoint import Manifest, Value
+from zerort.engine.section import Section
+from zerort.errors import CheckpointError
+from zerort.layout import Placement
+
+if TYPE_CHECKING:
+    from zerort.engine.runtime import Runtime
+
+__all__ = ["Restored", "meta_of", "restore_meta", "spread_loaded", "values_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What `Runtime.load` found beside the values."""
+
+    updates: int
+    """Updates done when the checkpoint was written."""
+
+    progress: Any
+    """What this rank had passed to `save` as ``progress``; rank 0's if there were fewer ranks then."""
+
+    every_progress: tuple[Any, ...]
+    """What every rank had passed, by the rank it had then."""
+
+
+def values_of(rt: Runtime, *, optimizer: bool = True) -> Iterator[Value]:
+    """Yield what a checkpoint stores, or what one is loaded into: this rank's part of each."""
+    rank = rt.mesh.shard.rank
+    for unit in rt.units.values():
+        for section in unit.sections:
+            yield _parameters_of(section, rank)
+            if optimizer and section.state is not None:
+                for kind, kept in section.state.kept.items():
+                    yield Value(kind=kind, layout=kept.layout, partition=kept.partition, mine=kept.of_rank(rank))
+
+
+def _parameters_of(section: Section, rank: int) -> Value:
+    state = section.state
+    if state is None or state.master is None:
+        mine = section.parameters.mine
+        return Value(kind="parameter", layout=section.layout, partition=section.partition, mine=mine)
+    own = section.partition.of(rank)
+    mine = state.master[own.first - state.owned.first : own.last - state.owned.first]
+    layout = replace(section.layout, dtype="float32")
+    return Value(kind="parameter", layout=layout, partition=section.partition, mine=mine)
+
+
+def meta_of(rt: Runtime) -> dict[str, Any]:
+    """Return the numbers that are stored beside the values, the same on every rank."""
+    return {
+        "updates": rt.updates,
+        "steps": {name: count for section in rt.trained_sections() for name, count in section.state.steps.items()},  # type: ignore[union-attr]
+        "loss_scale": rt.scaler.state() if rt.scaler is not None else None,
+        "optimizer": rt.optimizer.describe(),
+        "plan": str(rt.plan),
+        "ranks": rt.world.size,
+    }
+
+
+def check_optimizer(rt: Runtime, manifest: Manifest) -> None:
+    """Refuse a checkpoint whose state belongs to another optimizer."""
+    found = manifest.meta.get("optimizer", {}).get("kind")
+    if found != rt.optimizer.kind:
+        raise CheckpointError(
+            f"Expected a checkpoint with the state of {rt.optimizer.kind}, got one of {found}. Open the runtime with "
+            "that optimizer, or take the parameters alone: rt.load(path, optimizer=False)."
+        )
+
+
+def restore_meta(rt: Runtime, manifest: Manifest) -> None:
+    """Take the numbers over."""
+    meta = manifest.meta
+    rt.updates = int(meta["updates"])
+    for section in rt.trained_sections():
+        assert section.state is not None
+        for name in section.state.steps:
+            section.state.steps[name] = int(meta["steps"].get(name, 0))
+    if rt.scaler is not None and meta.get("loss_scale") is not None:
+        rt.scaler.restore(meta["loss_scale"])
+
+
+def spread_loaded(rt: Runtime, *, optimizer: bool) -> None:
+    """Make every copy agree with what was loaded: each rank has read its own ranges only."""
+    shard = rt.mesh.shard
+    for unit in rt.units.values():
+        for section in unit.sections:
+            state = section.state
+            if state is not None and optimizer:
+                for kept in state.kept.values():
+                    if kept.whole and shard.size > 1:
+                        mine = kept.of_rank(shard.rank).copy()
+                        shard.all_gather(mine, out=kept.array, counts=kept.partition.counts, name="load").wait()
+            if state is not None and state.master is not None:
+                if rt.plan.state.placement is Placement.REPLICATED and shard.size > 1:
+                    mine = state.master[section.partition.of(shard.rank).slice].copy()
+                    shard.all_gather(mine, out=state.master, counts=section.partition.counts, name="load").wait()
+                state.round_master_into(section.owned)
+            section.parameters.changed()
+            if not section.parameters.needs_room:
+                section.parameters.restore().wait()
+    shard.barrier(name="load").wait()

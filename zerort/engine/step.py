@@ -1,0 +1,200 @@
+"""`take_step`: from every rank's gradients to updated parameters, or to the reason why not.
+
+    agree     every rank's facts: trouble, tensors with gradients, the first NaN            one small all_gather
+    settle    gradients arrive as the optimizer needs them                                  what the table says
+    measure   the norm of all gradients, from sums over fixed blocks                        one small all_gather
+    decide    update, or skip and say why; clip; unscale                                    the same on every rank
+    update    kernels over this rank's shards
+    publish   nobody reads parameters before all have written theirs                        a barrier, or an all_gather
+
+Until `update` nothing has changed: whatever goes wrong before leaves parameters and state as they were. May import:
+optim, comm, engine.*.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from zerort import native, trace
+from zerort.comm.agreement import gather_json, raise_together
+from zerort.engine.report import StepReport
+from zerort.errors import NonFiniteError, UnitStateError
+from zerort.layout import Placement
+from zerort.optim import clip_factor, norm_of, square_sums
+from zerort.typing import Array
+
+if TYPE_CHECKING:
+    from zerort.engine.runtime import Runtime
+    from zerort.engine.section import Section
+
+__all__ = ["take_step"]
+
+
+class _Facts(NamedTuple):
+    """What the ranks agree on before anything moves."""
+
+    present: set[str]
+    """Tensors for which some rank has a gradient."""
+    nonfinite: str
+    """Where NaN or infinity was found, as a phrase; empty if nowhere."""
+
+
+def take_step(rt: Runtime) -> StepReport:
+    """Do one step; see the module's docstring. Every rank calls this."""
+    try:
+        return _walk(rt)
+    finally:
+        for unit in rt.units.values():
+            unit.forget_gradients()
+        rt.end_gather_order()
+
+
+def _walk(rt: Runtime) -> StepReport:
+    with rt.ledger.stall("step"):
+        facts = _agree(rt)
+    sections = [
+        section for unit in rt.units.values() if unit.reduced for section in unit.sections if section.bucket is not None
+    ]
+    with rt.ledger.stall("reduce"):
+        gradients = [_settle(rt, section) for section in sections]
+    with trace.span("measure"):
+        norm, where = _measure(rt, sections, gradients)
+    used_scale = rt.loss_scale
+    grad_scale = 1.0 / (used_scale * rt.denominator)
+    norm *= grad_scale
+    why = facts.nonfinite or where
+    rt.settle_loss_scale(overflow=bool(why))
+    if why:
+        why = f"NaN or infinity in the gradient of {why}"
+        if rt.options.nonfinite == "raise" and rt.options.loss_scale is None:
+            rt.ledger.turn()
+            raise NonFiniteError(
+                f"Expected finite gradients, got {why}. Nothing was updated. Look at that rank's batch, lower the "
+                "learning rate, or open the runtime with nonfinite='skip'."
+            )
+        return _report(rt, facts, updated=False, why=why, grad_norm=norm, loss_scale=used_scale)
+    clip = 1.0 if rt.options.clip_norm is None else clip_factor(norm, rt.options.clip_norm)
+    rt.updates += 1
+    with trace.span("update", update=rt.updates):
+        for section, gradient in zip(sections, gradients, strict=True):
+            assert section.state is not None
+            section.state.update_(
+                section.owned,
+                gradient,
+                present=facts.present & section.state.steps.keys(),
+                update=rt.updates,
+                grad_scale=grad_scale * clip,
+                sum_over_ranks=rt.sum_over_shards,
+            )
+    with rt.ledger.stall("step"):
+        rt.publish(sections)
+    return _report(rt, facts, updated=True, grad_norm=norm, clipped=clip < 1.0, loss_scale=used_scale)
+
+
+def _agree(rt: Runtime) -> _Facts:
+    trouble = next((unit.gradient_trouble for unit in rt.units.values() if unit.gradient_trouble), "")
+    held = [unit.name for unit in rt.units.values() if unit.is_gathered]
+    if held:
+        trouble = (
+            f"Expected all units released before step(), got {', '.join(held)} gathered. Leave their blocks first."
+        )
+    tensors: list[str] = []
+    present: list[bool] = []
+    first = -1
+    for unit in rt.units.values():
+        for section in unit.sections:
+            if section.bucket is None:
+                continue
+            for extent in section.layout.extents:
+                if extent.name == section.bucket.nonfinite and first < 0:
+                    first = len(tensors)
+                tensors.append(extent.name)
+                present.append(extent.name in section.bucket.seen)
+    if not trouble and not any(unit.reduced for unit in rt.units.values()):
+        trouble = "Expected gradients before step(), got none since the last one. Call unit.reduce(gradients) first."
+    mine = np.array([bool(trouble), first, *present], np.int64)
+    everyone = rt.world.all_gather(mine, name="step").wait().reshape(rt.world.size, -1)
+    if everyone[:, 0].any():
+        raise_together(rt.world, UnitStateError(trouble) if trouble else None, name="step")
+    found = everyone[:, 2:].max(0, initial=0)
+    where = ""
+    for rank, index in enumerate(everyone[:, 1]):
+        if index >= 0 and not where:
+            where = f"{tensors[index]!r} on rank {rank}"
+    return _Facts({name for name, here in zip(tensors, found, strict=True) if here}, where)
+
+
+def _settle(rt: Runtime, section: Section) -> Array:
+    assert section.bucket is not None
+    gradient = section.bucket.settle()
+    if rt.mesh.replicate is not None:
+        rt.ledger.moved["all_reduce"] += gradient.nbytes
+        rt.mesh.replicate.all_reduce(gradient, out=gradient, name=section.name).wait()
+    return gradient
+
+
+def _measure(rt: Runtime, sections: list[Section], gradients: list[Array]) -> tuple[float, str]:
+    """Return the norm of the summed gradients, and where they are not finite, as a phrase."""
+    block = rt.norm_block
+    sums = [square_sums(gradient, block) for gradient in gradients]
+    if rt.plan.state.placement is Placement.SHARDED and rt.mesh.shard.size > 1:
+        sums = _gather_sums(rt, sections, sums)
+    norm = norm_of(np.concatenate(sums)) if sums else 0.0
+    if math.isfinite(norm):
+        return norm, ""
+    # Every rank's own gradients may be finite and their sum not: then only the owner of the sum knows where.
+    mine = ""
+    for section, gradient in zip(sections, gradients, strict=True):
+        at = native.first_nonfinite(gradient)
+        if at >= 0 and section.state is not None:
+            first = section.state.owned.first + at
+            mine = repr(section.layout.overlaps(first, first + 1)[0].extent.name)
+            break
+    named = [one for one in gather_json(rt.world, mine, name="nonfinite") if one]
+    return norm, f"{named[0]}, summed over the ranks" if named else "some tensor"
+
+
+def _gather_sums(rt: Runtime, sections: list[Section], sums: list[Array]) -> list[Array]:
+    """Return every section's sums over all ranks, in the order of its elements, whoever computed them."""
+    counts = [[rt.sums_of(section, rank) for section in sections] for rank in range(rt.mesh.shard.size)]
+    flat = rt.mesh.shard.all_gather(np.concatenate(sums), counts=[sum(row) for row in counts], name="norm").wait()
+    parts: list[list[Array]] = [[] for _ in sections]
+    cursor = 0
+    for row in counts:
+        for index, count in enumerate(row):
+            parts[index].append(flat[cursor : cursor + count])
+            cursor += count
+    return [np.concatenate(part) for part in parts]
+
+
+def _report(
+    rt: Runtime,
+    facts: _Facts,
+    *,
+    updated: bool,
+    grad_norm: float,
+    loss_scale: float,
+    clipped: bool = False,
+    why: str = "",
+) -> StepReport:
+    trainable = [
+        name for unit in rt.units.values() for s in unit.sections if s.state is not None for name in s.state.steps
+    ]
+    digest = rt.digest() if rt.options.deterministic else ""
+    moved, stalls = rt.ledger.turn()
+    return StepReport(
+        update=rt.updates,
+        updated=updated,
+        why=why,
+        lr=rt.optimizer.lr_at(max(rt.updates, 1)),
+        grad_norm=grad_norm,
+        clipped=clipped,
+        loss_scale=loss_scale,
+        without_gradient=tuple(name for name in trainable if name not in facts.present),
+        bytes_moved=moved,
+        stalls=stalls,
+        digest=digest,
+    )

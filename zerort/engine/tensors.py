@@ -1,0 +1,89 @@
+"""What is registered: `TensorSpec` for tensors without values, and the checks of tensors and gradients.
+
+May import: errors, native.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from zerort.errors import CallError
+from zerort.native.dtypes import numpy_dtype
+from zerort.typing import Array
+
+__all__ = ["TRAINABLE", "Frozen", "TensorSpec", "check_gradient", "declare", "is_frozen"]
+
+TRAINABLE: Final = ("float32", "bfloat16", "float16")
+"""Dtypes that optimizers can train; 16-bit ones with float32 master weights."""
+
+Frozen = bool | str | Sequence[str] | Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor without values: it starts as zeros, to be loaded from a checkpoint or assigned."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+
+def declare(unit: str, params: Mapping[str, Array | TensorSpec]) -> dict[str, TensorSpec]:
+    """Return what each parameter is, or say which cannot be one.
+
+    Raises:
+        CallError: A name or a value cannot be used.
+    """
+    if not isinstance(params, Mapping):
+        raise CallError(
+            f"Expected the parameters of unit {unit!r} as a mapping from names to arrays, got {type(params).__name__}."
+        )
+    declared = {}
+    for name, value in params.items():
+        if not isinstance(name, str) or not name:
+            raise CallError(f"Expected names of unit {unit!r}'s parameters to be texts, got {name!r}.")
+        if isinstance(value, TensorSpec):
+            declared[name] = TensorSpec(tuple(value.shape), numpy_dtype(value.dtype).name)
+        elif isinstance(value, np.ndarray):
+            declared[name] = TensorSpec(value.shape, value.dtype.name)
+        else:
+            raise CallError(
+                f"Expected {name!r} of unit {unit!r} as a NumPy array or a TensorSpec, got {type(value).__name__}. "
+                "Arrays of other frameworks come in through their bindings."
+            )
+    return declared
+
+
+def is_frozen(frozen: Frozen, name: str) -> bool:
+    """Say whether ``frozen`` (all, glob patterns, or a callable) means ``name``."""
+    if isinstance(frozen, bool):
+        return frozen
+    if callable(frozen):
+        return bool(frozen(name))
+    patterns = (frozen,) if isinstance(frozen, str) else frozen
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def check_gradient(
+    unit: str, name: str, gradient: object, *, shape: tuple[int, ...], dtypes: tuple[np.dtype[Any], ...]
+) -> None:
+    """Refuse what cannot be the gradient of a tensor of ``shape``.
+
+    Raises:
+        CallError: It is no array, or of another shape or dtype.
+    """
+    what = f"the gradient of {name!r} (unit {unit!r})"
+    if not isinstance(gradient, np.ndarray):
+        raise CallError(f"Expected {what} as a NumPy array, got {type(gradient).__name__}.")
+    if gradient.shape != shape:
+        raise CallError(f"Expected {what} in the parameter's shape {list(shape)}, got {list(gradient.shape)}.")
+    if gradient.dtype not in dtypes:
+        names = " or ".join(dict.fromkeys(dtype.name for dtype in dtypes))
+        raise CallError(
+            f"Expected {what} in {names}, got {gradient.dtype}. Compute in the parameter's dtype, or convert it: "
+            f"gradient.astype({dtypes[0].name!r})."
+        )

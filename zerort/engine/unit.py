@@ -1,0 +1,326 @@
+"""`Unit`: parameters that are gathered and released together, and whose gradients are reduced together.
+
+    RESTING ── gather ──> GATHERED ── release ──> RESTING            parameters
+    EMPTY ── contribute … reduce ──> REDUCED ── step ──> EMPTY       gradients, once per micro-step
+
+A verb in the wrong state raises `UnitStateError` with the verb that comes first. An error that one rank alone makes is
+told to the others, who raise it at their next collective. May import: buffer, comm, engine.*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
+
+from zerort import trace
+from zerort.buffer import Slot, Views
+from zerort.device import Ticket, joined
+from zerort.engine.section import Section
+from zerort.engine.tensors import check_gradient
+from zerort.errors import CallError, UnitStateError, ZerortError
+from zerort.typing import Array
+
+if TYPE_CHECKING:
+    from zerort.engine.runtime import Runtime
+
+__all__ = ["Unit"]
+
+RESTING, GATHERED = "RESTING", "GATHERED"
+
+# What a verb needs, where it leads, and what to do if the unit is elsewhere.
+_MOVES: Final = {
+    "gather": (RESTING, GATHERED, "Release it first: leave its `with unit.gathered():` block."),
+    "release": (GATHERED, RESTING, "Gather it first: `with unit.gathered():`."),
+}
+
+_LINE: Final = 64  # bytes: sections of one slot start on a cache line
+
+
+class Unit:
+    """Parameters that are gathered and released together. Made by `Runtime.register`.
+
+    Args:
+        runtime: The owner.
+        name: Unique in the runtime.
+        sections: Its tensors, by dtype and trainability.
+        places: Where each of its names lies: (unit that holds it, full name).
+    """
+
+    def __init__(
+        self, runtime: Runtime, name: str, *, sections: tuple[Section, ...], places: dict[str, tuple[Unit | None, str]]
+    ) -> None:
+        self._runtime = runtime
+        self.name = name
+        self.sections = sections
+        self._section_of = {extent.name: section for section in sections for extent in section.layout.extents}
+        self._places: dict[str, tuple[Unit, str]] = {
+            local: (home or self, full) for local, (home, full) in places.items()
+        }
+        self._lenders = tuple({id(unit): unit for unit, _ in self._places.values() if unit is not self}.values())
+        self._sources = 1  # units whose gradients end up here: itself, and those that are tied to it
+        for lender in self._lenders:
+            lender._gain_source()
+        self._state = RESTING
+        self._holders = 0  # who needs the gathered form: itself, and units that are tied to it
+        self._slot: Slot | None = None
+        self._views: Views | None = None
+        self._fetched: Ticket[Any] | None = None
+        self._turns = 0  # calls of reduce since the last step, of all sources
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its parameters, tied ones included."""
+        return tuple(self._places)
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """The names of its parameters that take gradients, tied ones included."""
+        return tuple(name for name, (home, full) in self._places.items() if home._section_of[full].bucket is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its gathered form."""
+        return sum(section.layout.nbytes for section in self.sections)
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes that its gathered form takes in a slot; 0 if it needs none."""
+        return sum(-(-s.layout.nbytes // _LINE) * _LINE for s in self.sections if s.parameters.needs_room)
+
+    @property
+    def lender_count(self) -> int:
+        """How many other units hold parameters that are tied to this one's."""
+        return len(self._lenders)
+
+    def place_of(self, name: str) -> tuple[Unit, str]:
+        """Return the unit that holds a parameter of this one, and its full name."""
+        return self._places[name]
+
+    # -- gathering -------------------------------------------------------------------------------------------------
+
+    def gather(self) -> Ticket[Views]:
+        """Start to bring the whole unit here and return the Ticket of its tensors. Every rank calls this."""
+        self._move("gather")
+        self._runtime.note_gather(self)
+        for unit in (*self._lenders, self):
+            unit._hold()
+        views = Views(
+            self.name,
+            {local: home._section_of[full].parameters.view(full) for local, (home, full) in self._places.items()},
+        )
+        self._views = views
+        arrivals = [unit._fetched for unit in (*self._lenders, self) if unit._fetched is not None]
+        self._runtime.prefetch()
+        return joined(arrivals, result=views)
+
+    def release(self) -> None:
+        """Let the gathered form go. Views of it raise `StaleViewError` from now on."""
+        self._move("release")
+        if self._views is not None:
+            self._views.expire()
+            self._views = None
+        for unit in (self, *self._lenders):
+            unit._let_go()
+
+    @contextmanager
+    def gathered(self) -> Iterator[Views]:
+        """Gather the unit for the length of a ``with`` block, which gets its tensors by name: read-only, not copied."""
+        ticket = self.gather()
+        with self._runtime.ledger.stall("gather"):
+            views = ticket.wait()
+        try:
+            with trace.span(f"compute {self.name}"):
+                yield views
+        finally:
+            self.release()
+
+    def fetch(self) -> bool:
+        """Start to bring the parameters here if there is room; say whether they are, or will be."""
+        if self._fetched is not None:
+            return True
+        need = self.slot_nbytes
+        if need:
+            if not self._runtime.gather_slots.available:
+                return False
+            self._slot = self._runtime.gather_slots.lease(need)
+        cursor, arrivals = 0, []
+        for section in self.sections:
+            out = None
+            if section.parameters.needs_room:
+                assert self._slot is not None
+                nbytes = section.layout.nbytes
+                out = self._slot.memory[cursor : cursor + nbytes].view(section.parameters.dtype)
+                cursor += -(-nbytes // _LINE) * _LINE
+            arrivals.append(section.parameters.restore(out=out))
+        self._fetched = joined(arrivals, result=None)
+        return True
+
+    def drop(self) -> None:
+        """Let the gathered form go if nobody holds it: a slot may serve another unit, and a step may change it."""
+        if self._holders:
+            return
+        if self._slot is not None:
+            for section in self.sections:
+                section.parameters.release()
+            self._slot.release(after=self._fetched)
+            self._slot = None
+        self._fetched = None
+
+    def _hold(self) -> None:
+        if not self.fetch():
+            self._runtime.drop_prefetched()
+            if not self.fetch():
+                self._runtime.gather_slots.lease(self.slot_nbytes)  # which says that there is none, and the cure
+        self._holders += 1
+
+    def _let_go(self) -> None:
+        self._holders -= 1
+        self.drop()
+
+    # -- gradients -------------------------------------------------------------------------------------------------
+
+    def gradients(self) -> dict[str, Array]:
+        """Return writable arrays for this micro-step's gradients, where they are collected: nothing is copied later.
+
+        Write all of them, then call `reduce` without arguments. Their values are undefined until written.
+        """
+        if self._lenders:
+            self._fail(UnitStateError(f"Expected gradients() of a unit without ties, got {self.name!r}. Use reduce()."))
+        self._expect_room_for_gradients()
+        found = {}
+        for section in self.sections:
+            if section.bucket is not None:
+                found.update(section.bucket.views())
+        return {local: found[full] for local, (_, full) in self._places.items() if full in found}
+
+    def contribute(self, name: str, gradient: Array) -> None:
+        """Add one tensor's gradient to this micro-step; the unit is reduced when all of its tensors have theirs."""
+        self._add(name, gradient)
+        if not self._lenders and all(section.bucket.full for section in self.sections if section.bucket is not None):
+            self.reduce()
+
+    def reduce(self, gradients: Mapping[str, Array] | None = None) -> None:
+        """End this micro-step: sum the unit's gradients over the ranks, once the last micro-step is there.
+
+        Returns at once; the sum is made while the caller computes on. Tensors without a gradient count as zero, and if
+        no rank has one, they and their state stay as they are.
+
+        Args:
+            gradients: By name; None or some of them if others came by `gradients` or `contribute`.
+        """
+        self._expect_room_for_gradients()
+        for name, gradient in (gradients or {}).items():
+            self._add(name, gradient)
+        for unit in (self, *self._lenders):
+            unit._end_turn()
+
+    def _add(self, name: str, gradient: Array) -> None:
+        home, full = self._places.get(name, (None, ""))
+        if home is None:
+            self._fail(
+                CallError(f"Expected one of {', '.join(map(repr, self._places))} of unit {self.name!r}; got {name!r}.")
+            )
+        section = home._section_of[full]
+        if section.bucket is None:
+            self._fail(
+                CallError(
+                    f"Expected gradients of trainable tensors, got one of {name!r} (unit {self.name!r}), which is "
+                    "frozen. Leave it out, or register it without frozen=."
+                )
+            )
+        home._expect_room_for_gradients()
+        try:
+            check_gradient(
+                self.name, name, gradient, shape=section.layout.of(full).shape, dtypes=section.gradient_dtypes
+            )
+        except CallError as error:
+            self._fail(error)
+        section.bucket.add(full, gradient)
+
+    def _expect_room_for_gradients(self) -> None:
+        if self._turns >= self._runtime.micro_steps * self._sources:
+            self._fail(
+                UnitStateError(
+                    f"Expected at most {self._runtime.micro_steps} reduce() of unit {self.name!r} per step, got one "
+                    "more. Call rt.step() first, or open the runtime with micro_steps=."
+                )
+            )
+
+    def _end_turn(self) -> None:
+        """Count one source's gradients; close the micro-step when all sources' are in, and fire with the last."""
+        self._turns += 1
+        if self._turns % self._sources:
+            return
+        last = self._turns == self._runtime.micro_steps * self._sources
+        for section in self.sections:
+            if section.bucket is not None:
+                section.bucket.end_round()
+                if last:
+                    with trace.span(f"reduce {self.name}"):
+                        section.bucket.fire()
+
+    def _gain_source(self) -> None:
+        if self._turns:
+            self._fail(UnitStateError(f"Expected to tie to unit {self.name!r} before its first gradient of a step."))
+        self._sources += 1
+        for section in self.sections:
+            if section.bucket is not None:
+                section.make_bucket(resident=True)
+
+    # -- the step --------------------------------------------------------------------------------------------------
+
+    @property
+    def gradient_trouble(self) -> str:
+        """What is missing of this step's gradients, as a sentence; empty if nothing is, or if there are none at all."""
+        turns, due = self._turns, self._runtime.micro_steps * self._sources
+        if turns in (0, due):
+            return ""
+        return (
+            f"Expected {due} reduce() of unit {self.name!r} before step(), got {turns}. "
+            "Reduce every micro-step, and every unit that is tied to it."
+        )
+
+    @property
+    def reduced(self) -> bool:
+        """Whether this step's gradients are on their way."""
+        return self._turns == self._runtime.micro_steps * self._sources
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether somebody is inside its `gathered`."""
+        return self._state == GATHERED
+
+    def forget_gradients(self) -> None:
+        """Start anew after a step, done or not."""
+        self._turns = 0
+        for section in self.sections:
+            if section.bucket is not None:
+                section.bucket.reset()
+
+    def close(self) -> None:
+        """Give the memory back. Every rank calls this."""
+        if self._views is not None:
+            self._views.expire()
+        for section in self.sections:
+            section.close()
+
+    def _move(self, verb: str) -> None:
+        self._runtime.check_open(verb)
+        needs, leads, cure = _MOVES[verb]
+        if self._state != needs:
+            self._fail(UnitStateError(f"Unit {self.name!r} cannot {verb}: it is {self._state}. {cure}"))
+        self._state = leads
+
+    def _fail(self, error: ZerortError) -> NoReturn:
+        """Raise here, and let the other ranks raise, too."""
+        self._runtime.complain(error)
+        raise error
+
+    def __repr__(self) -> str:
+        numel = sum(int(np.prod(e.shape)) for section in self.sections for e in section.layout.extents)
+        return f"Unit({self.name!r}, {self._state}, {numel:,} parameters)"
