@@ -29,6 +29,8 @@ from zerort.typing import Array
 
 __all__ = ["Adafactor"]
 
+_NARROW = 16  # columns; NumPy takes a row at a time, and rows this short (kernels of convolutions) cost it dearly
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adafactor(TensorOptimizer):
@@ -174,10 +176,14 @@ class _Matrix(_Tensor):
         sums = np.zeros(self.rows + self.cols)
         by_row, by_col = sums[: self.rows], sums[self.rows :]
         for piece, gradient in self.gradients():
-            squares = np.square(gradient, dtype=np.float64)
-            squares = squares.reshape(-1, piece.cols.stop - piece.cols.start)
-            by_row[piece.rows] += squares.sum(axis=1)
-            by_col[piece.cols] += squares.sum(axis=0)
+            squares = np.square(gradient, dtype=np.float64).reshape(-1, piece.width)
+            if piece.width <= _NARROW:
+                for col in range(piece.width):
+                    by_row[piece.rows] += squares[:, col]
+                    by_col[piece.cols.start + col] += squares[:, col].sum()
+            else:
+                by_row[piece.rows] += squares.sum(axis=1)
+                by_col[piece.cols] += squares.sum(axis=0)
         return sums
 
     def absorb(self, sums: Array, *, beta: float) -> None:
@@ -191,9 +197,14 @@ class _Matrix(_Tensor):
         self.by_col = np.sqrt(1.0 / col.astype(np.float64)).astype(np.float32)
 
     def direct(self, gradient: Array, piece: Piece) -> None:
-        matrix = gradient.reshape(-1, piece.cols.stop - piece.cols.start)
-        matrix *= self.by_row[piece.rows, np.newaxis]
-        matrix *= self.by_col[piece.cols]
+        matrix = gradient.reshape(-1, piece.width)
+        if piece.width <= _NARROW:
+            for col in range(piece.width):
+                matrix[:, col] *= self.by_row[piece.rows]
+                matrix[:, col] *= self.by_col[piece.cols.start + col]
+        else:
+            matrix *= self.by_row[piece.rows, np.newaxis]
+            matrix *= self.by_col[piece.cols]
 
 
 class _Vector(_Tensor):

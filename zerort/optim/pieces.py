@@ -32,6 +32,11 @@ class Piece(NamedTuple):
     cols: slice
     """Its columns in the matrix."""
 
+    @property
+    def width(self) -> int:
+        """Number of its columns."""
+        return int(self.cols.stop - self.cols.start)
+
 
 def folded(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return rows and columns of a tensor seen as a matrix: all dimensions but the last make the rows.
