@@ -5,8 +5,9 @@
     settle()                                       → the placement that the optimizer needs, before the step
 
 A bucket that rests SHARDED lives in a slot from the first gradient to the end of the reduction, and only this rank's
-range stays. Any other is resident: a whole array per rank that sums several micro-steps and is reduced once.
-A `tree` bucket keeps its sums in one fixed pairwise tree until `settle`. May import: comm, device, layout, native.
+range stays. Any other is resident: a whole array per rank, which also sums the rounds (micro-steps) that are reduced at
+once. A `tree` bucket sums its rounds in one fixed pairwise tree, and is reduced by `settle`. May import: comm, device,
+layout, native.
 """
 
 from __future__ import annotations
@@ -74,24 +75,31 @@ class GradientBucket:
         keep_whole = resident or micro_steps > 1 or tree or placement is not Placement.SHARDED
         self._resident = group.empty(layout.numel, self.dtype, name=name) if keep_whole else None
         self._shard = None if keep_whole else group.empty(partition.counts[group.rank], self.dtype, name=name)
-        self.needs_slots = not keep_whole or micro_steps > 1 or tree
-        """Whether gradients are collected in slots."""
+        self._leaf = np.empty(layout.numel, self.dtype) if tree else None
+        self.needs_slots = not keep_whole or (micro_steps > 1 and not tree)
+        """Whether gradients may be collected in slots."""
         self.leaves_slots_busy = not keep_whole
         """Whether a slot is still read after the bucket has fired."""
         self._gaps = _gaps_of(layout)
+        self._slot: Slot | None = None
+        self.reduction: Ticket[Array] | None = None
+        """The sum, from when it was fired."""
         self.reset()
 
     def reset(self) -> None:
         """Forget all gradients."""
-        self._slot: Slot | None = None
+        if self._slot is not None:
+            self._slot.release(after=self.reduction)
+            self._slot = None
+        self.reduction = None
         self._present: set[str] = set()  # in this round
+        self._unseen = False  # gradients were written behind our back
         self.seen: set[str] = set()
         """Names that had a gradient in any round since the last reset."""
         self.rounds = 0
         """Rounds of gradients that are complete."""
         self.nonfinite: str | None = None
-        """The first tensor of this rank's own sum that holds NaN or infinity."""
-        self.reduction: Ticket[Array] | None = None
+        """The first tensor in which a gradient of this rank's own holds NaN or infinity."""
         self._placed = Placement.PARTIAL
         if self._tree is not None:
             self._tree.clear()
@@ -101,60 +109,73 @@ class GradientBucket:
         """Bytes that this rank holds at rest."""
         resting = self._resident if self._resident is not None else self._shard
         assert resting is not None
-        return resting.nbytes + (0 if self._tree is None else self._tree.nbytes)
+        leaf = 0 if self._leaf is None else self._leaf.nbytes
+        return resting.nbytes + leaf + (0 if self._tree is None else self._tree.nbytes)
 
     # -- filling ---------------------------------------------------------------------------------------------------
 
     def views(self) -> dict[str, Array]:
-        """Return writable arrays for all gradients of this round, where they are collected. Nothing is copied later."""
-        whole = self._collecting()
+        """Return writable arrays for all gradients of this round: nothing is copied later, unless to sum rounds."""
+        whole = self._apart() if self.rounds and self._leaf is None else self._collecting()
         self._present = {extent.name for extent in self.layout.extents}
+        self._unseen = True
         return {extent.name: whole[extent.slice].reshape(extent.shape) for extent in self.layout.extents}
 
     def add(self, name: str, gradient: Array) -> None:
-        """Write one gradient of this round; a name that comes twice is summed (a tensor that was used twice)."""
-        extent = self.layout.of(name)
-        place = self._collecting()[extent.slice]
+        """Take one gradient of this round; one that comes twice is summed (a tensor that was used twice)."""
+        place = self._collecting()[self.layout.of(name).slice]
         flat = np.ascontiguousarray(gradient).reshape(-1)
-        if name not in self._present:
-            native.cast_into(place, flat)
-            self._present.add(name)
-            return
-        if flat.dtype != place.dtype:
-            flat, given = np.empty_like(place), flat
-            native.cast_into(flat, given)
-        native.reduce_into(place, [place, flat])
+        if name in self._present or self._sums_rounds():
+            _add(place, flat)
+            found = native.first_nonfinite(place)
+        else:
+            found = native.copy_checked(place, flat)
+        if found >= 0 and self.nonfinite is None:
+            self.nonfinite = name
+        self._present.add(name)
 
     @property
     def full(self) -> bool:
         """Whether every tensor has had its gradient in this round."""
         return len(self._present) == len(self.layout.extents)
 
+    def end_round(self) -> None:
+        """Close this round: what has no gradient counts as zero. Nothing is communicated."""
+        if self._slot is not None and self._resident is not None:  # written through views, beside the sum so far
+            self._find_nonfinite(self._apart())
+            native.add_into(self._resident, self._apart())
+            self._slot.release()
+            self._slot = None
+        elif not self._sums_rounds():
+            whole = self._collecting()
+            for extent in self.layout.extents:
+                if extent.name not in self._present:
+                    whole[extent.slice] = 0
+            for gap in self._gaps:
+                whole[gap] = 0
+            if self._unseen:
+                self._find_nonfinite(whole)
+        if self._tree is not None:
+            assert self._leaf is not None
+            self._tree.add(self._leaf)
+        self.seen |= self._present
+        self._present, self._unseen = set(), False
+        self.rounds += 1
+
+    def _sums_rounds(self) -> bool:
+        """Say whether this round's gradients go on top of the rounds before."""
+        return self.rounds > 0 and self._leaf is None
+
     def _collecting(self) -> Array:
-        if self._resident is not None and self.rounds == 0 and self._tree is None:
-            return self._resident
+        """Return where gradients go: the whole of this round's, or of all rounds' sum."""
+        if self._leaf is not None:
+            return self._leaf
+        return self._apart() if self._resident is None else self._resident
+
+    def _apart(self) -> Array:
         if self._slot is None:
             self._slot = self._slots.lease(self.layout.nbytes)
         return self._slot.array(self.layout.numel, self.dtype)
-
-    def end_round(self) -> None:
-        """Close this round: what has no gradient counts as zero. Nothing is communicated."""
-        round_sum = self._collecting()
-        for extent in self.layout.extents:
-            if extent.name not in self._present:
-                round_sum[extent.slice] = 0
-        for gap in self._gaps:
-            round_sum[gap] = 0
-        if self._tree is not None:
-            self._tree.add(round_sum)
-        elif self._resident is not None and self.rounds:
-            native.reduce_into(self._resident, [self._resident, round_sum])
-        if self._slot is not None and self._resident is not None:
-            self._slot.release()
-            self._slot = None
-        self.seen |= self._present
-        self._present = set()
-        self.rounds += 1
 
     # -- reducing --------------------------------------------------------------------------------------------------
 
@@ -164,8 +185,6 @@ class GradientBucket:
             assert self._resident is not None
             self._resident[:] = self._tree.result()
             self._tree.clear()
-        source = self._whole()
-        self._find_nonfinite(source)
         if self._tree is None:
             self._move(self._rests)
         if self._slot is not None:
@@ -178,12 +197,6 @@ class GradientBucket:
         assert self.reduction is not None
         return self.reduction.wait()
 
-    def _whole(self) -> Array:
-        if self._resident is not None:
-            return self._resident
-        assert self._slot is not None
-        return self._slot.array(self.layout.numel, self.dtype)
-
     def _move(self, to: Placement) -> None:
         if to is self._placed:
             return
@@ -191,7 +204,7 @@ class GradientBucket:
             assert self.reduction is not None
             source = self.reduction.wait()
         else:
-            source = self._whole()
+            source = self._apart() if self._resident is None else self._resident
         out = source
         if to is Placement.SHARDED:
             out = source[self._own] if self._shard is None else self._shard
@@ -210,14 +223,12 @@ class GradientBucket:
 
     def _find_nonfinite(self, whole: Array) -> None:
         at = native.first_nonfinite(whole)
-        if at >= 0:
+        if at >= 0 and self.nonfinite is None:
             self.nonfinite = self.layout.overlaps(at, at + 1)[0].extent.name
 
     def close(self) -> None:
         """Give the memory back. Every rank calls this."""
-        if self._slot is not None:
-            self._slot.release()
-            self._slot = None
+        self.reset()
         resting = self._resident if self._resident is not None else self._shard
         assert resting is not None
         self._group.free(resting, name=self.name)
@@ -226,6 +237,14 @@ class GradientBucket:
         return (
             f"GradientBucket({self.name!r}, {self._rests}, {len(self._present)} of {len(self.layout.extents)} filled)"
         )
+
+
+def _add(place: Array, gradient: Array) -> None:
+    """Add a gradient of whatever precision to what is there."""
+    if gradient.dtype.itemsize > place.dtype.itemsize:
+        wide, gradient = gradient, np.empty_like(place)
+        native.cast_into(gradient, wide)
+    native.add_into(place, gradient)
 
 
 def _gaps_of(layout: FlatLayout) -> tuple[slice, ...]:

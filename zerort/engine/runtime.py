@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ from zerort.engine.unit import Unit
 from zerort.errors import ClosedError, ZerortError
 from zerort.layout import Collective, Placement, transition
 from zerort.layout.flat import ALIGNMENT
-from zerort.optim import LossScale, LossScaler, Optimizer, ParameterGroup
+from zerort.optim import LossScale, LossScaler, Optimizer, ParameterGroup, unmatched
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Runtime:
         """Updates done so far."""
         self.units: dict[str, Unit] = {}
         self.ledger = Ledger()
-        self._closed = False
+        self._closed = self._stepped = False
         self.micro_steps = options.micro_steps
         """Calls of `Unit.reduce` per unit and step, on this rank."""
         if options.virtual_shards is not None:
@@ -190,13 +191,14 @@ class Runtime:
                 Nothing was updated.
         """
         self.check_open("step")
+        if not self._stepped:
+            self._stepped = True
+            self._warn_of_unmatched_groups()
         return take_step(self)
 
     def discard_gradients(self) -> None:
         """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this."""
-        for section in self.trained_sections():
-            if section.bucket is not None and section.bucket.reduction is not None:
-                section.bucket.reduction.wait()
+        self.wait_for_reductions()
         for unit in self.units.values():
             unit.forget_gradients()
 
@@ -270,6 +272,15 @@ class Runtime:
         self.units.clear()
         self.mesh.close()
 
+    def _warn_of_unmatched_groups(self) -> None:
+        shapes = {e.name: e.shape for section in self.trained_sections() for e in section.layout.extents}
+        missed = unmatched(self.groups, shapes)
+        if missed and self.rank == 0:
+            warnings.warn(
+                f"Parameter groups match no parameter: {', '.join(missed)}. Names are like {next(iter(shapes), '')!r}.",
+                stacklevel=3,
+            )
+
     # -- what units and the step need ------------------------------------------------------------------------------
 
     def trained_sections(self) -> Iterator[Section]:
@@ -278,6 +289,12 @@ class Runtime:
             for section in unit.sections:
                 if section.state is not None:
                     yield section
+
+    def wait_for_reductions(self) -> None:
+        """Wait for every reduction that was fired, and raise what went wrong in one."""
+        for section in self.trained_sections():
+            if section.bucket is not None and section.bucket.reduction is not None:
+                section.bucket.reduction.wait()
 
     def note_gather(self, unit: Unit) -> None:
         """Note that ``unit`` is about to be gathered."""

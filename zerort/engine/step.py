@@ -53,6 +53,8 @@ def take_step(rt: Runtime) -> StepReport:
 
 
 def _walk(rt: Runtime) -> StepReport:
+    with rt.ledger.stall("reduce"):
+        rt.wait_for_reductions()  # before anything else is said: a rank that could not reduce has complained there
     with rt.ledger.stall("step"):
         facts = _agree(rt)
     sections = [

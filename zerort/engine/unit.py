@@ -189,7 +189,7 @@ class Unit:
 
         Write all of them, then call `reduce` without arguments. Their values are undefined until written.
         """
-        if self._lenders:
+        if self._lenders or self._sources > 1:
             self._fail(UnitStateError(f"Expected gradients() of a unit without ties, got {self.name!r}. Use reduce()."))
         self._expect_room_for_gradients()
         found = {}

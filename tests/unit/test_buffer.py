@@ -1,0 +1,144 @@
+"""Flat buffers: the placement table as code, sums in a tree, slots that take turns."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zerort.buffer import FlatBuffer, Slots, TreeSum, redistribute
+from zerort.comm import open_group
+from zerort.device import HostStream
+from zerort.errors import CallError, PlanError, UnitStateError
+from zerort.layout import FlatLayout, Partition, Placement
+from zerort.testing import run_threads
+
+R, P, S = Placement.REPLICATED, Placement.PARTIAL, Placement.SHARDED
+NUMEL = 1000
+
+
+def value_of(rank, numel=NUMEL):
+    return np.random.default_rng(rank).standard_normal(numel).astype(np.float32)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(("source", "to"), [(P, S), (P, R), (S, R), (R, S), (R, R), (S, S)])
+def test_every_move_of_the_table_is_what_it_says(source, to, size, tree):
+    def body(group):
+        partition = Partition.build(NUMEL, size, weights=[rank % 3 + 1 for rank in range(size)])
+        mine = partition.of(group.rank).slice
+        total = np.sum([value_of(rank) for rank in range(size)], axis=0)
+        given = value_of(group.rank) if source is P else total
+        given = given[mine].copy() if source is S else given
+        out = np.empty_like(total[mine] if to is S else total)
+        traffic = Counter()
+        redistribute(
+            group, given, placement=source, to=to, partition=partition, out=out, tree=tree, traffic=traffic
+        ).wait()
+        expected = total[mine] if to is S else total
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+        moves = size > 1 and source is not to and source is not R
+        assert sum(traffic.values()) == (NUMEL * 4 if moves else 0)
+
+    run_threads(size, body)
+
+
+def test_a_move_that_is_not_in_the_table_is_refused():
+    with open_group(kind="solo") as group, pytest.raises(PlanError, match="got REPLICATED → PARTIAL"):
+        redistribute(group, np.ones(2), placement=R, to=P, partition=Partition.build(2, 1), out=np.ones(2))
+
+
+@settings(deadline=None, max_examples=40)
+@given(leaves=st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24]), data=st.data())
+def test_a_tree_has_the_same_bits_whoever_sums_it(leaves, data):
+    values = [value_of(leaf, 129) for leaf in range(leaves)]
+    whole = TreeSum()
+    for value in values:
+        whole.add(value)
+    sizes = [
+        size
+        for size in range(1, leaves + 1)
+        if leaves % size == 0 and (size == 1 or not (leaves // size) & (leaves // size - 1))
+    ]
+    size = data.draw(st.sampled_from(sizes))
+    each = leaves // size
+
+    def body(group):
+        node = TreeSum()
+        for value in values[group.rank * each : (group.rank + 1) * each]:
+            node.add(value)
+        partition = Partition.build(129, size)
+        out = np.empty(129, np.float32)
+        redistribute(group, node.result(), placement=P, to=R, partition=partition, out=out, tree=True).wait()
+        return out
+
+    for found in run_threads(size, body):
+        np.testing.assert_array_equal(found, whole.result())
+
+
+def test_a_tree_keeps_a_sum_per_level_and_reuses_their_memory():
+    tree = TreeSum()
+    for round_ in range(2):
+        assert tree.empty
+        for leaf in range(8):
+            tree.add(value_of(leaf, 64))
+        np.testing.assert_allclose(tree.result(), np.sum([value_of(leaf, 64) for leaf in range(8)], axis=0), rtol=1e-5)
+        assert tree.nbytes <= 5 * 64 * 4, round_
+        tree.clear()
+
+
+@pytest.mark.parametrize("placement", [R, S])
+def test_a_buffer_holds_packs_and_restores(placement):
+    layout = FlatLayout.build({"w": (3, 5), "b": (7,)}, alignment=8)
+    values = {"w": np.arange(15, dtype=np.float32).reshape(3, 5), "b": np.arange(7, dtype=np.float32)}
+
+    def body(group):
+        partition = Partition.build(layout.numel, group.size)
+        buffer = FlatBuffer(layout, partition, group=group, placement=placement, name="flat")
+        buffer.pack(values)
+        buffer.changed()
+        group.barrier().wait()
+        buffer.restore().wait()
+        for name, value in values.items():
+            np.testing.assert_array_equal(buffer.view(name), value)
+        assert buffer.whole.sum() == sum(value.sum() for value in values.values())  # padding is zero
+        assert buffer.nbytes == (layout.nbytes if placement is R else partition.counts[group.rank] * 4)
+        with pytest.raises(CallError, match=r"Expected 'b' as float32\[7\], got float64\[7\]"):
+            buffer.pack({"b": np.ones(7)})
+        group.barrier().wait()
+        buffer.close()
+
+    run_threads(3, body)
+
+
+def test_a_buffer_of_sums_is_refused():
+    layout = FlatLayout.build({"w": (3,)})
+    with open_group(kind="solo") as group:
+        with pytest.raises(PlanError, match="Sums grow in buckets"):
+            FlatBuffer(layout, Partition.build(layout.numel, 1), group=group, placement=P)
+        with pytest.raises(CallError, match="Expected a partition of 64 elements over 1 ranks"):
+            FlatBuffer(layout, Partition.build(3, 1), group=group, placement=R)
+
+
+def test_slots_take_turns_and_wait_for_what_still_uses_them():
+    slots = Slots("slots", cure="Wait.", allocate=lambda nbytes: np.zeros(nbytes, np.uint8), free=lambda memory: None)
+    slots.reserve(100, count=2)
+    first, second = slots.lease(100), slots.lease(40)
+    assert (slots.available, slots.nbytes, slots.peak_nbytes) == (0, 200, 140)
+    with pytest.raises(UnitStateError, match=r"Expected a free one of 2 slots, got all of them in use\. Wait\."):
+        slots.lease(1)
+    with pytest.raises(UnitStateError, match="Expected no slots in use while they grow, got 2"):
+        slots.reserve(200, count=2)
+    with HostStream("slow") as stream:
+        done = []
+        first.release(after=stream.submit(lambda: done.append("used")))
+        second.release()
+        assert slots.lease(1) is first
+        assert done == ["used"]
+    first.release()
+    slots.reserve(50, count=1)
+    assert slots.nbytes == 200  # it never shrinks
+    slots.reserve(300, count=3)
+    assert slots.nbytes == 900
