@@ -18,7 +18,7 @@ from zerort.native.dtypes import numpy_dtype
 WORLD = MPI.COMM_WORLD
 pytestmark = pytest.mark.mpi
 
-SHAPES = {"block0.w": (700, 900), "block0.b": (900,), "scale": (), "none": (0, 3), "block1.w": (300, 301)}
+SHAPES = {"block0.w": (300, 900), "block0.b": (900,), "scale": (), "none": (0, 3), "block1.w": (300, 301)}
 KINDS = {"parameter": "bfloat16", "master": "float32", "exp_avg": "float32", "count": "int64"}
 
 
@@ -68,12 +68,16 @@ def check(values, group):
         assert value.mine.tobytes() == mine.tobytes(), (value.kind, group)
 
 
-def test_every_smaller_number_of_ranks_loads_it(group, path):
+def sizes_up_to(size):
+    return sorted({1, 2, size // 2, size - 1, size} & set(range(1, size + 1)))
+
+
+def test_smaller_numbers_of_ranks_load_it(group, path):
     saved = save(path, group, values_of(group, filled=True), meta={"step": 5}, progress=[group.rank])
     assert saved.nbytes == sum(file.nbytes for file in read_manifest(path).files)
-    for size in range(1, group.size + 1):
+    for size in sizes_up_to(group.size):
         part = group.split(0 if group.rank < size else 1)
-        for weights in (None, [1 + rank % 2 for rank in range(part.size)], [0] * (part.size - 1) + [1]):
+        for weights in (None, [rank % 3 + (rank == 0) for rank in range(part.size)]):
             values = values_of(part, filled=False, weights=weights)
             manifest = load(path, part, values)
             check(values, part)
@@ -84,8 +88,8 @@ def test_every_smaller_number_of_ranks_loads_it(group, path):
     group.barrier().wait()
 
 
-def test_every_larger_number_of_ranks_loads_it(group, path):
-    for size in range(1, group.size + 1):
+def test_larger_numbers_of_ranks_load_it(group, path):
+    for size in sizes_up_to(group.size):
         part = group.split(0 if group.rank < size else 1)
         if group.rank < size:
             save(path, part, values_of(part, filled=True), meta={"step": size})
@@ -117,16 +121,19 @@ def test_masters_become_parameters_of_another_dtype(group, path):
 
 def test_damage_another_model_and_a_full_disk_are_errors_on_every_rank(group, path):
     save(path, group, values_of(group, filled=True), meta={"step": 1})
-    with pytest.raises(CheckpointError, match="missing from the checkpoint: momentum 'block0.w'"):
+    with pytest.raises(CheckpointError, match=r"missing from the checkpoint: momentum 'block0\.w'"):
         load(path, group, values_of(group, filled=False, kinds={"momentum": "float32"}))
 
-    file = path / read_manifest(path).files[-1].name
+    manifest = read_manifest(path)
+    extent = manifest.tensors["exp_avg"]["block1.w"].extents[-1]
+    file = path / manifest.files[extent.file].name
     group.barrier().wait()
     if group.rank == 0:
         with file.open("r+b") as stream:
+            stream.seek(extent.offset)
             stream.write(b"spoiled")
     group.barrier().wait()
-    with pytest.raises(CorruptCheckpointError, match=f"is damaged: .* of {file}"):
+    with pytest.raises(CorruptCheckpointError, match=f"exp_avg 'block1.w' is damaged: .* of {file}"):
         load(path, group, values_of(group, filled=False))
 
     names = sorted(os.listdir(path))
@@ -135,7 +142,7 @@ def test_damage_another_model_and_a_full_disk_are_errors_on_every_rank(group, pa
     with pytest.MonkeyPatch.context() as patch:
         if last:
             patch.setattr(os, "pwritev", full_disk)
-        with pytest.raises(StorageError, match="Expected .* for a checkpoint at .* free: No space left on device"):
+        with pytest.raises(StorageError, match=r"Expected .* for a checkpoint at .* free: No space left on device"):
             save(path, group, values_of(group, filled=True), meta={"step": 2})
     group.barrier().wait()
     assert sorted(os.listdir(path)) == names

@@ -30,7 +30,7 @@ PAGE_NBYTES: Final = 4096
 """Data files are a multiple of this, so that O_DIRECT reads and writes whole pages to the end."""
 
 LARGE_NBYTES = 256 * 1024
-"""Extents from this size on keep their phase; a gap of up to a page before them is nothing."""
+"""Extents from this size on keep their phase; a gap of up to a page before them is nothing. At least two pages."""
 
 _ALIGNMENT: Final = 64
 

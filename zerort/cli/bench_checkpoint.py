@@ -90,6 +90,7 @@ class _Bench:
         self._world = world
         self._inside = inside
         self._screen = Screen(options.screen, shown=world.rank == 0)
+        self._check_room(options.nbytes)
         self._layout = FlatLayout.build(_shapes(options.nbytes // len(_KINDS) // 4))
         self._nbytes = len(_KINDS) * self._layout.nbytes
         self._threads = worker_count(world.size)
@@ -97,7 +98,6 @@ class _Bench:
         self._direct = True
 
     def run(self) -> int:
-        self._check_room()
         screen, options = self._screen, self._options
         machine = {**describe_machine(), "ranks": self._world.size, "directory": os.path.abspath(options.dir)}
         for line in self._head(machine):
@@ -114,14 +114,15 @@ class _Bench:
         self._report(machine, rounds[1:], wrong)
         return 1 if wrong else 0
 
-    def _check_room(self) -> None:
-        free = free_nbytes(self._inside)
-        if free is not None and free < 3 * self._nbytes:
-            raise room_error(self._inside, needed=3 * self._nbytes, why="the benchmark keeps three copies at once")
-        if 1.1 * self._nbytes > available_nbytes():
+    def _check_room(self, nbytes: int) -> None:
+        # Each rank would find something else, while the others write: rank 0's findings count.
+        free, available = self._world.first((free_nbytes(self._inside), available_nbytes()))
+        if free is not None and free < 3 * nbytes:
+            raise room_error(self._inside, needed=3 * nbytes, why="the benchmark keeps three copies at once")
+        if 1.1 * nbytes > available:
             raise CallError(
-                f"--nbytes: Expected at most the {format_bytes(available_nbytes())} of memory that are available, got "
-                f"{format_bytes(self._nbytes)}. Use a smaller state."
+                f"--nbytes: Expected at most the {format_bytes(available)} of memory that are available, got "
+                f"{format_bytes(nbytes)}. Use a smaller state."
             )
 
     def _values(self) -> list[Value]:
