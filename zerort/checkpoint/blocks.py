@@ -16,9 +16,9 @@ import itertools
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCK_NBYTES", "BlockFile", "aligned_buffer", "run_workers", "worker_count"]
 
-BLOCK_NBYTES: Final = 4 * 1024**2
+BLOCK_NBYTES = 4 * 1024**2
 """Bytes of one read or write."""
 
 _MOST_THREADS = 4
@@ -138,29 +138,33 @@ class BlockFile:
         """Write all of ``data`` at ``offset``."""
         done = 0
         while done < data.size:
-            done += self._retry(os.pwritev, data[done:], offset + done)
+            done += self._retry(os.pwritev, [data[done:]], offset + done)
 
     def read(self, out: Array, offset: int) -> int:
         """Fill ``out`` from ``offset`` on and return the bytes read: fewer only at the end of the file."""
         done = 0
         while done < out.size:
-            count = self._retry(os.preadv, out[done:], offset + done)
+            count = self._retry(os.preadv, [out[done:]], offset + done)
             done += count
             # A short direct read stands at the end, or at an offset from which the next could not be direct.
             if count == 0 or (done % mmap.PAGESIZE and self.direct):
                 break
         return done
 
-    def _retry(self, move: Callable[[int, Any, int], int], data: Array, offset: int) -> int:
+    def scatter(self, outs: Sequence[Array], offset: int) -> int:
+        """Fill several arrays from ``offset`` on with one call, and return the bytes read, which may be fewer."""
+        return self._retry(os.preadv, outs, offset)
+
+    def _retry(self, move: Callable[[int, Any, int], int], data: Sequence[Array], offset: int) -> int:
         try:
-            return move(self._descriptor, [data], offset)
+            return move(self._descriptor, data, offset)
         except OSError as error:
             if error.errno != errno.EINVAL or not self.direct:
                 raise
         # Some file systems take O_DIRECT at open and refuse it here, or want more than page alignment.
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-        return move(self._descriptor, [data], offset)
+        return move(self._descriptor, data, offset)
 
     def sync(self) -> None:
         """Return when all that was written is on the disk."""

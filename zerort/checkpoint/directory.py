@@ -27,7 +27,7 @@ __all__ = [
     "new_token",
     "publish",
     "read_manifest",
-    "remove_stale",
+    "stale_names",
     "sync_directory",
     "write_all",
 ]
@@ -123,22 +123,21 @@ def sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
-def remove_stale(path: str, *, keep: Iterable[str]) -> list[str]:
-    """Delete data files and drafts of other saves, finished or killed, and return their names.
+def stale_names(path: str, *, keep: Iterable[str]) -> list[str]:
+    """Return the data files and drafts of other saves, finished or killed.
 
     Args:
         path: The checkpoint's directory.
         keep: The data files of the checkpoint that counts.
     """
     kept = frozenset(keep)
-    removed: list[str] = []
-    # What cannot be deleted now is left to the next save: this one is whole already.
-    with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(path)):
-            if name not in kept and (DATA_NAME.fullmatch(name) or _DRAFT_NAME.fullmatch(name)):
-                os.unlink(os.path.join(path, name))
-                removed.append(name)
-    return removed
+    with contextlib.suppress(OSError):  # left to the next save: this one is whole already
+        return [
+            name
+            for name in sorted(os.listdir(path))
+            if name not in kept and (DATA_NAME.fullmatch(name) or _DRAFT_NAME.fullmatch(name))
+        ]
+    return []
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:

@@ -1,11 +1,15 @@
 """Plan the data file of one rank: which piece of which tensor lies at which byte. Integers only.
 
-    value 0            value 1
-    ├ w 0..1M ┼ w 1M..1.2M ┼ b ┤·├ w … ┤        · = up to 63 bytes, so that every extent is aligned for any dtype
+    value 0                    value 1
+    ├ w 0..1M ┼ w 1M..1.2M ┼ b ┤·├ w … ┤        · = some bytes, so that extents are aligned (see the note)
     └ one extent: a piece of one tensor, at most 4 MiB
 
-The plan follows from the layouts and partitions alone, so that rank 0 knows the plans of all ranks and needs only their
-checksums for the manifest. May import: layout.
+The plan follows from the layouts and partitions, so that rank 0 knows the plans of all ranks and needs only their
+checksums for the manifest.
+
+[Note: Phase] O_DIRECT moves whole pages between whole pages. A large extent is stored at the same distance from a page
+boundary as it has in memory (its phase): read back to where it came from, all of it but its ends goes straight into
+place, without a copy. May import: layout.
 """
 
 from __future__ import annotations
@@ -17,13 +21,16 @@ from typing import Final, NamedTuple
 from zerort.checkpoint.value import Value
 from zerort.layout import itemsize
 
-__all__ = ["EXTENT_NBYTES", "PAGE_NBYTES", "Shard", "ShardExtent", "plan_shard", "round_up"]
+__all__ = ["EXTENT_NBYTES", "LARGE_NBYTES", "PAGE_NBYTES", "Shard", "ShardExtent", "plan_shard", "round_up"]
 
-EXTENT_NBYTES: Final = 4 * 1024**2
+EXTENT_NBYTES = 4 * 1024**2
 """The most bytes of one extent: what is read to check any one byte of it."""
 
 PAGE_NBYTES: Final = 4096
 """Data files are a multiple of this, so that O_DIRECT reads and writes whole pages to the end."""
+
+LARGE_NBYTES = 256 * 1024
+"""Extents from this size on keep their phase; a gap of up to a page before them is nothing. At least two pages."""
 
 _ALIGNMENT: Final = 64
 
@@ -57,23 +64,26 @@ class Shard:
     """The size of the file: a multiple of `PAGE_NBYTES`, and 0 for a rank that holds nothing and so has no file."""
 
 
-def plan_shard(values: Sequence[Value], rank: int, *, extent_nbytes: int = EXTENT_NBYTES) -> Shard:
+def plan_shard(values: Sequence[Value], rank: int, *, phases: Sequence[int]) -> Shard:
     """Lay out the data file of ``rank``; padding between tensors is left out.
 
     Args:
         values: What is saved; only their layouts and partitions are looked at.
         rank: Whose file.
-        extent_nbytes: The most bytes of one extent.
+        phases: Where the rank's range of each value begins in its page of memory, in bytes.
     """
     extents: list[ShardExtent] = []
     offset = 0
     for index, value in enumerate(values):
         width = itemsize(value.layout.dtype)
-        most = max(1, extent_nbytes // width)
+        most = max(1, EXTENT_NBYTES // width)
+        phase = phases[index] // width * width  # stored elements are aligned, whatever they were in memory
         for extent, in_extent, in_range in value.layout.overlaps(*value.partition.of(rank)):
             for first in range(in_extent.start, in_extent.stop, most):
                 numel = min(most, in_extent.stop - first)
                 at = in_range.start + first - in_extent.start
+                if numel * width >= LARGE_NBYTES:
+                    offset += (phase + at * width - offset) % PAGE_NBYTES
                 extents.append(ShardExtent(index, extent.name, first, numel, at, offset, numel * width))
                 offset = round_up(offset + numel * width, _ALIGNMENT)
     return Shard(tuple(extents), round_up(offset, PAGE_NBYTES))

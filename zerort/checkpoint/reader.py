@@ -1,6 +1,7 @@
 """Read extents out of data files, check every byte, and put what is wanted where it is wanted.
 
-    file ── preadv ──> aligned block ── crc32c + copy or cast, 512 KiB at a time ──> this rank's range
+    file ── preadv ──> aligned block ── crc32c + copy or cast, 2 MiB at a time ──> this rank's range
+    file ── preadv ──> this rank's range                                      where pages fall on pages ([Note: Phase])
 
 A `Fetch` is one stored extent and the place for a part of it; neighbours in a file are read with one call. An extent is
 read whole even if a part of it is wanted, since its checksum covers the whole. May import: native, checkpoint.*.
@@ -14,18 +15,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from zerort.checkpoint.blocks import BLOCK_NBYTES, BlockFile, run_workers
 from zerort.checkpoint.casts import convert
-from zerort.checkpoint.extents import PAGE_NBYTES, round_up
+from zerort.checkpoint.extents import LARGE_NBYTES, PAGE_NBYTES, round_up
 from zerort.checkpoint.manifest import DataFile, Manifest, StoredExtent
-from zerort.checkpoint.writer import STRIP_NBYTES
 from zerort.errors import CorruptCheckpointError
 from zerort.layout import itemsize
-from zerort.native import crc32c
+from zerort.native import address_of, crc32c
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
 __all__ = ["Damage", "Fetch", "ShardFiles", "damage_error", "deliver", "fetch_all", "span_of"]
+
+
+_STRIP_NBYTES = 2 * 1024**2
+"""Summed up and copied in one go. From this size on copies go past the caches: a quarter less CPU, measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,13 @@ class Fetch(NamedTuple):
     def nbytes(self) -> int:
         """Return the bytes of the stored extent."""
         return self.extent.numel * itemsize(self.dtype)
+
+    @property
+    def in_phase(self) -> bool:
+        """Whether whole pages of the file are whole pages of `out`, and enough of them."""
+        if self.out is None or self.out.nbytes < LARGE_NBYTES or str(self.out.dtype) != self.dtype:
+            return False
+        return (self.extent.offset + self.skip * self.out.itemsize - address_of(self.out)) % PAGE_NBYTES == 0
 
 
 class ShardFiles:
@@ -108,6 +121,10 @@ class ShardFiles:
     def read(self, index: int, out: Array, offset: int) -> int:
         """Fill ``out`` from a file, as `BlockFile.read` does."""
         return self._files[index].read(out, offset)
+
+    def scatter(self, index: int, outs: Sequence[Array], offset: int) -> int:
+        """Fill several arrays from a file, as `BlockFile.scatter` does."""
+        return self._files[index].scatter(outs, offset)
 
     def damage_of(self, fetch: Fetch, reason: str) -> Damage:
         """Return what is wrong with a fetch."""
@@ -183,6 +200,11 @@ def deliver(files: ShardFiles, run: Sequence[Fetch], buffer: Array, *, on_damage
         buffer: Page-aligned, as large as `span_of` says.
         on_damage: Told of every damaged extent.
     """
+    if len(run) == 1 and run[0].in_phase:
+        found = _read_into_place(files, run[0], buffer)
+        if found == run[0].extent.crc32c:
+            return
+        # Short or damaged: read it once more, in the way that says which.
     begin, end = span_of(run)
     count = files.read(run[0].extent.file, buffer[: end - begin], begin)
     for fetch in run:
@@ -208,7 +230,13 @@ def _runs(fetches: Sequence[Fetch]) -> list[list[Fetch]]:
     for fetch in sorted(fetches, key=lambda fetch: fetch.extent[:2]):
         extent = fetch.extent
         last = extent.offset + fetch.nbytes
-        if runs and extent.file == file and extent.offset - end < PAGE_NBYTES and last - begin <= BLOCK_NBYTES:
+        if (
+            not fetch.in_phase
+            and runs
+            and extent.file == file
+            and extent.offset - end < PAGE_NBYTES
+            and last - begin <= BLOCK_NBYTES
+        ):
             runs[-1].append(fetch)
         else:
             runs.append([fetch])
@@ -217,14 +245,39 @@ def _runs(fetches: Sequence[Fetch]) -> list[list[Fetch]]:
     return runs
 
 
+def _read_into_place(files: ShardFiles, fetch: Fetch, buffer: Array) -> int | None:
+    """Read all whole pages of a fetch straight into place, its ends by way of the buffer. Return the checksum.
+
+    pages of the file   │ other, wanted │ wanted … wanted │ wanted, other │
+    go to               │ buffer        │ out             │ buffer        │
+    """
+    assert fetch.out is not None
+    out = fetch.out.view(np.uint8)
+    begin, end = span_of([fetch])
+    first = fetch.extent.offset + fetch.skip * fetch.out.itemsize
+    last = first + out.size
+    low, high = round_up(first, PAGE_NBYTES), last // PAGE_NBYTES * PAGE_NBYTES
+    body = out[low - first : high - first]
+    before, behind = buffer[: low - begin], buffer[low - begin : low - begin + end - high]
+    parts = [part for part in (before, body, behind) if part.size]
+    if files.scatter(fetch.extent.file, parts, begin) != end - begin:
+        return None
+    checksum = crc32c(before[fetch.extent.offset - begin :])
+    checksum = crc32c(body, checksum)
+    checksum = crc32c(behind[: fetch.extent.offset + fetch.nbytes - high], checksum)
+    out[: low - first] = before[first - begin :]
+    out[high - first :] = behind[: last - high]
+    return checksum
+
+
 def _sum_and_deliver(stored: Array, fetch: Fetch) -> int:
     """Return the checksum of an extent's bytes, and deliver the wanted elements strip by strip on the way."""
     checksum = 0
     width = itemsize(fetch.dtype)
     dtype = numpy_dtype(fetch.dtype)
     wanted, last = fetch.skip, fetch.skip + (0 if fetch.out is None else fetch.out.size)
-    for at in range(0, stored.size, STRIP_NBYTES):
-        strip = stored[at : at + STRIP_NBYTES]
+    for at in range(0, stored.size, _STRIP_NBYTES):
+        strip = stored[at : at + _STRIP_NBYTES]
         checksum = crc32c(strip, checksum)
         first, end = max(wanted, at // width), min(last, (at + strip.size) // width)
         if fetch.out is not None and first < end:

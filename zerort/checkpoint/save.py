@@ -25,15 +25,17 @@ import numpy as np
 
 from zerort import trace
 from zerort.checkpoint.blocks import BlockFile, worker_count
-from zerort.checkpoint.directory import data_name, make_directory, new_token, publish, read_manifest, remove_stale
-from zerort.checkpoint.extents import Shard, plan_shard
+from zerort.checkpoint.directory import data_name, make_directory, new_token, publish, read_manifest, stale_names
+from zerort.checkpoint.extents import PAGE_NBYTES, Shard, plan_shard
 from zerort.checkpoint.failure import free_nbytes, room_error, storage_error, together
 from zerort.checkpoint.manifest import VERSION, DataFile, Manifest, StoredExtent, StoredTensor, encode
+from zerort.checkpoint.sweep import sweep, wait_for_sweeps
 from zerort.checkpoint.value import JSON, Value, as_json, check_values, describe_values
 from zerort.checkpoint.writer import write_shard
 from zerort.comm.agreement import expect_same, gather_json
 from zerort.comm.group import Group
 from zerort.errors import CallError, CheckpointError, StorageError
+from zerort.native import address_of
 from zerort.typing import Array
 
 __all__ = ["Saved", "save"]
@@ -52,7 +54,7 @@ class Saved:
     direct: bool
     """Whether this rank's file was written past the page cache (O_DIRECT)."""
     removed: tuple[str, ...]
-    """Files of earlier saves that were deleted."""
+    """Files of earlier saves that are deleted: at once, or in the background if they are large."""
 
 
 def save(
@@ -106,8 +108,10 @@ class _Save:
         expect_same(group, path, what="the checkpoint's path", error=CallError)
         expect_same(group, describe_values(self._values), what="the values to save", error=CallError)
         expect_same(group, self._meta, what="meta", error=CallError)
-        shard = plan_shard(self._values, group.rank)
-        heads = gather_json(group, [new_token(), socket.gethostname(), shard.nbytes, self._progress], name="save heads")
+        phases = [address_of(value.mine) % PAGE_NBYTES for value in self._values]
+        shard = plan_shard(self._values, group.rank, phases=phases)
+        head = [new_token(), socket.gethostname(), shard.nbytes, self._progress, phases]
+        heads = gather_json(group, head, name="save heads")
         token, sizes = heads[0][0], [head[2] for head in heads]
         hosts = [head[1] for head in heads]
         files = [DataFile(data_name(rank, token), nbytes) for rank, nbytes in enumerate(sizes) if nbytes]
@@ -116,7 +120,7 @@ class _Save:
         with trace.span("checkpoint.write", track="checkpoint", nbytes=shard.nbytes, threads=threads):
             checksums, direct = self._write(shard, token, hosts, files, threads)
         with trace.span("checkpoint.commit", track="checkpoint"):
-            removed = self._commit(checksums, token, hosts, files, [head[3] for head in heads])
+            removed = self._commit(checksums, token, files, heads)
         trace.count("checkpoint.written_nbytes", shard.nbytes)
         return Saved(
             path=path,
@@ -133,6 +137,7 @@ class _Save:
 
         def make() -> None:
             if self._group.rank == 0:
+                wait_for_sweeps()
                 self._made = make_directory(self._path)
                 free = free_nbytes(self._path)
                 if free is not None and free < needed:
@@ -217,12 +222,9 @@ class _Save:
 
     # -- commit ----------------------------------------------------------------------------------------------------
 
-    def _commit(
-        self, checksums: list[int], token: str, hosts: list[str], files: list[DataFile], progress: list[JSON]
-    ) -> list[str]:
+    def _commit(self, checksums: list[int], token: str, files: list[DataFile], heads: list[list[JSON]]) -> list[str]:
         """Rank 0 makes the save count. From here on only rank 0 deletes: it alone knows whether the rename happened."""
         group = self._group
-        shards = [plan_shard(self._values, rank) for rank in range(group.size)] if group.rank == 0 else []
         counts = [int(count) for count in group.all_gather(np.array([len(checksums)]), name="save counts").wait()]
         sums = group.all_gather(np.array(checksums, np.uint32), counts=counts, name="save checksums").wait()
 
@@ -230,15 +232,17 @@ class _Save:
             if group.rank:
                 return []
             try:
-                self._see(files, hosts, full=True)
-                text = encode(self._manifest(shards, sums, files, progress))
+                self._see(files, [head[1] for head in heads], full=True)
+                text = encode(self._manifest(heads, sums, files))
                 publish(self._path, text, token=token, made=self._made)
             except BaseException as error:
                 self._withdraw(files, token)
                 if isinstance(error, OSError):
                     raise storage_error(error, path=self._path) from error
                 raise
-            return remove_stale(self._path, keep=[file.name for file in files])
+            stale = stale_names(self._path, keep=[file.name for file in files])
+            sweep(self._path, stale)
+            return stale
 
         removed = together(group, commit, path=self._path, name="save commit")
         return list(gather_json(group, removed, name="save removed")[0])
@@ -253,16 +257,16 @@ class _Save:
                 os.unlink(os.path.join(self._path, file.name))
         self._unmake()
 
-    def _manifest(self, shards: Sequence[Shard], sums: Array, files: list[DataFile], progress: list[JSON]) -> Manifest:
+    def _manifest(self, heads: list[list[JSON]], sums: Array, files: list[DataFile]) -> Manifest:
         rows: dict[tuple[str, str], list[StoredExtent]] = {
             (value.kind, extent.name): [] for value in self._values for extent in value.layout.extents
         }
         kinds = [value.kind for value in self._values]
         indices = {file.name.split(".")[0]: index for index, file in enumerate(files)}
         checksums = iter(sums.tolist())
-        for rank, shard in enumerate(shards):
+        for rank, head in enumerate(heads):
             index = indices.get(f"shard-{rank:05d}", -1)
-            for one in shard.extents:
+            for one in plan_shard(self._values, rank, phases=head[4]).extents:
                 row = StoredExtent(index, one.offset, one.first, one.numel, next(checksums))
                 rows[kinds[one.value], one.name].append(row)
         tensors: dict[str, dict[str, StoredTensor]] = {kind: {} for kind in kinds}
@@ -276,7 +280,7 @@ class _Save:
             zerort=_zerort_version(),
             ranks=self._group.size,
             meta=self._meta,
-            progress=tuple(progress),
+            progress=tuple(head[3] for head in heads),
             files=tuple(files),
             tensors=tensors,
         )

@@ -1,6 +1,6 @@
 """Write one rank's data file: extents packed into blocks, each summed up and copied once, then written.
 
-    tensors ── crc32c + copy, 512 KiB at a time ──> aligned block ── pwritev ──> file
+    tensors ── crc32c + copy, 256 KiB at a time ──> aligned block ── pwritev ──> file
 
 An extent may span two blocks, which different threads write; the sums of its parts are put together at the end.
 May import: native, checkpoint.*.
@@ -14,20 +14,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from zerort.checkpoint.blocks import BLOCK_NBYTES, BlockFile, run_workers
-from zerort.checkpoint.extents import PAGE_NBYTES, Shard
+from zerort.checkpoint.extents import Shard
 from zerort.checkpoint.value import Value
 from zerort.native import copy_into, crc32c, crc32c_combine
 from zerort.typing import Array
 
-__all__ = ["STRIP_NBYTES", "write_shard"]
+__all__ = ["write_shard"]
 
-STRIP_NBYTES = 512 * 1024
-"""Summed up and copied in one go: it has to stay in the cache in between."""
+_STRIP_NBYTES = 256 * 1024
+"""Summed up and copied in one go: it has to stay in the core's cache in between."""
 
 
-def write_shard(
-    file: BlockFile, shard: Shard, values: Sequence[Value], *, threads: int, block_nbytes: int = BLOCK_NBYTES
-) -> list[int]:
+def write_shard(file: BlockFile, shard: Shard, values: Sequence[Value], *, threads: int) -> list[int]:
     """Write the extents of ``shard`` out of ``values`` and return their checksums, in their order.
 
     Args:
@@ -35,7 +33,6 @@ def write_shard(
         shard: What lies where.
         values: The data; nobody changes it meanwhile.
         threads: How many write at once.
-        block_nbytes: Bytes of one write; a multiple of the page size.
 
     Raises:
         OSError: The file system refused.
@@ -47,10 +44,10 @@ def write_shard(
     parts: list[list[tuple[int, int, int]]] = [[] for _ in shard.extents]
 
     def write_block(block: int, buffer: Array) -> None:
-        begin = block * block_nbytes
-        end = min(begin + block_nbytes, shard.nbytes)
+        begin = block * BLOCK_NBYTES
+        end = min(begin + BLOCK_NBYTES, shard.nbytes)
         cursor = begin
-        for index in range(bisect_right(starts, begin) - 1, len(shard.extents)):
+        for index in range(max(bisect_right(starts, begin) - 1, 0), len(shard.extents)):
             extent = shard.extents[index]
             if extent.offset >= end:
                 break
@@ -66,18 +63,17 @@ def write_shard(
         buffer[cursor - begin : end - begin] = 0
         file.write(buffer[: end - begin], begin)
 
-    assert block_nbytes % PAGE_NBYTES == 0, "blocks have to be whole pages"
-    blocks = -(-shard.nbytes // block_nbytes)
-    run_workers(blocks, write_block, threads=threads, buffer_nbytes=block_nbytes)
+    blocks = -(-shard.nbytes // BLOCK_NBYTES)
+    run_workers(blocks, write_block, threads=threads, buffer_nbytes=BLOCK_NBYTES)
     return [_combined(one) for one in parts]
 
 
 def _sum_and_copy(source: Array, *, out: Array) -> int:
     checksum = 0
-    for at in range(0, source.size, STRIP_NBYTES):
-        strip = source[at : at + STRIP_NBYTES]
+    for at in range(0, source.size, _STRIP_NBYTES):
+        strip = source[at : at + _STRIP_NBYTES]
         checksum = crc32c(strip, checksum)
-        copy_into(out[at : at + STRIP_NBYTES], strip)
+        copy_into(out[at : at + _STRIP_NBYTES], strip)
     return checksum
 
 

@@ -3,6 +3,10 @@
     zerort doctor [DIR]             exit code 0: nothing is bad        1: something is
     zerort bench collectives                  0: all data was right    1: some was wrong, or it could not run
     zerort bench optimizer                    2: the command line was wrong
+    zerort bench checkpoint
+    zerort ckpt inspect PATH                  0: it is fine          1: it is damaged
+    zerort ckpt verify PATH                   2: it is not a checkpoint
+    zerort ckpt export PATH OUT
 
 May import: everything of cli.
 """
@@ -16,6 +20,7 @@ from collections.abc import Sequence
 
 import zerort
 from zerort.cli.arguments import UsageError, names_of, output_file, parse_numel, parse_ranks, parse_seconds, parse_sizes
+from zerort.cli.checkpoint_arguments import add_bench_checkpoint, add_ckpt
 from zerort.comm.bootstrap import KINDS
 from zerort.errors import ZerortError
 from zerort.native.dtypes import DTYPE_CODES
@@ -65,10 +70,14 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument("directory", nargs="?", default=".", metavar="DIR", help="a directory on the disk to measure")
     doctor.add_argument("--json", action="store_true", help="print JSON instead of lines")
 
-    bench = commands.add_parser("bench", help="measure collectives or optimizers", description="Measure this machine.")
+    bench = commands.add_parser(
+        "bench", help="measure collectives, optimizers or checkpoints", description="Measure this machine."
+    )
     benches = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     _add_collectives(benches)
     _add_optimizer(benches)
+    add_bench_checkpoint(benches, _command)
+    add_ckpt(commands, _command)
     return parser
 
 

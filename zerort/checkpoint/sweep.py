@@ -1,0 +1,58 @@
+"""Delete the files of earlier saves; many bytes of them in the background.
+
+A save is over when its manifest is in place. Deleting a gigabyte can take a third as long again (a disk mounted with
+``discard`` tells the device of every block), and nobody has to wait for it: small amounts are deleted at once, large
+ones by a thread. The next save and the end of the process wait for that thread. Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = ["AT_ONCE_NBYTES", "sweep", "wait_for_sweeps"]
+
+AT_ONCE_NBYTES: Final = 32 * 1024**2
+"""Up to this many bytes are deleted before `sweep` returns."""
+
+_lock = threading.Lock()
+_threads: list[threading.Thread] = []
+
+
+def sweep(path: str, names: Sequence[str]) -> None:
+    """Delete files of a directory, now or soon. What cannot be deleted is left: the next save finds it again.
+
+    Args:
+        path: The directory.
+        names: The files.
+    """
+    paths = [os.path.join(path, name) for name in names]
+    nbytes = 0
+    for one in paths:
+        with contextlib.suppress(OSError):
+            nbytes += os.stat(one).st_size
+    if nbytes <= AT_ONCE_NBYTES:
+        _delete(paths)
+        return
+    thread = threading.Thread(target=_delete, args=(paths,), name="checkpoint sweep")
+    with _lock:
+        _threads[:] = [one for one in _threads if one.is_alive()]
+        _threads.append(thread)
+        thread.start()
+
+
+def wait_for_sweeps() -> None:
+    """Return when everything that `sweep` was given in this process is deleted."""
+    with _lock:
+        waiting = list(_threads)
+    for thread in waiting:
+        thread.join()
+
+
+def _delete(paths: Sequence[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
