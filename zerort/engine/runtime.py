@@ -213,9 +213,13 @@ class Runtime:
             The directory.
         """
         self.check_open("save")
-        progresses = gather_json(self.world, progress, name="progress")
-        meta = snapshot.meta_of(self) | {"progress": progresses}
         error: Exception | None = None
+        try:
+            progress = checkpoint.as_json(progress, what="progress")
+        except ZerortError as caught:
+            error = caught
+        raise_together(self.world, error, name="save")
+        meta = snapshot.meta_of(self) | {"progress": gather_json(self.world, progress, name="progress")}
         if self.mesh.copy == 0:
             try:
                 checkpoint.save(path, self.mesh.shard, list(snapshot.values_of(self)), meta=meta)
@@ -224,12 +228,13 @@ class Runtime:
         raise_together(self.world, error, name="save")
         return Path(path)
 
-    def load(self, path: str | Path, *, optimizer: bool = True) -> Restored:
+    def load(self, path: str | Path, *, optimizer: bool = True, strict: bool = True) -> Restored:
         """Read a checkpoint, of any number of ranks and any plan, into the registered units.
 
         Args:
             path: What `save` was given.
             optimizer: Also read the optimizer's state, the count of updates and the loss scale.
+            strict: Refuse a checkpoint that holds more tensors than are registered.
 
         Raises:
             CheckpointError: It is damaged, or of another model or optimizer; on every rank.
@@ -244,7 +249,8 @@ class Runtime:
             error = caught
         raise_together(self.world, error, name="load")
         assert manifest is not None
-        checkpoint.load(path, self.mesh.shard, list(snapshot.values_of(self, optimizer=optimizer)), manifest=manifest)
+        values = list(snapshot.values_of(self, optimizer=optimizer))
+        checkpoint.load(path, self.mesh.shard, values, manifest=manifest, strict=strict)
         snapshot.spread_loaded(self, optimizer=optimizer)
         if optimizer:
             snapshot.restore_meta(self, manifest)
