@@ -5,7 +5,7 @@ import pytest
 
 import zerort as zr
 from zerort.comm import open_group
-from zerort.errors import CallError, ClosedError, StaleViewError, UnitStateError
+from zerort.errors import CallError, ClosedError, CollectiveMismatchError, StaleViewError, UnitStateError
 from zerort.testing import run_threads
 
 F4 = np.float32
@@ -114,6 +114,25 @@ def test_one_rank_with_a_wrong_gradient_stops_all():
                 unit.reduce({"w": ones(8)})
             with pytest.raises(CallError, match=r"shape \[8\], got \[9\]"):
                 unit.reduce({"w": ones(9)}) if wrong else rt.step()
+
+    run_threads(3, body)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_unit_that_only_some_ranks_reduce_is_named_and_an_empty_reduce_is_the_cure(stage):
+    def body(group):
+        with zr.open(plan=zr.Plan.zero(stage), group=group, optimizer=zr.SGD(lr=1.0)) as rt:
+            one, two = (rt.register(name, {"w": ones(8)}) for name in ("one", "two"))
+            one.reduce({"w": ones(8)})
+            two.reduce({"w": ones(8)} if rt.rank else {})
+            rt.step()
+            with two.gathered() as p:
+                np.testing.assert_allclose(p["w"], np.full(8, 1 / 3), rtol=1e-6)
+            one.reduce({"w": ones(8)})
+            if rt.rank:
+                two.reduce({"w": ones(8)})
+            with pytest.raises((UnitStateError, CollectiveMismatchError), match="two"):
+                rt.step()
 
     run_threads(3, body)
 

@@ -131,6 +131,11 @@ class FlatBuffer:
             )
         return self._whole
 
+    def wait(self) -> None:
+        """Wait for a gather that is under way: until then other ranks may read this rank's range."""
+        if self._whole is not None:
+            self._whole.wait()
+
     @property
     def whole(self) -> Array:
         """Where the whole is, or will be when the Ticket of `restore` is done: 1-D."""

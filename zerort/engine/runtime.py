@@ -296,6 +296,12 @@ class Runtime:
                 if section.state is not None:
                     yield section
 
+    def wait_for_gathers(self) -> None:
+        """Wait until no rank reads this one's parameters any more: they are about to change."""
+        self.drop_prefetched()
+        for section in self.trained_sections():
+            section.parameters.wait()
+
     def wait_for_reductions(self) -> None:
         """Wait for every reduction that was fired, and raise what went wrong in one."""
         for section in self.trained_sections():

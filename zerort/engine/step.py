@@ -55,6 +55,8 @@ def take_step(rt: Runtime) -> StepReport:
 def _walk(rt: Runtime) -> StepReport:
     with rt.ledger.stall("reduce"):
         rt.wait_for_reductions()  # before anything else is said: a rank that could not reduce has complained there
+    with rt.ledger.stall("gather"):
+        rt.wait_for_gathers()
     with rt.ledger.stall("step"):
         facts = _agree(rt)
     sections = [
@@ -97,8 +99,9 @@ def _walk(rt: Runtime) -> StepReport:
 
 
 def _agree(rt: Runtime) -> _Facts:
-    trouble = next((unit.gradient_trouble for unit in rt.units.values() if unit.gradient_trouble), "")
-    held = [unit.name for unit in rt.units.values() if unit.is_gathered]
+    units = list(rt.units.values())
+    trouble = next((unit.gradient_trouble for unit in units if unit.gradient_trouble), "")
+    held = [unit.name for unit in units if unit.is_gathered]
     if held:
         trouble = (
             f"Expected all units released before step(), got {', '.join(held)} gathered. Leave their blocks first."
@@ -106,7 +109,7 @@ def _agree(rt: Runtime) -> _Facts:
     tensors: list[str] = []
     present: list[bool] = []
     first = -1
-    for unit in rt.units.values():
+    for unit in units:
         for section in unit.sections:
             if section.bucket is None:
                 continue
@@ -115,13 +118,20 @@ def _agree(rt: Runtime) -> _Facts:
                     first = len(tensors)
                 tensors.append(extent.name)
                 present.append(extent.name in section.bucket.seen)
-    if not trouble and not any(unit.reduced for unit in rt.units.values()):
+    if not trouble and not any(unit.reduced for unit in units):
         trouble = "Expected gradients before step(), got none since the last one. Call unit.reduce(gradients) first."
-    mine = np.array([bool(trouble), first, *present], np.int64)
+    mine = np.array([bool(trouble), first, *(unit.reduced for unit in units), *present], np.int64)
     everyone = rt.world.all_gather(mine, name="step").wait().reshape(rt.world.size, -1)
     if everyone[:, 0].any():
         raise_together(rt.world, UnitStateError(trouble) if trouble else None, name="step")
-    found = everyone[:, 2:].max(0, initial=0)
+    reduced = everyone[:, 2 : 2 + len(units)]
+    for unit, ranks in zip(units, reduced.T, strict=True):
+        if 0 < ranks.sum() < rt.world.size:
+            raise UnitStateError(
+                f"Expected unit {unit.name!r} to be reduced on every rank or on none, got it on ranks "
+                f"{', '.join(map(str, np.flatnonzero(ranks)))} only. Call unit.reduce({{}}) where it was not used."
+            )
+    found = everyone[:, 2 + len(units) :].max(0, initial=0)
     where = ""
     for rank, index in enumerate(everyone[:, 1]):
         if index >= 0 and not where:

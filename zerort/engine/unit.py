@@ -9,8 +9,8 @@ told to the others, who raise it at their next collective. May import: buffer, c
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
@@ -107,8 +107,12 @@ class Unit:
         """Start to bring the whole unit here and return the Ticket of its tensors. Every rank calls this."""
         self._move("gather")
         self._runtime.note_gather(self)
-        for unit in (*self._lenders, self):
-            unit._hold()
+        with contextlib.ExitStack() as undo:
+            undo.callback(setattr, self, "_state", RESTING)
+            for unit in (*self._lenders, self):
+                unit._hold()
+                undo.callback(unit._let_go)
+            undo.pop_all()
         views = Views(
             self.name,
             {local: home._section_of[full].parameters.view(full) for local, (home, full) in self._places.items()},
@@ -127,7 +131,7 @@ class Unit:
         for unit in (self, *self._lenders):
             unit._let_go()
 
-    @contextmanager
+    @contextlib.contextmanager
     def gathered(self) -> Iterator[Views]:
         """Gather the unit for the length of a ``with`` block, which gets its tensors by name: read-only, not copied."""
         ticket = self.gather()
@@ -165,9 +169,11 @@ class Unit:
         if self._holders:
             return
         if self._slot is not None:
+            assert self._fetched is not None
+            self._fetched.wait()  # only if it was gathered ahead and not used is there anything to wait for
             for section in self.sections:
                 section.parameters.release()
-            self._slot.release(after=self._fetched)
+            self._slot.release()
             self._slot = None
         self._fetched = None
 
