@@ -1,12 +1,13 @@
-"""Train a byte-level language model with ZeRO-style sharding, written by hand on zerort's collectives.
+"""Train a byte-level language model in plain NumPy, sharded over ranks.
 
-    mpirun -n 8 python examples/train.py              # or: make train
+    python examples/train.py                            # one process
+    mpirun -n 8 python examples/train.py                # eight, ZeRO-3: each holds an eighth of everything
+    mpirun -n 8 python examples/train.py --plan zero0   # the same training, with everything on every rank
 
-Every rank reads its own part of Python's standard library and learns to guess the next byte. What it shows:
-
-    parameters        lie once per machine, in memory that all ranks share: a gather is a meeting, nothing is copied
-    gradients         are reduce-scattered in place: each rank sums its own shard, straight from the others' memory
-    optimizer state   exists only for the rank's own shard; one fused native kernel updates it
+A small transformer learns to guess the next byte of Python's standard library. Each of its units (the embedding, the
+blocks, the head) is whole only while it computes: gathered, used, released. Its gradients are summed into shards while
+the next unit computes, and each rank updates what it owns. With `--resume` it goes on where it was, under another plan
+or on another number of ranks if you like.
 """
 
 from __future__ import annotations
@@ -16,158 +17,227 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a rank is a worker already: more threads than cores only wait
 
 import argparse
-import sysconfig
+import functools
+import importlib.util
+import math
 import time
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import zerort as zr
+import zerort_numpy as zn
+from zerort.config import format_bytes
+from zerort.testing.byte_model import ByteModel
+from zerort.testing.byte_text import ByteText
 
-CONTEXT, WIDTH, HIDDEN, VOCABULARY = 16, 32, 384, 256
-SHAPES = {
-    "embedding": (VOCABULARY, WIDTH),
-    "w1": (CONTEXT * WIDTH, HIDDEN),
-    "b1": (HIDDEN,),
-    "w2": (HIDDEN, VOCABULARY),
-    "b2": (VOCABULARY,),
-}
-
-
-def read_text(*, rank: int, size: int, limit: int) -> np.ndarray:
-    """Return this rank's share of the standard library's sources, as bytes."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[rank::size]
-    text, total = [], 0
-    for file in files:
-        text.append(file.read_bytes())
-        total += len(text[-1])
-        if total > limit:
-            break
-    return np.frombuffer(b"".join(text), np.uint8)
-
-
-def batches(text: np.ndarray, *, batch: int, seed: int):
-    """Yield (contexts, next bytes) for ever."""
-    rng = np.random.default_rng(seed)
-    while True:
-        at = rng.integers(0, len(text) - CONTEXT, batch)
-        yield text[at[:, None] + np.arange(CONTEXT)], text[at + CONTEXT]
-
-
-def loss_and_gradients(p: dict, x: np.ndarray, y: np.ndarray, g: dict) -> float:
-    """Run the model forward and backward; write the gradients into ``g`` and return the mean loss in nats."""
-    rows = np.arange(len(y))
-    inputs = p["embedding"][x].reshape(len(x), -1)
-    hidden = np.tanh(inputs @ p["w1"] + p["b1"])
-    logits = hidden @ p["w2"] + p["b2"]
-    logits -= logits.max(1, keepdims=True)
-    probabilities = np.exp(logits)
-    probabilities /= probabilities.sum(1, keepdims=True)
-    loss = -np.log(probabilities[rows, y] + 1e-9).mean()
-
-    slope = probabilities
-    slope[rows, y] -= 1
-    slope /= len(y)
-    np.matmul(hidden.T, slope, out=g["w2"])
-    slope.sum(0, out=g["b2"])
-    back = (slope @ p["w2"].T) * (1 - hidden * hidden)
-    np.matmul(inputs.T, back, out=g["w1"])
-    back.sum(0, out=g["b1"])
-    g["embedding"][:] = 0
-    np.add.at(g["embedding"], x.reshape(-1), (back @ p["w1"].T).reshape(-1, WIDTH))
-    return float(loss)
+PLANS = {f"zero{stage}": zr.Plan.zero(stage) for stage in range(4)}
+SHARDS = 8  # with --deterministic a batch is always computed in eight parts, however many ranks share them
 
 
 def main() -> None:
-    """Train and report."""
+    """Open a runtime, register the model's units, train them."""
+    options = parse()
+    model = ByteModel(width=options.width, layers=options.layers)
+    text = ByteText(rows=options.batch, context=model.context)
+    if options.trace:
+        zr.trace.enable()
+    schedule = zr.warmup_cosine(options.lr, warmup=min(30, options.steps), total=options.steps)
+    with zr.open(
+        plan=PLANS[options.plan],
+        optimizer=zr.AdamW(lr=schedule, betas=(0.9, 0.98), weight_decay=0.01),
+        groups=[zr.ParameterGroup(("*.b_*", "*.norm*"), weight_decay=0.0)],
+        clip_norm=1.0,
+        gradient_dtype="float32",
+        loss_scale=zr.LossScale() if options.dtype == "float16" else None,
+        deterministic=options.deterministic,
+        virtual_shards=SHARDS if options.deterministic else None,
+    ) as rt:
+        units = {}
+        for name in model.units:  # all ranks make the same first values; each keeps its shard of them
+            first = {key: value.astype(options.dtype) for key, value in model.init(name).items()}
+            units[name] = zn.register(rt, name, first)
+        position = 0
+        if options.resume and (options.resume / "manifest.json").exists():
+            position = rt.load(options.resume).progress["position"]
+
+        with Screen(rt, options, model=model, position=position) as screen:
+            for step in range(position, options.steps):
+                loss = learn(rt, units, model, text, step=step)
+                report = rt.step()
+                screen.show(step + 1, loss, report)
+                if options.save and ((step + 1) % options.save_every == 0 or step + 1 == options.steps):
+                    rt.save(options.save, progress={"position": step + 1})
+        screen.summary()
+        if options.sample:
+            screen.say(f"it writes: {sample(units, model, prompt=b'    def ', length=options.sample)!r}")
+        if options.trace and (path := rt.group.save_trace(options.trace)):
+            screen.say(f"trace: {path} (open it in ui.perfetto.dev)")
+
+
+def learn(rt: zr.Runtime, units: dict[str, zn.NumpyUnit], model: ByteModel, text: ByteText, *, step: int) -> float:
+    """Hand in the gradients of this rank's part of a batch, and return its part of the mean loss in nats."""
+    losses, saved = [], {}
+    shards = rt.size * len(rt.shards)
+    for shard in rt.shards:
+        x, y = text.batch(step, shard, of=shards)
+        weight = shards * len(x) / text.rows  # a shard with fewer rows counts for less
+        for name, unit in units.items():
+            with unit.gathered() as p:
+                x, saved[name] = model.forward(name, p, x)
+        loss, slope = model.loss(x, y, weight=weight * rt.loss_scale)
+        for name, unit in reversed(units.items()):
+            with unit.gathered() as p:
+                slope, grads = model.backward(name, p, saved.pop(name), slope)
+            unit.reduce(grads)
+        losses.append(loss / rt.loss_scale)
+    return float(np.mean(losses))
+
+
+def sample(units: dict[str, zn.NumpyUnit], model: ByteModel, *, prompt: bytes, length: int) -> str:
+    """Let the model write. All ranks do the same: a gather needs all of them."""
+    text, rng = list(prompt), np.random.default_rng(0)
+    for _ in range(length):
+        x = np.array([text[-model.context :]], np.uint8)
+        for name, unit in units.items():
+            with unit.gathered() as p:
+                x, _ = model.forward(name, p, x)
+        odds = np.exp((x[0, -1] - x[0, -1].max()).astype(float) / 0.6)  # cooler than 1: fewer slips
+        text.append(int(rng.choice(len(odds), p=odds / odds.sum())))
+    return bytes(text).decode(errors="replace")
+
+
+class Screen:
+    """What rank 0 shows: a live bar on a terminal, a line now and then elsewhere; a summary and a plot at the end."""
+
+    def __init__(self, rt: zr.Runtime, options: argparse.Namespace, *, model: ByteModel, position: int) -> None:
+        self.rt, self.options, self.model, self.position = rt, options, model, position
+        self.losses: list[float] = []  # of this rank, since the last look
+        self.history: list[tuple[int, float]] = []  # step, mean bits per byte of all ranks
+        self.report: zr.StepReport | None = None
+        self.skipped = 0
+        self.began, self.seconds = time.perf_counter(), 0.0
+        self.console = Console(highlight=False, soft_wrap=True, quiet=rt.rank != 0)
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        self.bar = Progress(*columns, console=self.console, auto_refresh=False) if self.console.is_terminal else None
+
+    def __enter__(self) -> Screen:
+        ranks = "1 rank" if self.rt.size == 1 else f"{self.rt.size} ranks"
+        self.say(f"{self.model} in {self.options.dtype}, {self.options.plan} on {ranks} ({self.rt.group.kind})")
+        if self.position:
+            self.say(f"resumed from {self.options.resume} at step {self.position}")
+        if self.bar:
+            self.bar.add_task("", total=self.options.steps)
+            self.bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.bar:
+            self.bar.stop()  # gives the cursor back
+
+    def say(self, line: str) -> None:
+        """Print on rank 0."""
+        self.console.print(line, markup=False)
+
+    def show(self, done: int, loss: float, report: zr.StepReport) -> None:
+        """Take note of a step. Now and then all ranks average their losses, and rank 0 shows how things stand."""
+        self.losses.append(loss)
+        self.report = report
+        self.skipped += not report.updated
+        steps = self.options.steps
+        if done % max(1, steps // 60) and done not in (self.position + 1, steps):
+            return
+        mean = self.rt.group.all_reduce(np.array([np.mean(self.losses)]), name="loss").wait()[0] / self.rt.size
+        self.losses.clear()
+        self.history.append((done, mean / math.log(2)))
+        self.seconds = time.perf_counter() - self.began
+        rate = (done - self.position) * self.options.batch * self.model.context / self.seconds
+        memory = format_bytes(self.rt.memory().resting)
+        line = f"loss {self.history[-1][1]:5.3f} bits/byte  {rate:7,.0f} tokens/s  {memory} on this rank"
+        if self.bar:
+            self.bar.update(self.bar.task_ids[0], completed=done, description=line, refresh=True)
+        elif len(self.history) % 4 == 1 or done == steps:
+            self.say(f"step {done:5}  {'█' * (20 * done // steps):20}  {line}")
+
+    def summary(self) -> None:
+        """Say what was learned, what it took and where it is; draw the plot."""
+        options, memory = self.options, self.rt.memory()
+        parts = ", ".join(
+            f"{part} {format_bytes(getattr(memory, part))}" for part in ("parameter", "gradient", "state")
+        )
+        self.say(f"\n{options.plan}: {PLANS[options.plan]}\nat rest on this rank: {parts}")
+        if self.report is None:
+            self.say(f"nothing to do: the checkpoint is at step {self.position}; ask for more with --steps")
+            return
+        (_, high), (last, _) = self.history[0], self.history[-1]
+        low = np.mean([bits for _, bits in self.history[-5:]])  # batches differ: a single one says little
+        self.say(f"loss: from {high:.2f} to {low:.2f} bits per byte in {self.seconds:.1f} s, up to step {last}")
+        if self.skipped:
+            self.say(f"{self.skipped} steps changed nothing, as with float16 while the loss scale is being found")
+        if self.report.digest:
+            self.say(f"digest of the parameters: {self.report.digest}")
+        if options.save:
+            self.say(f"checkpoint: {options.save} (go on with --resume {options.save} --steps {2 * last})")
+        if options.plot and self.rt.rank == 0:
+            self.draw(options.plot)
+            self.say(f"plot: {options.plot}")
+
+    def draw(self, path: Path) -> None:
+        """Write the loss over the steps as a picture."""
+        import matplotlib
+
+        matplotlib.use("Agg")  # no screen needed
+        from matplotlib import pyplot
+
+        figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+        axes.plot(*zip(*self.history, strict=True))
+        axes.set(xlabel="step", ylabel="bits per byte", title=f"{self.options.plan}, ranks: {self.rt.size}")
+        axes.grid(visible=True, alpha=0.3)
+        figure.savefig(path, dpi=130)
+
+
+def parse() -> argparse.Namespace:
+    """Return the options, or say which of them cannot be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1500, help="optimizer steps (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=128, help="samples per rank and step (default: %(default)s)")
-    parser.add_argument("--lr", type=float, default=3e-3, help="learning rate (default: %(default)s)")
-    parser.add_argument("--bytes", type=int, default=1 << 20, help="text per rank (default: %(default)s)")
-    parser.add_argument("--trace", type=Path, help="write a trace for ui.perfetto.dev")
+    add = parser.add_argument
+    add("--plan", choices=PLANS, default="zero3", help="what is sharded (default: %(default)s)")
+    add("--steps", type=whole, default=400, help="train up to this step (default: %(default)s)")
+    add("--batch", type=whole, default=32, help="rows of a step, over all ranks (default: %(default)s)")
+    add("--lr", type=float, default=1e-2, help="largest learning rate (default: %(default)s)")
+    add("--width", type=whole, default=64, help="features of a token, a multiple of 4 (default: %(default)s)")
+    add("--layers", type=whole, default=2, help="blocks (default: %(default)s)")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of the parameters")
+    add("--deterministic", action="store_true", help=f"the same bits on any number of ranks that divides {SHARDS}")
+    add("--save", type=Path, metavar="DIR", help="write a checkpoint at the end (default: where --resume is)")
+    add("--save-every", type=whole, default=200, metavar="STEPS", help="and so often (default: %(default)s)")
+    add("--resume", type=Path, metavar="DIR", help="go on from the checkpoint there, if there is one")
+    add("--plot", type=Path, metavar="FILE", help="draw the loss: loss.png, .svg or .pdf")
+    add("--trace", type=Path, metavar="FILE", help="write what every rank did and when, for ui.perfetto.dev")
+    add("--sample", type=functools.partial(whole, least=0), default=80, metavar="BYTES", help="let it write at the end")
     options = parser.parse_args()
-    if min(options.steps, options.batch, options.bytes) < 1:
-        parser.error("--steps, --batch and --bytes must be at least 1")
     if not 0 < options.lr < 1:
-        parser.error(f"--lr must be between 0 and 1, got {options.lr}")
-    if options.trace and not options.trace.absolute().parent.is_dir():
-        parser.error(f"--trace: there is no directory {options.trace.absolute().parent}")
-
-    with zr.open_group() as group:
-        if options.trace:
-            zr.trace.enable()
-        # The layout: where every parameter lies in one flat buffer, and which range of it is whose.
-        layout = zr.FlatLayout.build(SHAPES)
-        shards = zr.Partition.build(layout.numel, group.size, alignment=16)
-        mine = shards.of(group.rank).slice
-
-        parameters = group.empty_shared(shards.counts, "float32", name="parameters")  # once per machine
-        gradients = group.empty(layout.numel, "float32", name="gradients")  # readable by the other ranks
-        exp_avg, exp_avg_sq = np.zeros((2, shards.counts[group.rank]), np.float32)  # for my shard only
-
-        def views(buffer: np.ndarray) -> dict[str, np.ndarray]:
-            return {name: buffer[layout.of(name).slice].reshape(shape) for name, shape in SHAPES.items()}
-
-        p, g = views(parameters.full), views(gradients)
-        initial = np.zeros(layout.numel, np.float32)
-        rng = np.random.default_rng(0)  # the same on every rank; each keeps its own shard of it
-        for name, shape in SHAPES.items():
-            if len(shape) == 2:
-                initial[layout.of(name).slice] = (rng.standard_normal(shape) / np.sqrt(shape[0])).reshape(-1)
-        parameters.mine[:] = initial[mine]
-        group.all_gather(parameters.mine, out=parameters.full, counts=shards.counts).wait()
-
-        text = read_text(rank=group.rank, size=group.size, limit=options.bytes)
-        stream = batches(text, batch=options.batch, seed=group.rank)
-        report(group, f"{group}")
-        report(
-            group,
-            f"{layout.numel:,} parameters, ranks: {group.size}; {parameters.full.nbytes / 2**20:.1f} MiB on this "
-            f"machine, {2 * exp_avg.nbytes / 2**10:.0f} KiB of optimizer state on rank 0",
-        )
-        began, first = time.perf_counter(), None
-        for step in range(1, options.steps + 1):
-            with zr.trace.span("compute"):
-                loss = loss_and_gradients(p, *next(stream), g)
-            group.reduce_scatter(gradients, out=gradients[mine], counts=shards.counts, name="gradients").wait()
-            with zr.trace.span("adamw"):
-                zr.native.adamw_(
-                    parameters.mine,
-                    gradients[mine],
-                    exp_avg,
-                    exp_avg_sq,
-                    lr=options.lr,
-                    beta1=0.9,
-                    beta2=0.99,
-                    eps=1e-8,
-                    weight_decay=0.01,
-                    step=step,
-                    grad_scale=1 / group.size,
-                )
-            group.all_gather(parameters.mine, out=parameters.full, counts=shards.counts, name="parameters").wait()
-            if step == 1 or step % max(1, options.steps // 15) == 0 or step == options.steps:
-                mean = group.all_reduce(np.array([loss]), name="loss").wait()[0] / group.size
-                first = mean if first is None else first
-                seconds = time.perf_counter() - began
-                rate = step * options.batch * group.size / seconds
-                done = "█" * (20 * step // options.steps)
-                report(
-                    group, f"step {step:5}  {done:20}  loss {mean / np.log(2):5.3f} bits/byte  {rate:9,.0f} samples/s"
-                )
-        report(
-            group,
-            f"loss fell from {first / np.log(2):.2f} to {mean / np.log(2):.2f} bits per byte in {seconds:.0f} s "
-            f"({group.kind} group of {group.size})",
-        )
-        if options.trace and (path := group.save_trace(options.trace)):
-            report(group, f"trace: {path} (open it in ui.perfetto.dev)")
+        parser.error(f"argument --lr: expected a number between 0 and 1, got {options.lr}")
+    if options.width % 4:
+        parser.error(f"argument --width: expected a multiple of the 4 heads, got {options.width}")
+    for name in ("plot", "trace"):
+        path = getattr(options, name)
+        if path and not path.absolute().parent.is_dir():
+            parser.error(f"argument --{name}: there is no directory {path.absolute().parent}")
+    if options.plot and options.plot.suffix not in (".png", ".svg", ".pdf"):
+        parser.error(f"argument --plot: expected a file that ends in .png, .svg or .pdf, got {options.plot}")
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("argument --plot: needs matplotlib, which is not installed: pip install matplotlib")
+    options.save = options.save or options.resume
+    return options
 
 
-def report(group: zr.Group, line: str) -> None:
-    """Print on rank 0 only."""
-    if group.rank == 0:
-        print(line, flush=True)
+def whole(text: str, *, least: int = 1) -> int:
+    """Return a whole number."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text!r}")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -9,23 +9,102 @@ import pytest
 from zerort.testing import run_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = ("--width", "32", "--layers", "1", "--batch", "16", "--sample", "8")
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 8])
-def test_train_learns(ranks, tmp_path):
-    words = [EXAMPLES / "train.py", "--steps", "60", "--bytes", "100000", "--trace", tmp_path / "trace.json"]
-    result = run_job(ranks, words, timeout=120)
+def train(ranks, *words, steps=40, small=SMALL, **options):
+    """Run examples/train.py on some ranks and return what it wrote."""
+    result = run_job(ranks, [EXAMPLES / "train.py", "--steps", str(steps), *small, *words], timeout=120, **options)
     assert result.code == 0, result.output
-    first, last = map(float, re.search(r"fell from ([\d.]+) to ([\d.]+)", result.output).groups())
+    return result.output
+
+
+def losses(output):
+    """What the loss was at first and at last, in bits per byte."""
+    return tuple(map(float, re.search(r"loss: from ([\d.]+) to ([\d.]+) bits per byte", output).groups()))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The losses of one process that holds everything."""
+    return losses(train(1, "--plan", "zero0"))
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("zero0", 2), ("zero1", 3), ("zero2", 4), ("zero3", 3), ("zero3", 8)])
+def test_train_learns_the_same_with_every_plan(plan, ranks, alone):
+    output = train(ranks, "--plan", plan)
+    first, last = losses(output)
     assert first > 7.5
     assert last < 5.0
+    assert (first, last) == pytest.approx(alone, abs=0.011)  # whoever computed which rows
+    assert f"{plan}: parameter " in output
+    assert re.search(r"at rest on this rank: parameter \S+, gradient \S+, state \S+", output)
+    assert "it writes: '    def " in output
+
+
+def test_train_resumes_on_other_ranks_with_another_plan(tmp_path):
+    where = ("--resume", tmp_path / "checkpoint")
+    before = train(3, "--plan", "zero3", *where)
+    assert "resumed" not in before
+    after = train(2, "--plan", "zero1", *where, steps=60)
+    assert f"resumed from {tmp_path / 'checkpoint'} at step 40" in after
+    assert losses(before)[0] > 7.5
+    assert max(losses(after)) < 5.5  # from its first step on
+    assert "nothing to do: the checkpoint is at step 60" in train(1, *where, steps=60)
+
+
+def test_train_is_deterministic_on_any_number_of_ranks():
+    outputs = [
+        train(ranks, "--deterministic", "--plan", plan, steps=12) for ranks, plan in ((1, "zero0"), (4, "zero3"))
+    ]
+    digests = [re.search(r"digest of the parameters: (\w+)", output).group(1) for output in outputs]
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_train_in_sixteen_bits(dtype):
+    assert losses(train(2, "--dtype", dtype))[1] < 5.0
+
+
+def test_train_draws_and_traces(tmp_path):
+    output = train(3, "--plot", tmp_path / "loss.png", "--trace", tmp_path / "trace.json", steps=10)
+    assert f"plot: {tmp_path / 'loss.png'}" in output
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert {event["pid"] for event in events if event["ph"] == "X"} == set(range(ranks))
+    assert {event["pid"] for event in events if event["ph"] == "X"} == {0, 1, 2}
     names = {event["name"] for event in events if event["ph"] == "X"}
-    assert {"compute", "reduce_scatter gradients", "all_gather parameters", "adamw", "meet", "move"} <= names
+    assert {"compute embed", "compute block0", "compute head"} <= names
+    assert any(name.startswith("reduce_scatter") for name in names)
 
 
-def test_train_refuses_nonsense():
-    result = run_job(2, [EXAMPLES / "train.py", "--steps", "0"], timeout=60)
+def test_train_shows_a_bar_on_a_terminal():
+    output = train(2, steps=10, env={"FORCE_COLOR": "1"})
+    assert "━" in output
+    assert "10/10" in output
+    assert not re.search(r"^step ", output, re.MULTILINE)  # no lines beside the bar
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--steps", "0"], "argument --steps: expected a whole number of at least 1, got '0'"),
+        (["--batch", "many"], "argument --batch: expected a whole number of at least 1, got 'many'"),
+        (["--lr", "3"], "argument --lr: expected a number between 0 and 1, got 3.0"),
+        (["--width", "30"], "argument --width: expected a multiple of the 4 heads, got 30"),
+        (["--plan", "zero4"], "argument --plan: invalid choice: 'zero4'"),
+        (["--plot", "/nowhere/loss.png"], "argument --plot: there is no directory /nowhere"),
+        (["--plot", "loss.txt"], "argument --plot: expected a file that ends in .png, .svg or .pdf, got loss.txt"),
+    ],
+)
+def test_train_refuses_nonsense(words, complaint, tmp_path):
+    result = run_job(1, [EXAMPLES / "train.py", *words], timeout=60, cwd=tmp_path)
     assert result.code not in (0, 124)
-    assert "--steps, --batch and --bytes must be at least 1" in result.output
+    assert complaint in result.output
+
+
+def test_train_says_early_that_matplotlib_is_missing(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['matplotlib'] = None")
+    words = [EXAMPLES / "train.py", "--plot", tmp_path / "loss.png"]
+    result = run_job(2, words, timeout=60, env={"PYTHONPATH": str(tmp_path)})
+    assert result.code not in (0, 124)
+    assert "--plot: needs matplotlib" in result.output

@@ -301,8 +301,9 @@ def _rows(x: Array) -> Array:
 
 
 def _computable(p: Params) -> Params:
-    """Return 16-bit parameters in float32 (NumPy has no fast matmul for them), others as they are."""
-    return {name: value.astype(np.float32) if value.dtype.itemsize < 4 else value for name, value in p.items()}
+    """Return plain arrays; 16-bit ones in float32, for NumPy has no fast matmul for them."""
+    plain = {name: np.asarray(value) for name, value in p.items()}
+    return {name: value.astype(np.float32) if value.itemsize < 4 else value for name, value in plain.items()}
 
 
 def _first(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
