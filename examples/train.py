@@ -29,6 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import zerort as zr
 import zerort_numpy as zn
+from zerort import checkpoint
 from zerort.config import format_bytes
 from zerort.testing.byte_model import ByteModel
 from zerort.testing.byte_text import ByteText
@@ -60,7 +61,7 @@ def main() -> None:
             first = {key: value.astype(options.dtype) for key, value in model.init(name).items()}
             units[name] = zn.register(rt, name, first)
         position = 0
-        if options.resume and (options.resume / "manifest.json").exists():
+        if options.resume and checkpoint.exists(options.resume):
             position = rt.load(options.resume).progress["position"]
 
         with Screen(rt, options, model=model, position=position) as screen:
@@ -80,10 +81,9 @@ def main() -> None:
 def learn(rt: zr.Runtime, units: dict[str, zn.NumpyUnit], model: ByteModel, text: ByteText, *, step: int) -> float:
     """Hand in the gradients of this rank's part of a batch, and return its part of the mean loss in nats."""
     losses, saved = [], {}
-    shards = rt.size * len(rt.shards)
     for shard in rt.shards:
-        x, y = text.batch(step, shard, of=shards)
-        weight = shards * len(x) / text.rows  # a shard with fewer rows counts for less
+        x, y = text.batch(step, shard, of=rt.shard_count)
+        weight = rt.shard_count * len(x) / text.rows  # a shard with fewer rows counts for less
         for name, unit in units.items():
             with unit.gathered() as p:
                 x, saved[name] = model.forward(name, p, x)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import zerort as zr
+from zerort import checkpoint
 from zerort.checkpoint import read_manifest
 from zerort.comm import open_group
 from zerort.errors import CheckpointError, CorruptCheckpointError
@@ -216,6 +217,9 @@ def test_no_checkpoint_at_all_is_refused_on_every_rank(tmp_path):
             register(rt)
             with pytest.raises(CheckpointError, match="nothing"):
                 rt.load(tmp_path / "nothing")
+            assert not checkpoint.exists(tmp_path / "nothing")
+            rt.save(tmp_path / "something")
+            assert checkpoint.exists(tmp_path / "something")
 
     run_threads(2, body)
 

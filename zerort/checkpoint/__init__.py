@@ -13,7 +13,7 @@ else is on the disk. No pickle. May import: buffer, comm, device, trace, config,
 
 from __future__ import annotations
 
-from zerort.checkpoint.directory import read_manifest
+from zerort.checkpoint.directory import exists, read_manifest
 from zerort.checkpoint.export import export
 from zerort.checkpoint.load import load
 from zerort.checkpoint.manifest import DataFile, Manifest, StoredExtent, StoredTensor
@@ -32,6 +32,7 @@ __all__ = [
     "StoredTensor",
     "Value",
     "as_json",
+    "exists",
     "export",
     "load",
     "read_manifest",

@@ -23,6 +23,7 @@ from zerort.errors import CheckpointError, StorageError
 __all__ = [
     "MANIFEST",
     "data_name",
+    "exists",
     "make_directory",
     "new_token",
     "publish",
@@ -138,6 +139,11 @@ def stale_names(path: str, *, keep: Iterable[str]) -> list[str]:
             if name not in kept and (DATA_NAME.fullmatch(name) or _DRAFT_NAME.fullmatch(name))
         ]
     return []
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Say whether a save at ``path`` was ever completed. Whether it can be read, `read_manifest` says."""
+    return os.path.isfile(os.path.join(path, MANIFEST))
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:

@@ -58,8 +58,8 @@ def raise_together(group: Group, error: Exception | None, *, name: str = "verdic
     kind, text = stories[rank]
     known = getattr(errors, kind, None)
     if known is None:
-        raise errors.RankFailedError(f"Rank {rank} failed: {kind}: {text}") from error
-    raise known(text if f"rank {rank}" in text.lower() else f"{text} (rank {rank})") from error
+        raise errors.RankFailedError(f"Rank {rank} failed: {kind}: {text}") from None
+    raise known(text if f"rank {rank}" in text.lower() else f"{text} (rank {rank})") from None
 
 
 def expect_same(group: Group, value: Any, *, what: str, error: type[Exception] = errors.PlanError) -> None:

@@ -138,9 +138,14 @@ class Runtime:
         """Which of a step's micro-batches this rank computes, in order.
 
         One `Unit.reduce` of every unit for each of them, then a `step`. In deterministic mode they are this rank's
-        virtual shards out of ``virtual_shards``; else its micro-steps out of ``size * micro_steps``.
+        virtual shards; else its micro-steps. Either way they are out of `shard_count`.
         """
         return range(self.rank * self.micro_steps, (self.rank + 1) * self.micro_steps)
+
+    @property
+    def shard_count(self) -> int:
+        """How many micro-batches a step has, over all ranks."""
+        return self.size * self.micro_steps
 
     @property
     def loss_scale(self) -> float:
@@ -150,7 +155,7 @@ class Runtime:
     @property
     def denominator(self) -> int:
         """How many gradients a step averages over; 1 if they are summed."""
-        return self.size * self.micro_steps if self.options.reduction == "mean" else 1
+        return self.shard_count if self.options.reduction == "mean" else 1
 
     # -- the verbs -------------------------------------------------------------------------------------------------
 

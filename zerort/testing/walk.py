@@ -51,11 +51,11 @@ class Walk:
             self.reports.append(self.rt.step())
             self.position += 1
             total = self.rt.group.all_reduce(np.array([mine]), name="loss").wait()[0]
-            losses.append(float(total) / (self.rt.size * self.rt.micro_steps))
+            losses.append(float(total) / self.rt.shard_count)
         return losses
 
     def _micro_step(self, shard: int) -> float:
-        of = self.rt.size * self.rt.micro_steps
+        of = self.rt.shard_count
         x, y = self.text.batch(self.position, shard, of=of)
         weight = of * len(x) / self.text.rows
         saved = {}
