@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -15,6 +16,7 @@ import pytest
 
 from zerort.checkpoint import Value, load, read_manifest, save
 from zerort.checkpoint.manifest import encode
+from zerort.config import GroupOptions
 from zerort.errors import CallError, CheckpointError, StorageError
 from zerort.layout import FlatLayout, Partition
 from zerort.testing import run_threads
@@ -251,6 +253,29 @@ def test_too_little_room_is_known_before_anything_is_written(tmp_path: Path) -> 
         text = refused(2, StorageError, lambda group: save(tmp_path / "c", group, [value(group, SHAPES)], meta={}))
     assert re.search(r"Expected 8KiB \(8192 bytes\) for a checkpoint at .* free", text), text
     assert os.listdir(tmp_path) == []
+
+
+def test_a_rank_with_much_to_do_may_take_longer_than_the_timeout(tmp_path: Path) -> None:
+    real_write, real_read = os.pwritev, os.preadv
+
+    def slowly(real):
+        def move(descriptor, *words):
+            if "shard-00001" in os.readlink(f"/proc/self/fd/{descriptor}"):
+                time.sleep(2.5)
+            return real(descriptor, *words)
+
+        return move
+
+    def body(group):
+        save(tmp_path / "c", group, [value(group, SHAPES)], meta={})
+        load(tmp_path / "c", group, [value(group, SHAPES)])
+
+    with (
+        mock.patch("zerort.checkpoint.failure._MEET_EVERY", 0.2),
+        mock.patch.object(os, "pwritev", slowly(real_write)),
+        mock.patch.object(os, "preadv", slowly(real_read)),
+    ):
+        run_threads(2, body, options=GroupOptions(timeout=1.5))
 
 
 def test_a_manifest_read_before_is_not_read_again(tmp_path: Path) -> None:

@@ -154,4 +154,4 @@ def test_export_and_verify_hold_a_few_blocks_never_the_model(tmp_path: Path) -> 
     code = CHILD.format(small=str(tmp_path / "small"), large=str(tmp_path / "large"), out=str(tmp_path / "m"))
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert os.path.getsize(tmp_path / "m") > 96_000_000
-    assert int(answer.stdout) < 40 * 1024  # KiB: six buffers of 4 MiB, and what comes with threads
+    assert int(answer.stdout) < 60 * 1024  # KiB: ten buffers of 4 MiB, and what comes with threads

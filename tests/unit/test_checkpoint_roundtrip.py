@@ -156,7 +156,8 @@ def test_large_tensors_at_real_sizes(tmp_path: Path, phase: int) -> None:
         assert np.array_equal(target.view(np.uint32)[extent.slice], numbers[extent.slice]), extent.name
     assert verify(tmp_path / "c") == []
     stored = read_manifest(tmp_path / "c")
-    assert max(one.numel * 4 for one in stored.tensors["w"]["w"].extents) == 4 * 2**20
+    sizes = [one.numel * 4 for one in stored.tensors["w"]["w"].extents]
+    assert 3 * 2**20 < max(sizes) < 4 * 2**20
     assert stored.nbytes == sum(extent.numel for extent in layout.extents) * 4
     assert sum(file.nbytes for file in stored.files) < stored.nbytes + 40 * 4096  # padding is not stored
 

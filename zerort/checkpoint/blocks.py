@@ -32,16 +32,19 @@ __all__ = ["BLOCK_NBYTES", "BlockFile", "aligned_buffer", "run_workers", "worker
 BLOCK_NBYTES = 4 * 1024**2
 """Bytes of one read or write."""
 
-_MOST_THREADS = 4
-_MOST_THREADS_OF_HOST = 8
+_MOST_THREADS = 8
+_MOST_THREADS_OF_HOST = 16
 _NO_FALLOCATE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def worker_count(ranks_here: int) -> int:
-    """Return how many threads each of ``ranks_here`` ranks of one host uses; a disk is busy with eight in all.
+    """Return how many threads each of ``ranks_here`` ranks of one host uses.
 
-    >>> worker_count(1), worker_count(2), worker_count(8), worker_count(64)
-    (4, 4, 2, 2)
+    Four keep a disk busy that has nothing else to do. They sum up and copy, too, and may wait for a core that others
+    use: then more of them keep its queue filled.
+
+    >>> worker_count(1), worker_count(2), worker_count(4), worker_count(64)
+    (8, 8, 4, 2)
     """
     return max(2, min(_MOST_THREADS, _MOST_THREADS_OF_HOST // ranks_here))
 

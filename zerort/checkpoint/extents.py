@@ -23,8 +23,9 @@ from zerort.layout import itemsize
 
 __all__ = ["EXTENT_NBYTES", "LARGE_NBYTES", "PAGE_NBYTES", "Shard", "ShardExtent", "plan_shard", "round_up"]
 
-EXTENT_NBYTES = 4 * 1024**2
-"""The most bytes of one extent: what is read to check any one byte of it."""
+EXTENT_NBYTES = 4 * 1024**2 - 4096
+"""The most bytes of one extent: what is read to check any one byte of it. With the pages that its ends lie in it is no
+more than 4 MiB, which a disk takes as one request."""
 
 PAGE_NBYTES: Final = 4096
 """Data files are a multiple of this, so that O_DIRECT reads and writes whole pages to the end."""
@@ -76,17 +77,26 @@ def plan_shard(values: Sequence[Value], rank: int, *, phases: Sequence[int]) -> 
     offset = 0
     for index, value in enumerate(values):
         width = itemsize(value.layout.dtype)
-        most = max(1, EXTENT_NBYTES // width)
         phase = phases[index] // width * width  # stored elements are aligned, whatever they were in memory
         for extent, in_extent, in_range in value.layout.overlaps(*value.partition.of(rank)):
+            most = _most(in_extent.stop - in_extent.start, width)
             for first in range(in_extent.start, in_extent.stop, most):
                 numel = min(most, in_extent.stop - first)
                 at = in_range.start + first - in_extent.start
                 if numel * width >= LARGE_NBYTES:
                     offset += (phase + at * width - offset) % PAGE_NBYTES
+                else:
+                    offset = round_up(offset, _ALIGNMENT)
                 extents.append(ShardExtent(index, extent.name, first, numel, at, offset, numel * width))
-                offset = round_up(offset + numel * width, _ALIGNMENT)
+                offset += numel * width
     return Shard(tuple(extents), round_up(offset, PAGE_NBYTES))
+
+
+def _most(numel: int, width: int) -> int:
+    """Return the most elements of an extent: equal parts, of whole pages where there are several."""
+    pieces = -(-numel * width // EXTENT_NBYTES)
+    most = max(1, -(-numel // pieces))
+    return most if pieces == 1 or most * width < PAGE_NBYTES else round_up(most * width, PAGE_NBYTES) // width
 
 
 def round_up(nbytes: int, multiple: int) -> int:

@@ -1,6 +1,7 @@
 """Say what a file system refused, and let no rank fail alone.
 
     together(group, work)      work() on this rank; if it fails on any rank, all raise
+    patiently(group, work)     the same for work that may take longer than a group waits for a rank
     storage_error(error, …)    an OSError in our words: the path, needed and free bytes, and the cure
 
 May import: comm, config, errors.
@@ -11,14 +12,17 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
+
+import numpy as np
 
 from zerort.comm.agreement import raise_together
 from zerort.comm.group import Group
 from zerort.config import format_bytes
 from zerort.errors import StorageError
 
-__all__ = ["free_nbytes", "room_error", "storage_error", "together"]
+__all__ = ["free_nbytes", "patiently", "room_error", "storage_error", "together"]
 
 T = TypeVar("T")
 
@@ -32,6 +36,9 @@ _CURES = {
     errno.ENAMETOOLONG: "Take a shorter path.",
     errno.EMFILE: "Allow more open files: ulimit -n.",
 }
+_MEET_EVERY = 5.0
+"""Seconds between the meetings of ranks at long work; far below any timeout that makes sense."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -55,6 +62,25 @@ def together(group: Group, work: Callable[[], T], *, path: str, name: str) -> T:
         error = failed
     raise_together(group, error, name=name)
     return result  # type: ignore[return-value]
+
+
+def patiently(group: Group, work: Callable[[], T], *, path: str, name: str) -> T:
+    """Do what `together` does, for work of any length.
+
+    A rank that has little to write would wait for one with much, and give up after the group's timeout. So the work
+    runs on a thread, and the ranks meet every few seconds until all have done theirs.
+    """
+
+    def meet_meanwhile() -> T:
+        with ThreadPoolExecutor(1, thread_name_prefix="checkpoint") as pool:
+            future = pool.submit(work)
+            while True:
+                wait([future], timeout=_MEET_EVERY)
+                done = group.all_gather(np.array([future.done()]), name=f"{name} done").wait()
+                if done.all():
+                    return future.result()
+
+    return together(group, meet_meanwhile, path=path, name=name)
 
 
 def storage_error(error: OSError, *, path: str, needed: int | None = None) -> StorageError:

@@ -18,7 +18,7 @@ from zerort import trace
 from zerort.checkpoint.blocks import worker_count
 from zerort.checkpoint.casts import FLOATS, can_convert
 from zerort.checkpoint.directory import read_manifest
-from zerort.checkpoint.failure import together
+from zerort.checkpoint.failure import patiently, together
 from zerort.checkpoint.manifest import Manifest
 from zerort.checkpoint.reader import Damage, Fetch, ShardFiles, damage_error, fetch_all
 from zerort.checkpoint.value import Value, check_values
@@ -96,7 +96,7 @@ def load(
                 files = open_files()
 
             together(group, keep_files, path=where, name="load open")
-            together(group, read, path=where, name="load read")
+            patiently(group, read, path=where, name="load read")
         finally:
             if files is not None:
                 files.close()

@@ -27,7 +27,7 @@ from zerort import trace
 from zerort.checkpoint.blocks import BlockFile, worker_count
 from zerort.checkpoint.directory import data_name, make_directory, new_token, publish, read_manifest, stale_names
 from zerort.checkpoint.extents import PAGE_NBYTES, Shard, plan_shard
-from zerort.checkpoint.failure import free_nbytes, room_error, storage_error, together
+from zerort.checkpoint.failure import free_nbytes, patiently, room_error, storage_error, together
 from zerort.checkpoint.manifest import VERSION, DataFile, Manifest, StoredExtent, StoredTensor, encode
 from zerort.checkpoint.sweep import sweep, wait_for_sweeps
 from zerort.checkpoint.value import JSON, Value, as_json, check_values, describe_values
@@ -185,7 +185,7 @@ class _Save:
         try:
             together(group, create, path=self._path, name="save create")
             together(group, look, path=self._path, name="save look")
-            checksums = together(group, write, path=self._path, name="save write")
+            checksums = patiently(group, write, path=self._path, name="save write")
             return checksums, file is not None and file.direct
         except (CheckpointError, CallError, OSError, MemoryError):
             # All ranks agreed that this save failed, or this one cannot go on: none of them will commit it. After a
