@@ -118,7 +118,7 @@ class HostStream:
         self.name = name
         self.helping = helping
         self._queue: collections.deque[tuple[Callable[[], Any], Ticket[Any], HostEvent, str]] = collections.deque()
-        self._bell = Doorbell()
+        self._bell = Doorbell(_GRACE if helping else 0.0)
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # held by the thread that does this stream's work
         self._worker: threading.Thread | None = None
@@ -199,7 +199,7 @@ class HostStream:
 
     def _serve(self) -> None:
         while not self._closed or self._queue:
-            self._bell.wait(_GRACE if self.helping else 0.0)
+            self._bell.wait()
             with self._turn:
                 self._do_next()
 
