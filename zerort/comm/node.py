@@ -74,9 +74,9 @@ class NodeTransport(Transport):
         self, control: str, rank: int, size: int, *, name: str, options: GroupOptions, in_native: bool
     ) -> None:
         super().__init__(rank, size, name=name, options=options)
-        mapping = map_file(control)
-        self._control = Window(mapping, ((0, len(mapping)),))
-        self._control_view = memoryview(mapping)
+        mapped = map_file(control)
+        self._control = Window(mapped, ((0, mapped.size),))
+        self._control_view = memoryview(mapped)  # type: ignore[arg-type]
         self._board = Board(self._control_view, rank, size)
         self._in_native = in_native
         # With a core for each rank a spin answers in under 1 µs; with fewer it keeps the awaited rank off the core.

@@ -18,7 +18,7 @@ import numpy as np
 from zerort import native, trace
 from zerort.comm.call import Call
 from zerort.comm.shelf import Shelf
-from zerort.comm.window import Window, create_file, map_file, page_aligned
+from zerort.comm.window import Window, ask_for_huge_pages, create_file, map_file, page_aligned
 from zerort.config import GroupOptions
 from zerort.errors import CallError, SharedMemoryError
 from zerort.native.rendezvous import PRIVATE
@@ -133,6 +133,8 @@ class NodeMemory:
         if complaints:
             raise SharedMemoryError(complaints[0])
         assert window is not None
+        if self._stage is not None:  # not the slabs: they are in every group, and used little
+            ask_for_huge_pages(window.bytes, part=self.rank, parts=self.size)
         self._link.map_window(self._shelf.put(window), window.address)
         trace.count("shared.bytes", sizes[self.rank])
         return window
