@@ -63,15 +63,21 @@ class Call:
     """Of the largest array that takes part on this rank."""
     places: Any = field(default=None, repr=False)
     """Where a transport found the arrays; its own business."""
+    shortcut: Any = field(default=None, repr=False)
+    """A transport's own faster way to make this call again."""
     _tail: bytes = field(default=b"", repr=False)
 
     def header(self) -> bytes:
         """Pack what the others compare and, in a report, read."""
+        return _SEQUENCE.pack(self.sequence) + self.tail()
+
+    def tail(self) -> bytes:
+        """Pack the header without the sequence number, which is all that differs when a call is made again."""
         if not self._tail:
             self._tail = _pack(
                 self.op, self.dtype, self.reduction, self.root, self.numel, self.counts, self.name, self.site
             )
-        return _SEQUENCE.pack(self.sequence) + self._tail
+        return self._tail
 
     def move_to(self, site: str) -> None:
         """Make this the call of another line of code."""

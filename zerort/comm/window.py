@@ -6,11 +6,11 @@ not a SIGBUS later. Arrays hold the mapping, not the group: one that outlives it
 errors, typing.
 
 [Note: huge pages]
-A reduction reads every rank's array side by side: with pages of 4 KiB a core looks up as many translations at once, each
-anew after a few microseconds. Linux gives shared memory huge pages by itself only where an administrator said so, but
-lets a process ask for them later (MADV_COLLAPSE, since 6.1): the pages that are there are moved together. That works for
-whole huge pages which begin on a huge page in memory as in the file; hence the aligned mapping. Where the kernel refuses,
-the pages stay as they are.
+A reduction reads every rank's array side by side: with pages of 4 KiB a core needs as many translations at once, each
+anew after a few microseconds. Linux gives shared memory huge pages by itself only where an administrator said so, but a
+process may ask for them later (MADV_COLLAPSE, since 6.1): the pages that are there are moved together. That works where
+a huge page of memory is one of the file, too; hence the aligned mapping. Where the kernel refuses, pages stay as they
+are.
 """
 
 from __future__ import annotations
@@ -155,5 +155,5 @@ def ask_for_huge_pages(mapped: Array, *, part: int, parts: int) -> None:
     pages = mapped.size // HUGE_PAGE
     first, end = pages * part // parts, pages * (part + 1) // parts
     if first < end:
-        # Refused by kernels before 6.1, by administrators, and when memory is in too small pieces: then all stays as is.
+        # Refused by kernels before 6.1, by administrators, and when memory is in pieces: nothing changes then.
         _libc.madvise(mapped.ctypes.data + first * HUGE_PAGE, (end - first) * HUGE_PAGE, _MADV_COLLAPSE)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from zerort.typing import Event, Stream
 
-__all__ = ["Ticket"]
+__all__ = ["Done", "Ticket"]
 
 T = TypeVar("T")
 
@@ -62,3 +62,32 @@ class Ticket(Generic[T]):
 
     def __repr__(self) -> str:
         return f"Ticket({'done' if self.done() else 'pending'})"
+
+
+class _Reached:
+    """The event of work that was done before anyone could ask: one object for all."""
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        return None
+
+
+_REACHED = _Reached()
+
+
+class Done(Ticket[T]):
+    """The Ticket of work that was done at once, as most small collectives are: nothing to wait for, nothing to keep."""
+
+    __slots__ = ()
+
+    def __init__(self, result: T) -> None:
+        self.ready = _REACHED
+        self._result = result
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Return the result."""
+        return self._result  # type: ignore[return-value]
