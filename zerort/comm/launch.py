@@ -85,6 +85,7 @@ class Launcher:
                 if not self._queue:
                     progress = known.shortcut.run(self._sequence, source, out)
             except Exception as error:
+                known.call.sequence = self._sequence
                 self._transport.fail(known.call, error)
                 raise
             finally:
