@@ -83,6 +83,11 @@ class Call:
         """Make this the call of another line of code."""
         self.site, self._tail = site, b""
 
+    def take(self, source: Array | None, out: Array | None) -> Call:
+        """Take arrays that lie where this call's did, to make it again."""
+        self.source, self.out, self.result = source, out, out
+        return self
+
     def finish(self) -> Any:
         """Let go of the arrays and return the result; the call can then be made again."""
         result = self.result

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any, TypeVar
 
 from zerort import trace
@@ -85,8 +86,7 @@ class Launcher:
                 if not self._queue:
                     progress = known.shortcut.run(self._sequence, source, out)
             except Exception as error:
-                known.call.sequence = self._sequence
-                self._transport.fail(known.call, error)
+                self._transport.fail(self._number(known.call), error)
                 raise
             finally:
                 self._turn.release()
@@ -94,36 +94,33 @@ class Launcher:
                 self._sequence += 1
                 trace.count(op)
                 return Done(out)
-            if progress == STALE:
-                known.shortcut = None
-        return self._launch(op, fill, key, code, name, Given(source, out, counts, root, reduction), progress)
+            if progress != STALE:
+                # Not found anew: to the shortcut another array in the same place is as good as the one before.
+                call = self._number(known.call.take(source, out))
+                return self._stream.submit(functools.partial(self._perform, call, None, progress), name=op, eager=True)
+            known.shortcut = None
+        return self._launch(op, fill, key, code, name, Given(source, out, counts, root, reduction))
 
-    def _launch(
-        self,
-        op: str,
-        fill: Fill,
-        key: Any,
-        code: Any,
-        name: str,
-        given: Given,
-        progress: int,
-    ) -> Ticket[Any]:
-        """Make a call that has no shortcut, or go on where that stopped."""
+    def _launch(self, op: str, fill: Fill, key: Any, code: CodeType, name: str, given: Given) -> Ticket[Any]:
+        """Make a call that has no shortcut."""
         source, out = given.source, given.out
         repeats = key is not None and (out is not None or source is None)
         usable = repeats and not self._closed and self._transport.broken is None
         call = self._prepared.find(key, source, out) if usable else None
         if call is None:
-            assert progress == STALE  # the shortcut has looked closer
             call = self._new_call(op, name, fill, given)
             if repeats:
                 self._prepared.keep(key, code, call, source, out)
         else:
-            call.sequence = self._sequence
-            self._sequence += 1
+            self._number(call)
         title = f"{op} {name}" if name and trace.is_enabled() else op
-        work = functools.partial(self._perform, call, None, progress)
+        work = functools.partial(self._perform, call)
         return self._stream.submit(work, name=title, eager=call.nbytes <= self._eager_nbytes)
+
+    def _number(self, call: Call) -> Call:
+        call.sequence = self._sequence
+        self._sequence += 1
+        return call
 
     def together(self, op: str, name: str, fill: Fill, make: Callable[[], T], given: Given) -> T:
         """Meet as collectives do, then ``make`` something that needs all ranks; wait for it."""
@@ -144,8 +141,7 @@ class Launcher:
     def _new_call(self, op: str, name: str, fill: Fill, given: Given) -> Call:
         self._check_usable(op)
         transport = self._transport
-        call = Call(op, call_site(), self._sequence, name)
-        self._sequence += 1
+        call = self._number(Call(op, call_site(), name=name))
         try:
             checks.check_name(call, name)
             fill(call, transport.rank, transport.size, given)

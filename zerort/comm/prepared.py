@@ -91,7 +91,7 @@ class PreparedCalls:
             return None
         if is_ours(known.code.co_filename):
             call.move_to(call_site())
-        call.source, call.out, call.result = source, out, out
+        call.take(source, out)
         if known.shortcut is None or (known.shortcut and call.shortcut is None):  # none yet, or it has become stale
             known.shortcut = self._transport.shortcut(call) or False
             call.shortcut = known.shortcut or None

@@ -120,6 +120,29 @@ class RepeatContract(CollectiveContract):
 
         on_ranks(body)
 
+    def test_repeated_calls_over_views_made_for_each(self, on_ranks: OnRanks) -> None:
+        """A view that takes the place of one before, in memory and by its id, is as good, also if a rank comes late."""
+
+        def body(group: Group) -> None:
+            full, _ = arrays(group, 2 * group.size, "window")
+            first = 2 * group.rank
+
+            def gather(view: Any, step: int) -> None:
+                view[:] = step + group.rank
+                group.all_gather(view, out=full).wait()
+                assert full[::2].tolist() == [step + rank for rank in range(group.size)]
+
+            view = full[first : first + 2]
+            for step in range(TIMES):
+                gather(view, step)
+            del view
+            for step in range(2 * TIMES):
+                if step % group.size == group.rank:
+                    time.sleep(0.01)
+                gather(full[first : first + 2], step)
+
+        on_ranks(body)
+
     def test_repeated_calls_notice_what_changed(self, on_ranks: OnRanks) -> None:
         """Arrays whose window was freed, or that became read-only, and a group that was closed."""
 
