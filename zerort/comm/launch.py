@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from zerort import trace
 from zerort.comm import checks
-from zerort.comm.call import INVALID, Call, call_site
+from zerort.comm.call import INVALID, Call, call_site, users_frame
 from zerort.comm.checks import Given
 from zerort.comm.prepared import PreparedCalls
 from zerort.comm.transport import DONE, STALE, Transport
@@ -63,8 +63,8 @@ class Launcher:
         root: int = -1,
         reduction: str = "",
     ) -> Ticket[Any]:
-        """Make a call. Called by the verb that the user called, whose frame says where."""
-        frame = sys._getframe(2)
+        """Make a call. Called by the verb that the user called."""
+        frame = users_frame(2)
         if type(counts) is list:  # which could not be looked up
             counts = tuple(counts)
         code = frame.f_code

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from zerort.comm.call import Call, call_site, is_ours
+from zerort.comm.call import Call
 from zerort.comm.transport import Transport
 from zerort.native import address_of
 from zerort.typing import Array
@@ -54,8 +54,7 @@ class Prepared:
         self.nbytes = call.nbytes
         self.source = _Known(source, call.source_address)
         self.out = _Known(out, call.out_address)
-        # A line of zerort's own is not where the user called: there the call must be looked at each time.
-        self.shortcut: Any = False if is_ours(code.co_filename) else None
+        self.shortcut: Any = None
         """The transport's faster way; None if it was not asked yet, False if it has none."""
 
 
@@ -89,8 +88,6 @@ class PreparedCalls:
             or (out is not None and not out.flags.writeable)
         ):
             return None
-        if is_ours(known.code.co_filename):
-            call.move_to(call_site())
         call.take(source, out)
         if known.shortcut is None or (known.shortcut and call.shortcut is None):  # none yet, or it has become stale
             known.shortcut = self._transport.shortcut(call) or False
