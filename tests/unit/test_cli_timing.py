@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 
 import pytest
 
+from zerort.cli.limits import MemoryLimit
 from zerort.cli.operations import OPERATIONS
 from zerort.cli.rows import Row, Side, make_side
 from zerort.cli.tables import collectives_legend, collectives_table
@@ -115,3 +117,13 @@ def test_wrong_data_is_said_aloud() -> None:
         "wrong elements: 3" in line and "WRONG" in line for line in collectives_legend([wrong], None, compare=False)
     )
     assert any("wrong elements: 0" in line for line in collectives_legend([row()], None, compare=False))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_a_bare_sum_counts_every_array_that_it_reads_and_the_one_it_writes(ranks: int) -> None:
+    limit = MemoryLimit(ranks=ranks)
+    parts = limit._parts
+    assert len(parts) == max(ranks, 2)
+    spans = sorted((part.ctypes.data, part.ctypes.data + part.nbytes) for part in parts)
+    assert all(end <= first for (_, end), (first, _) in itertools.pairwise(spans))  # no element is read twice
+    assert limit.sum_gbs(1.0) == pytest.approx(ranks * (len(parts) + 1) * parts[0].nbytes / 1e9)

@@ -17,7 +17,7 @@ import numpy as np
 
 from zerort.buffer.redistribute import redistribute
 from zerort.comm import Group
-from zerort.device import Ticket, finished
+from zerort.device import Done, Ticket
 from zerort.errors import CallError, PlanError, UnitStateError
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
@@ -72,7 +72,7 @@ class FlatBuffer:
         else:
             self._resting, self.mine = None, group.empty(partition.counts[group.rank], self.dtype, name=name)
         self._place = self._resting
-        self._whole: Ticket[Array] | None = None if self._resting is None else finished(self._resting)
+        self._whole: Ticket[Array] | None = None if self._resting is None else Done(self._resting)
 
     @property
     def nbytes(self) -> int:

@@ -17,7 +17,7 @@ from typing import Final
 
 from zerort.buffer.tree import tree_all_reduce, tree_reduce_scatter
 from zerort.comm import Group
-from zerort.device import Ticket, finished
+from zerort.device import Done, Ticket
 from zerort.layout import Collective, Partition, Placement, transition
 from zerort.typing import Array
 
@@ -30,13 +30,13 @@ def _slice(group: Group, source: Array, out: Array, partition: Partition, name: 
     mine = source[partition.of(group.rank).slice]
     if mine.ctypes.data != out.ctypes.data:
         out[:] = mine
-    return finished(out)
+    return Done(out)
 
 
 def _nothing(group: Group, source: Array, out: Array, partition: Partition, name: str) -> Ticket[Array]:
     if source.ctypes.data != out.ctypes.data:
         out[:] = source
-    return finished(out)
+    return Done(out)
 
 
 _MOVES: Final[dict[Collective, Move]] = {

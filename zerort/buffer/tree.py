@@ -21,7 +21,7 @@ import numpy as np
 
 from zerort import native
 from zerort.comm import Group
-from zerort.device import Ticket, finished
+from zerort.device import Done, Ticket
 from zerort.layout import Partition
 from zerort.typing import Array
 
@@ -100,7 +100,7 @@ def tree_reduce_scatter(group: Group, source: Array, out: Array, partition: Part
     nodes = np.empty(group.size * mine, source.dtype)
     group.all_to_all(source, out=nodes, counts=counts, name=name).wait()
     sum_pairwise(list(nodes.reshape(group.size, mine)), out=out)
-    return finished(out)
+    return Done(out)
 
 
 def tree_all_reduce(group: Group, source: Array, out: Array, partition: Partition, name: str) -> Ticket[Array]:

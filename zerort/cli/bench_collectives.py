@@ -101,7 +101,8 @@ class _Bench:
         return 1 if any(row.wrong for row in rows) else 0
 
     def _describe(self) -> dict[str, Any]:
-        timing = time_interleaved({"limit": self._limit.run}, seconds=0.2, meet=self._meet, maxima=self._world.maxima)
+        works = {"limit": self._limit.run, "sum": self._limit.run_sum}
+        timing = time_interleaved(works, seconds=0.2, meet=self._meet, maxima=self._world.maxima)
         mpi = self._world.mpi
         return {
             **describe_machine(),
@@ -111,6 +112,7 @@ class _Bench:
             "kind": self._group.kind,
             "arrays": self._options.arrays,
             "limit_gbs": self._limit.gbs(timing["limit"].median),
+            "sum_gbs": self._limit.sum_gbs(timing["sum"].median),
         }
 
     def _meet(self) -> None:

@@ -27,7 +27,8 @@ def collectives_head(machine: dict[str, Any]) -> list[str]:
         f"# MPI: {machine['mpi'] or 'none'}",
         f"# {machine['group']}",
         f"# {machine['ranks']} rank{'s' * (machine['ranks'] > 1)} on {machine['cores']} cores; our arrays {arrays}",
-        f"# memory limit: {machine['limit_gbs']:.1f} GB/s (in-place a += b, fp32, all ranks at once)",
+        f"# memory limit: {machine['limit_gbs']:.1f} GB/s (in-place a += b, fp32, all ranks at once); a bare sum of "
+        f"{max(machine['ranks'], 2)} private arrays: {machine['sum_gbs'] / machine['limit_gbs']:.0%} of it",
     ]
 
 

@@ -13,13 +13,14 @@ import struct
 import sys
 import zlib
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from zerort.comm.geometry import Geometry
 from zerort.native.rendezvous import AGREED_BYTES, HEADER_BYTES
 from zerort.typing import Array
 
-__all__ = ["INVALID", "Call", "call_site", "describe_header", "is_ours"]
+__all__ = ["INVALID", "Call", "call_site", "describe_header", "users_frame"]
 
 INVALID = "invalid call"
 """The operation of a rank whose arguments are wrong: it still arrives, so that the others need not wait for it."""
@@ -63,19 +64,26 @@ class Call:
     """Of the largest array that takes part on this rank."""
     places: Any = field(default=None, repr=False)
     """Where a transport found the arrays; its own business."""
+    shortcut: Any = field(default=None, repr=False)
+    """A transport's own faster way to make this call again."""
     _tail: bytes = field(default=b"", repr=False)
 
     def header(self) -> bytes:
         """Pack what the others compare and, in a report, read."""
+        return _SEQUENCE.pack(self.sequence) + self.tail()
+
+    def tail(self) -> bytes:
+        """Pack the header without the sequence number, which is all that differs when a call is made again."""
         if not self._tail:
             self._tail = _pack(
                 self.op, self.dtype, self.reduction, self.root, self.numel, self.counts, self.name, self.site
             )
-        return _SEQUENCE.pack(self.sequence) + self._tail
+        return self._tail
 
-    def move_to(self, site: str) -> None:
-        """Make this the call of another line of code."""
-        self.site, self._tail = site, b""
+    def take(self, source: Array | None, out: Array | None) -> Call:
+        """Take arrays that lie where this call's did, to make it again."""
+        self.source, self.out, self.result = source, out, out
+        return self
 
     def finish(self) -> Any:
         """Let go of the arrays and return the result; the call can then be made again."""
@@ -123,10 +131,16 @@ def _text(raw: bytes) -> str:
 
 def call_site() -> str:
     """Return ``file:line`` of the nearest caller that is not zerort itself."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = users_frame(1)
     return _site(frame.f_code.co_filename, frame.f_lineno)
+
+
+def users_frame(depth: int) -> FrameType:
+    """Return the nearest frame, from the one ``depth`` above the caller's on, that is not of zerort itself."""
+    frame = sys._getframe(depth + 1)
+    while is_ours(frame.f_code.co_filename) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 @functools.lru_cache(maxsize=4096)

@@ -3,8 +3,8 @@
     all_gather  reduce_scatter  all_reduce  broadcast  reduce  all_to_all  barrier    each returns a Ticket
     empty  empty_shared  free  split  save_trace  close                               each has happened when it returns
 
-A Group checks arguments, numbers its calls and keeps them in order on one stream; a `Transport` carries them out. A
-rank whose arguments are wrong still meets the others, so that all of them raise. May import: device, trace, config,
+A `Launcher` checks arguments, numbers the calls and keeps them in order on one stream; a `Transport` carries them out.
+A rank whose arguments are wrong still meets the others, so that all of them raise. May import: device, trace, config,
 comm.*.
 """
 
@@ -12,26 +12,24 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import json
 import os
 import socket
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from zerort import trace
 from zerort.comm import checks
-from zerort.comm.call import INVALID, Call, call_site
+from zerort.comm.call import Call
 from zerort.comm.checks import Given
-from zerort.comm.prepared import PreparedCalls
+from zerort.comm.launch import Fill, Launcher
 from zerort.comm.transport import Transport
-from zerort.device import HostStream, Ticket
-from zerort.errors import CallError, ClosedError, CollectiveError, SharedMemoryError
+from zerort.device import Ticket
+from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array, DtypeLike
 
@@ -41,8 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["Group", "SharedShards"]
 
 T = TypeVar("T")
-Fill = Callable[[Call, int, int, Given], None]
-
 _NOTHING = Given(None, None)
 
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
@@ -70,15 +66,7 @@ class Group:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._options = transport.options
-        # Calls up to this size run at once, on the thread that makes them.
-        self._eager_nbytes = {
-            "any thread": transport.options.eager_nbytes,
-            "own thread": -1,
-            "caller": sys.maxsize,
-        }[transport.runs_on]
-        self._stream = HostStream(f"comm {transport.name}", helping=transport.runs_on == "any thread")
-        self._sequence = 0
-        self._prepared = PreparedCalls()
+        self._calls = Launcher(transport)
         self._closed = False
         self._parent: Group | None = None
         self._children: list[Group] = []
@@ -130,7 +118,7 @@ class Group:
             counts: Elements of each rank's shard, on every rank the same; None if all are equal.
             name: What to call this in errors and traces.
         """
-        return self._launch("all_gather", checks.fill_all_gather, Given(source, out, counts), name)
+        return self._calls.launch("all_gather", checks.fill_all_gather, name, source, out, counts)
 
     def reduce_scatter(
         self,
@@ -150,26 +138,25 @@ class Group:
             reduction: ``"sum"``, ``"max"`` or ``"min"``. fp16 and bf16 are summed in fp32 and rounded once.
             name: What to call this in errors and traces.
         """
-        given = Given(source, out, counts, reduction=reduction)
-        return self._launch("reduce_scatter", checks.fill_reduce_scatter, given, name)
+        fill = checks.fill_reduce_scatter
+        return self._calls.launch("reduce_scatter", fill, name, source, out, counts, -1, reduction)
 
     def all_reduce(
         self, source: Array, *, out: Array | None = None, reduction: str = "sum", name: str = ""
     ) -> Ticket[Array]:
         """Reduce every rank's ``source`` in rank order into every rank's ``out`` (``out=source`` works in place)."""
-        return self._launch("all_reduce", checks.fill_all_reduce, Given(source, out, reduction=reduction), name)
+        return self._calls.launch("all_reduce", checks.fill_all_reduce, name, source, out, None, -1, reduction)
 
     def broadcast(self, source: Array, *, root: int = 0, out: Array | None = None, name: str = "") -> Ticket[Array]:
         """Copy root's ``source`` into every rank's ``out``; in place if ``out`` is None."""
-        given = Given(source, source if out is None else out, root=root)
-        return self._launch("broadcast", checks.fill_broadcast, given, name)
+        into = source if out is None else out
+        return self._calls.launch("broadcast", checks.fill_broadcast, name, source, into, None, root)
 
     def reduce(
         self, source: Array, *, root: int = 0, out: Array | None = None, reduction: str = "sum", name: str = ""
     ) -> Ticket[Array | None]:
         """Reduce every rank's ``source`` in rank order into root's ``out``; the other ranks' result is None."""
-        given = Given(source, out, root=root, reduction=reduction)
-        return self._launch("reduce", checks.fill_reduce, given, name)
+        return self._calls.launch("reduce", checks.fill_reduce, name, source, out, None, root, reduction)
 
     def all_to_all(
         self,
@@ -187,11 +174,11 @@ class Group:
             counts: ``counts[s][d]`` elements go from rank s to rank d, on every rank the same; None splits evenly.
             name: What to call this in errors and traces.
         """
-        return self._launch("all_to_all", checks.fill_all_to_all, Given(source, out, counts), name)
+        return self._calls.launch("all_to_all", checks.fill_all_to_all, name, source, out, counts)
 
     def barrier(self, *, name: str = "") -> Ticket[None]:
         """Wait until every rank is here."""
-        return self._launch("barrier", checks.fill_barrier, _NOTHING, name)
+        return self._calls.launch("barrier", checks.fill_barrier, name)
 
     def complain(self, text: str) -> None:
         """Meet the other ranks with a complaint instead of a call: each of them raises `CallError` with ``text``.
@@ -203,7 +190,7 @@ class Group:
             raise CallError(text)
 
         with contextlib.suppress(CallError):
-            self._launch("complaint", fill, _NOTHING, "").wait()
+            self._calls.launch("complaint", fill, "").wait()
 
     # -- memory, parts, end ----------------------------------------------------------------------------------------
 
@@ -313,83 +300,11 @@ class Group:
             self._parent._children.remove(self)
         for child in list(self._children):
             child.close()
-        if self._transport.broken is None:
-            self._stream.close()
-        else:
-            self._stream.abandon()
+        self._calls.close()
         self._transport.close()
 
-    # -- how a call goes -------------------------------------------------------------------------------------------
-
-    def _launch(self, op: str, fill: Fill, given: Given, name: str) -> Ticket[Any]:
-        source, out, counts, root, reduction = given
-        if type(counts) is list:  # which could not be looked up
-            counts = tuple(counts)
-        key = (op, id(source), id(out), counts, root, reduction, name)
-        usable = not self._closed and self._transport.broken is None
-        call = self._prepared.find(key, source, out, depth=3) if usable and out is not None else None
-        if call is None:
-            call = self._new_call(op, name, fill, given)
-            if out is not None:
-                self._prepared.keep(key, call, source, out)
-        else:
-            call.sequence = self._sequence
-            self._sequence += 1
-        title = f"{op} {name}" if name and trace.is_enabled() else op
-        return self._stream.submit(
-            functools.partial(self._perform, call), name=title, eager=call.nbytes <= self._eager_nbytes
-        )
-
     def _together(self, op: str, name: str, fill: Fill, make: Callable[[], T], given: Given = _NOTHING) -> T:
-        """Meet as collectives do, then ``make`` something that needs all ranks; wait for it."""
-        call = self._new_call(op, name, fill, given)
-        work = functools.partial(self._perform, call, make)
-        made: T = self._stream.submit(work, name=op, eager=self._eager_nbytes >= 0).wait()
-        return made
-
-    def _new_call(self, op: str, name: str, fill: Fill, given: Given) -> Call:
-        self._check_usable(op)
-        transport = self._transport
-        call = Call(op, call_site(), self._sequence, name)
-        self._sequence += 1
-        try:
-            checks.check_name(call, name)
-            fill(call, transport.rank, transport.size, given)
-        except CallError as error:
-            call = Call(INVALID, call.site, call.sequence, complaint=str(error))
-        except Exception as error:  # no memory for a result, say: the others must hear of it all the same
-            call = Call(INVALID, call.site, call.sequence, complaint=f"{op}: {type(error).__name__}: {error}")
-        return call
-
-    def _check_usable(self, op: str) -> None:
-        if self._closed:
-            raise ClosedError(f"{op}: Expected an open group, got {self!r}. Call it before closing the group.")
-        broken = self._transport.broken
-        if broken is not None:
-            first = str(broken).splitlines()[0]
-            raise CollectiveError(
-                f"{op}: {self._transport.title} is broken since: {first} Open a new group."
-            ) from broken
-
-    def _perform(self, call: Call, make: Callable[[], Any] | None = None) -> Any:
-        transport = self._transport
-        if transport.broken is not None:  # since this call was queued
-            self._check_usable(call.op)
-        flights = transport.flights
-        entry = flights.begin(call.sequence, call.op, call.dtype, call.numel, call.name, call.site)
-        try:
-            transport.run(call)
-            made = None if make is None else make()
-        except BaseException as error:
-            flights.end(entry, f"failed: {type(error).__name__}")
-            # These are verdicts that all ranks reach together; of anything else only this rank knows.
-            if not isinstance(error, (CallError, CollectiveError, SharedMemoryError)):
-                transport.fail(call, error)
-            call.finish()
-            raise
-        flights.end(entry)
-        trace.count(call.op)
-        return call.finish() if make is None else made
+        return self._calls.together(op, name, fill, make, given)
 
     def __enter__(self) -> Self:
         return self

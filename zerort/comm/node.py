@@ -16,15 +16,16 @@ import os
 import time
 from typing import Any
 
-import numpy as np
-
-from zerort import native
+from zerort import native, trace
 from zerort.comm.board import Board, board_nbytes
 from zerort.comm.call import Call
+from zerort.comm.flights import NodeFlights
 from zerort.comm.geometry import even_part
+from zerort.comm.neighbours import can_read_each_other, see_each_other
 from zerort.comm.node_memory import STAGING, NodeMemory
 from zerort.comm.rounds import all_reduce_in_rounds, move_in_rounds
-from zerort.comm.transport import Transport
+from zerort.comm.shortcut import Place, make_shortcut
+from zerort.comm.transport import DONE, STALE, Transport
 from zerort.comm.verdict import Sighting, failed_error, last_call, late_error, missing_error
 from zerort.comm.window import Window, create_file, map_file
 from zerort.config import GroupOptions
@@ -33,11 +34,12 @@ from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
 from zerort.native.rendezvous import (
     BROKEN,
     DISAGREE,
+    MEETING,
     MET,
+    PARTING,
     PRIVATE,
     WAITING,
-    allow_reading,
-    can_read,
+    open_log,
     open_rendezvous,
     read_slot,
 )
@@ -50,6 +52,10 @@ _LOOK_AFTER = 0.1
 
 _STAGE_NBYTES = 16 * 1024
 """Arrays of a rank's own up to this size are staged even where others could read them: cheaper than a system call."""
+
+_CROWD_NBYTES = 64 * 1024
+"""Arrays in windows up to this size are staged where ranks share cores: cheaper than the parting that a staged array
+does not need, for which every rank must get its turn on a core."""
 
 _WHOLE_NBYTES = 64 * 1024
 """All-reduces up to this size are summed whole by every rank: cheaper than a second meeting."""
@@ -75,13 +81,17 @@ class NodeTransport(Transport):
         self, control: str, rank: int, size: int, *, name: str, options: GroupOptions, in_native: bool
     ) -> None:
         super().__init__(rank, size, name=name, options=options)
-        mapping = map_file(control)
-        self._control = Window(mapping, ((0, len(mapping)),))
-        self._control_view = memoryview(mapping)
+        mapped = map_file(control)
+        self._control = Window(mapped, ((0, mapped.size),))
+        self._control_view = memoryview(mapped)  # type: ignore[arg-type]
         self._board = Board(self._control_view, rank, size)
         self._in_native = in_native
         # With a core for each rank a spin answers in under 1 µs; with fewer it keeps the awaited rank off the core.
-        spins = 2000 if size <= len(os.sched_getaffinity(0)) else 20
+        crowded = size > len(os.sched_getaffinity(0))
+        spins = 20 if crowded else 2000
+        self._crowd_up_to = min(_CROWD_NBYTES, options.staging_nbytes) if crowded else 0
+        self._log = open_log(options.flight_length, in_native=in_native)
+        self.flights = NodeFlights(options.flight_length, self._log)
         self._link = open_rendezvous(
             self._control.address, rank=rank, size=size, spins=spins, yields=4, in_native=in_native
         )
@@ -94,27 +104,81 @@ class NodeTransport(Transport):
     def start(self) -> None:
         """Meet the others for the first time: make the slabs, and find out whether memory can be read in place."""
         self.memory.start()
-        # In a container of its own a rank may not see the others' processes: then their absence says nothing.
-        self._sees_processes = len(set(self.tell(_process_space()))) == 1
-        self.reads_private = self._try_reading()
+        self._sees_processes = see_each_other(self.tell)
+        self.reads_private = can_read_each_other(self.tell, wanted=self._in_native and self.options.cross_memory)
         slab = self.options.staging_nbytes
         self._stage_up_to = min(_STAGE_NBYTES, slab) if self.reads_private else slab
+
+    # -- the whole of a call ---------------------------------------------------------------------------------------
+
+    def run(self, call: Call) -> None:
+        """Do one collective: by its shortcut, if it has one, else step by step."""
+        progress = STALE
+        if call.shortcut is not None and not trace.is_enabled():
+            progress = call.shortcut.run(call.sequence, call.source, call.out)
+        if progress == STALE:
+            call.shortcut = None
+            super().run(call)
+        elif progress != DONE:
+            self.resume(call, progress)
+
+    def shortcut(self, call: Call) -> Any:
+        """Return the native form of a call that the ranks can serve out of windows."""
+        places = self.memory.places_of(call)
+        source = self._source_place(call, places)
+        slab_nbytes = 0
+        if source is None:
+            source, slab_nbytes = (STAGING, self.memory.slab_offset()), self.options.staging_nbytes
+        if self._log is None or source[0] == PRIVATE:
+            return None
+        return make_shortcut(
+            self._link,
+            self._log,
+            call,
+            rank=self.rank,
+            size=self.size,
+            source=source,
+            out=places[2:],
+            slab_nbytes=slab_nbytes,
+        )
+
+    def resume(self, call: Call, progress: int) -> None:
+        """Go on where a shortcut stopped: someone is late, calls differ, or memory is not in windows."""
+        if progress >= PARTING:
+            self._wait(call, progress - PARTING)
+        else:
+            self._agree(call, progress - MEETING)
+            self._serve(call)
 
     # -- meeting ---------------------------------------------------------------------------------------------------
 
     def meet(self, call: Call) -> None:
         """Say what this rank came for and where its arrays lie; wait for the others."""
-        source_window, source_offset, out_window, out_offset = self.memory.places_of(call)
-        if source_window == PRIVATE and call.source is not None:
-            if call.op == "broadcast" and call.root != self.rank:
-                source_window, source_offset = STAGING, 0  # nobody reads it
-            elif call.source.nbytes <= self._stage_up_to:
-                source_window, source_offset = self.memory.stage(call.source)
-        status = self._link.meet(call.header(), source_window, source_offset, out_window, out_offset, _LOOK_AFTER)
+        places = self.memory.places_of(call)
+        place = self._source_place(call, places)
+        if place is None:
+            assert call.source is not None
+            place = self.memory.stage(call.source)
+        self._agree(call, self._link.meet(call.header(), *place, *places[2:], _LOOK_AFTER))
+
+    def _agree(self, call: Call, status: int) -> None:
         if status != MET:
             status = self._wait(call, status)
         if status == DISAGREE or call.complaint:
             raise self.disagree(call)
+
+    def _source_place(self, call: Call, places: tuple[int, int, int, int]) -> Place | None:
+        """Return where the others find this rank's source; None if it must be staged first."""
+        window, offset, _, _ = places
+        source = call.source
+        if source is None or source.size == 0:
+            return window, offset
+        if call.op == "broadcast" and call.root != self.rank:
+            return STAGING, 0  # nobody reads it
+        if window == PRIVATE:
+            return None if source.nbytes <= self._stage_up_to else (window, offset)
+        staged = source.nbytes <= self._crowd_up_to and call.geometry is not None
+        return None if staged and not self.memory.is_shared(window) else (window, offset)
 
     def part(self, call: Call) -> None:
         """Wait until every rank has come this far."""
@@ -325,22 +389,3 @@ class NodeTransport(Transport):
         reads = "process_vm_readv" if self.reads_private else "staged"
         kernels = "native" if self._in_native else "NumPy"
         return f"shared memory in {self.options.shm_dir}, own arrays {reads}, kernels {kernels}"
-
-    def _try_reading(self) -> bool:
-        """Find out, once and by trying, whether every rank may read every other's memory."""
-        # A number nobody else has: a process of the same id in another container must not pass for this rank.
-        landmark = np.frombuffer(os.urandom(8), np.uint64).copy()
-        wanted = self._in_native and self.options.cross_memory
-        if wanted:
-            allow_reading()
-        mine = f"{int(wanted)},{os.getpid()},{native.address_of(landmark)},{landmark[0]}"
-        told = [map(int, text.split(",")) for text in self.tell(mine)]
-        can = all(wants and can_read(pid, address=where, expected=what) for wants, pid, where, what in told)
-        return all(answer == "yes" for answer in self.tell("yes" if can else "no"))
-
-
-def _process_space() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return f"unknown, of process {os.getpid()}"

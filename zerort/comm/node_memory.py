@@ -18,7 +18,7 @@ import numpy as np
 from zerort import native, trace
 from zerort.comm.call import Call
 from zerort.comm.shelf import Shelf
-from zerort.comm.window import Window, create_file, map_file, page_aligned
+from zerort.comm.window import Window, ask_for_huge_pages, create_file, map_file, page_aligned
 from zerort.config import GroupOptions
 from zerort.errors import CallError, SharedMemoryError
 from zerort.native.rendezvous import PRIVATE
@@ -51,7 +51,6 @@ class NodeMemory:
         self._tell = tell
         self._shelf = Shelf()
         self._stage: Window | None = None  # all ranks' slabs
-        self._turn = 0
 
     def start(self) -> None:
         """Make the slabs; every rank of the node does so at once."""
@@ -133,6 +132,8 @@ class NodeMemory:
         if complaints:
             raise SharedMemoryError(complaints[0])
         assert window is not None
+        if self._stage is not None:  # not the slabs: they are in every group, and used little
+            ask_for_huge_pages(window.bytes, part=self.rank, parts=self.size)
         self._link.map_window(self._shelf.put(window), window.address)
         trace.count("shared.bytes", sizes[self.rank])
         return window
@@ -142,23 +143,32 @@ class NodeMemory:
     def stage(self, array: Array) -> tuple[int, int]:
         """Copy ``array`` to where the other ranks can read it, and return where that is."""
         assert self._stage is not None
-        self._turn ^= 1
-        first = self._stage.segments[self.rank][0] + self._turn * self._options.staging_nbytes
+        self._link.half ^= 1
+        first = self.slab_offset() + self._link.half * self._options.staging_nbytes
         self._stage.bytes[first : first + array.nbytes] = array.view(np.uint8)
         return STAGING, first
 
+    def slab_offset(self) -> int:
+        """Return where this rank's slab begins in the staging window."""
+        assert self._stage is not None
+        return self._stage.segments[self.rank][0]
+
+    def is_shared(self, window: int) -> bool:
+        """Say whether ``window`` is one array for all ranks, not one for each."""
+        return self._shelf.is_shared(window)
+
     def start_rounds(self) -> None:
         """Take the slabs' halves in step with the other ranks. All have just met, so both halves are free."""
-        self._turn = 0
+        self._link.half = 0
 
     def next_slab(self, dtype: np.dtype[Any]) -> Array:
         """Return the half of this rank's slab whose turn it is: everybody has done reading it."""
-        self._turn ^= 1
+        self._link.half ^= 1
         return self.slab_of(self.rank, dtype)
 
     def slab_of(self, rank: int, dtype: np.dtype[Any]) -> Array:
         """Return the half of rank's slab that all ranks use in this round."""
         assert self._stage is not None
         half = self._options.staging_nbytes
-        raw = self._stage.segment(rank)[self._turn * half :][: half // dtype.itemsize * dtype.itemsize]
+        raw = self._stage.segment(rank)[self._link.half * half :][: half // dtype.itemsize * dtype.itemsize]
         return raw.view(dtype)

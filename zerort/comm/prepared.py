@@ -1,90 +1,110 @@
 """`PreparedCalls`: calls whose arguments were found good before.
 
 A training loop makes the same calls over the same arrays again and again; checking them anew each time would cost more
-than a small collective itself. An array is known again by its identity, and still has to lie where it lay. May import:
-comm.call.
+than a small collective itself. A call is known again by its arrays' identity and the line that makes it, and its arrays
+still have to lie where they lay. May import: comm.call, comm.transport.
 """
 
 from __future__ import annotations
 
-import sys
 import weakref
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from zerort.comm.call import Call, call_site, is_ours
+from zerort.comm.call import Call
+from zerort.comm.transport import Transport
 from zerort.native import address_of
 from zerort.typing import Array
 
-__all__ = ["PreparedCalls"]
+__all__ = ["Prepared", "PreparedCalls"]
 
 _CAPACITY = 256
 """Calls to remember; one that makes more different ones is checked anew."""
 
 
-class _Prepared:
-    """A call, and what must be the same for it to be made again."""
+class _Known:
+    """An array that was found good: what must be the same for it to be good again."""
 
-    __slots__ = ("call", "code", "dtype", "nbytes", "out", "place", "source")
+    __slots__ = ("address", "dtype", "get", "nbytes")
 
-    def __init__(self, call: Call, source: Array, out: Array) -> None:
+    def __init__(self, array: Array | None, address: int) -> None:
+        # Not the array itself: remembering a call must not keep memory.
+        self.get: Callable[[], Array | None] = _nothing if array is None else weakref.ref(array)
+        self.address = address
+        self.nbytes = 0 if array is None else array.nbytes
+        self.dtype = None if array is None else array.dtype
+
+    def still(self, array: Array | None) -> bool:
+        """Say whether this is the same array, unchanged: memory, shape and dtype can be set in place."""
+        if self.get() is not array or array is None:
+            return array is None and self.dtype is None
+        same = array.nbytes == self.nbytes and array.dtype is self.dtype and array.ndim == 1
+        return same and address_of(array) == self.address
+
+
+class Prepared:
+    """A call to be made again."""
+
+    __slots__ = ("call", "code", "nbytes", "out", "shortcut", "source")
+
+    def __init__(self, call: Call, code: CodeType, source: Array | None, out: Array | None) -> None:
         self.call = call
-        self.source = weakref.ref(source)  # not the array itself: remembering a call must not keep memory
-        self.out = weakref.ref(out)
-        self.nbytes = (source.nbytes, out.nbytes)
-        self.dtype = source.dtype  # an array's dtype and shape can be set in place
-        self.code: CodeType | None = None
-        self.place = -1
+        self.code = code  # kept, so that no other code gets its `id`
+        self.nbytes = call.nbytes
+        self.source = _Known(source, call.source_address)
+        self.out = _Known(out, call.out_address)
+        self.shortcut: Any = None
+        """The transport's faster way; None if it was not asked yet, False if it has none."""
 
 
 class PreparedCalls:
-    """The calls of one group, by what they were made with."""
+    """The calls of one group, by what they were made with.
 
-    def __init__(self) -> None:
-        self._calls: dict[Any, _Prepared] = {}
+    Args:
+        transport: What makes them, and may know shortcuts.
+    """
 
-    def find(self, key: tuple[Any, ...], source: Array, out: Array, *, depth: int) -> Call | None:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.known: dict[Any, Prepared] = {}
+
+    def find(self, key: tuple[Any, ...], source: Array | None, out: Array | None) -> Call | None:
         """Return the call made before with the same arguments, ready to be made again; None if there is none.
 
         Args:
-            key: Everything the call was made with; arrays by their `id`.
+            key: Everything the call was made with, and where; arrays and code by their `id`.
             source: The array that was given.
             out: The array that was given.
-            depth: How many frames above this one the verb was called.
         """
-        try:
-            known = self._calls.get(key)
-        except TypeError:  # counts in a list cannot be looked up
-            return None
-        if known is None or known.source() is not source or known.out() is not out:
+        known = self.known.get(key)
+        if known is None:
             return None
         call = known.call
         if (
             call.sequence >= 0  # still under way: each call under way needs an object of its own
-            or (source.nbytes, out.nbytes) != known.nbytes
-            or source.dtype is not known.dtype
-            or out.dtype is not known.dtype
-            or source.ndim + out.ndim != 2
-            or address_of(source) != call.source_address
-            or address_of(out) != call.out_address
-            or not out.flags.writeable
+            or not known.source.still(source)
+            or not known.out.still(out)
+            or (out is not None and not out.flags.writeable)
         ):
             return None
-        frame = sys._getframe(depth)
-        if frame.f_code is not known.code or frame.f_lasti != known.place:
-            call.move_to(call_site())
-            known.code = None if is_ours(frame.f_code.co_filename) else frame.f_code
-            known.place = frame.f_lasti
-        call.source, call.out, call.result = source, out, out
+        call.take(source, out)
+        if known.shortcut is None or (known.shortcut and call.shortcut is None):  # none yet, or it has become stale
+            known.shortcut = self._transport.shortcut(call) or False
+            call.shortcut = known.shortcut or None
         return call
 
-    def keep(self, key: tuple[Any, ...], call: Call, source: Array, out: Array) -> None:
+    def keep(self, key: tuple[Any, ...], code: CodeType, call: Call, source: Array | None, out: Array | None) -> None:
         """Remember a call whose arguments were found good."""
         # Otherwise they are wrong, or views made for this call; or equal dtypes that are not one object.
-        if call.source is source and call.out is out and source.dtype is out.dtype:
-            try:
-                self._calls[key] = _Prepared(call, source, out)
-            except TypeError:
-                return
-            if len(self._calls) > _CAPACITY:
-                del self._calls[next(iter(self._calls))]  # the oldest
+        if call.complaint or call.source is not source or call.out is not out:
+            return
+        if source is not None and out is not None and source.dtype is not out.dtype:
+            return
+        self.known[key] = Prepared(call, code, source, out)
+        if len(self.known) > _CAPACITY:
+            del self.known[next(iter(self.known))]  # the oldest
+
+
+def _nothing() -> None:
+    return None

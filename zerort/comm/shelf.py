@@ -43,6 +43,11 @@ class Shelf:
         for number in list(self._windows):
             self.drop(number)
 
+    def is_shared(self, number: int) -> bool:
+        """Say whether all of a window is one array: then only the first rank has a segment in it."""
+        segments = self._windows[number].segments
+        return len(segments) > 1 and segments[-1][1] == 0
+
     def find(self, address: int, nbytes: int) -> tuple[int, int]:
         """Return (window, offset) of the memory at ``address``, or (PRIVATE, address) if it lies in none."""
         at = bisect.bisect_right(self._spans, (address, 1 << 63, 0)) - 1

@@ -22,7 +22,10 @@ from zerort.errors import CollectiveError
 from zerort.trace import FlightRecorder
 from zerort.typing import Array
 
-__all__ = ["Transport"]
+__all__ = ["DONE", "STALE", "Transport"]
+
+DONE, STALE = 0, 1
+"""What a shortcut's ``run`` returns when the call is done; and when nothing was, for the call must be checked anew."""
 
 
 class Transport(abc.ABC):
@@ -73,6 +76,17 @@ class Transport(abc.ABC):
             self.all_reduce(call)
         elif call.geometry is not None:
             self.move(call)
+
+    def shortcut(self, call: Call) -> Any:
+        """Return a faster way to make this very call again, or None.
+
+        Its ``run(sequence, source, out)`` returns `DONE`, `STALE`, or how far it came, for `resume`.
+        """
+        return None
+
+    def resume(self, call: Call, progress: int) -> None:
+        """Finish a call that a shortcut has begun."""
+        raise NotImplementedError(f"{type(self).__name__} has no shortcuts.")
 
     @abc.abstractmethod
     def meet(self, call: Call) -> None:

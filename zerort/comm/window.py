@@ -4,10 +4,18 @@ A file in /dev/shm is made by one rank, opened by the others and unlinked before
 that is killed leaves nothing behind. Its pages are reserved when it is made: too little shared memory is an error then,
 not a SIGBUS later. Arrays hold the mapping, not the group: one that outlives its group stays readable. May import:
 errors, typing.
+
+[Note: huge pages]
+A reduction reads every rank's array side by side: with pages of 4 KiB a core needs as many translations at once, each
+anew after a few microseconds. Linux gives shared memory huge pages by itself only where an administrator said so, but a
+process may ask for them later (MADV_COLLAPSE, since 6.1): the pages that are there are moved together. That works where
+a huge page of memory is one of the file, too; hence the aligned mapping. Where the kernel refuses, pages stay as they
+are.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -18,24 +26,33 @@ import numpy as np
 from zerort.errors import SharedMemoryError
 from zerort.typing import Array
 
-__all__ = ["PAGE", "Window", "create_file", "free_nbytes", "map_file"]
+__all__ = ["PAGE", "Window", "ask_for_huge_pages", "create_file", "free_nbytes", "map_file"]
 
 PAGE = mmap.PAGESIZE
+HUGE_PAGE = 2 * 1024**2
+
+# Not in Python's mmap, or not in that of all our versions.
+_MAP_FIXED, _MAP_NORESERVE, _MADV_COLLAPSE = 0x10, 0x4000, 25
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Window:
     """One mapping of a shared file, seen from one process.
 
     Args:
-        mapping: The mapped file.
+        mapped: The mapped file, 1-D, uint8: what `map_file` returned.
         segments: (first byte, number of bytes) of each rank's part, in rank order.
     """
 
     __slots__ = ("address", "bytes", "nbytes", "segments")
 
-    def __init__(self, mapping: mmap.mmap, segments: tuple[tuple[int, int], ...]) -> None:
-        self.bytes: Array = np.frombuffer(mapping, np.uint8)
-        self.address: int = self.bytes.ctypes.data
+    def __init__(self, mapped: Array, segments: tuple[tuple[int, int], ...]) -> None:
+        self.bytes = mapped
+        self.address: int = mapped.ctypes.data
         self.nbytes = self.bytes.size
         self.segments = segments
 
@@ -93,8 +110,8 @@ def create_file(directory: str, nbytes: int) -> str:
     return path
 
 
-def map_file(path: str) -> mmap.mmap:
-    """Map the file at ``path``, made by another rank of this node.
+def map_file(path: str) -> Array:
+    """Map the file at ``path``, made by another rank of this node. 1-D, uint8; arrays made of it hold the mapping.
 
     Raises:
         SharedMemoryError: It is not there: the ranks do not share the directory.
@@ -107,8 +124,36 @@ def map_file(path: str) -> mmap.mmap:
             f"{os.path.dirname(path)}: run them in one container, or open the group with kind='mpi'."
         ) from error
     try:
-        return mmap.mmap(descriptor, 0)
+        nbytes = os.fstat(descriptor).st_size
+        if nbytes < HUGE_PAGE:
+            return np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
+        return _map_aligned(descriptor, nbytes)
     except OSError as error:
         raise SharedMemoryError(f"Expected to map shared memory, got: {error}. Raise the limit (ulimit -v).") from error
     finally:
         os.close(descriptor)
+
+
+def _map_aligned(descriptor: int, nbytes: int) -> Array:
+    """Map a file so that its first byte stands on a huge page."""
+    # Python's mmap lets the kernel choose the place. So it only reserves addresses, into which the file is then mapped;
+    # whoever drops the reservation drops the file's mapping with it.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    reserved = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=flags)
+    whole = np.frombuffer(reserved, np.uint8)
+    first = -whole.ctypes.data % HUGE_PAGE
+    place = whole.ctypes.data + first
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    if _libc.mmap(place, nbytes, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != place:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return whole[first : first + nbytes]
+
+
+def ask_for_huge_pages(mapped: Array, *, part: int, parts: int) -> None:
+    """Ask for huge pages in one of ``parts`` equal parts of a mapped file; the ranks of a node share this work."""
+    pages = mapped.size // HUGE_PAGE
+    first, end = pages * part // parts, pages * (part + 1) // parts
+    if first < end:
+        # Refused by kernels before 6.1, by administrators, and when memory is in pieces: nothing changes then.
+        _libc.madvise(mapped.ctypes.data + first * HUGE_PAGE, (end - first) * HUGE_PAGE, _MADV_COLLAPSE)

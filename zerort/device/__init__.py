@@ -9,6 +9,6 @@ May import: trace, errors, typing.
 
 from zerort.device.host import HostDevice, HostEvent, HostStream
 from zerort.device.pool import Lease, PoolCounters, SlabPool
-from zerort.device.ticket import Ticket, finished, joined
+from zerort.device.ticket import Done, Ticket, joined
 
-__all__ = ["HostDevice", "HostEvent", "HostStream", "Lease", "PoolCounters", "SlabPool", "Ticket", "finished", "joined"]
+__all__ = ["Done", "HostDevice", "HostEvent", "HostStream", "Lease", "PoolCounters", "SlabPool", "Ticket", "joined"]

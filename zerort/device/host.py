@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from zerort import trace
-from zerort.device.ticket import REACHED, Ticket
+from zerort.device.ticket import Done, Ticket
 from zerort.errors import CallError, ClosedError
 from zerort.native import Doorbell
 from zerort.native.dtypes import numpy_dtype
@@ -102,10 +102,12 @@ class HostStream:
     def __init__(self, name: str, *, helping: bool = True) -> None:
         self.name = name
         self.helping = helping
-        self._queue: collections.deque[tuple[Callable[[], Any], Ticket[Any], HostEvent, str]] = collections.deque()
-        self._bell = Doorbell()
+        self.queue: collections.deque[tuple[Callable[[], Any], Ticket[Any], HostEvent, str]] = collections.deque()
+        """What was submitted and not begun. For the stream; others may look whether it is empty."""
+        self._bell = Doorbell(_GRACE if helping else 0.0)
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # held by the thread that does this stream's work
+        self.turn = threading.Lock()
+        """Held by the thread that does the stream's work. Who has it and finds nothing queued may work in its stead."""
         self._worker: threading.Thread | None = None
         self._unseen: set[HostEvent] = set()  # work that failed and that nobody has waited for yet
         self._closed = False
@@ -122,19 +124,19 @@ class HostStream:
             eager: Do the work here and now if the stream is idle. For work that is shorter than a thread switch.
         """
         self._check_open()
-        if eager and self._turn.acquire(blocking=False):
+        if eager and self.turn.acquire(blocking=False):
             try:
-                if not self._queue:
+                if not self.queue:
                     return self._do_at_once(work, name)
             finally:
-                self._turn.release()
+                self.turn.release()
         event = HostEvent(self)
         ticket: Ticket[T] = Ticket(event, keep=keep)
         if self._worker is None:
             self._start_worker()
         with self._lock:  # so that nothing is queued behind the back of a worker that has gone home
             self._check_open()
-            self._queue.append((work, ticket, event, name))
+            self.queue.append((work, ticket, event, name))
             self._bell.ring()
         return ticket
 
@@ -183,26 +185,26 @@ class HostStream:
                 _working.add(self)
 
     def _serve(self) -> None:
-        while not self._closed or self._queue:
-            self._bell.wait(_GRACE if self.helping else 0.0)
-            with self._turn:
+        while not self._closed or self.queue:
+            self._bell.wait()
+            with self.turn:
                 self._do_next()
 
     def _help(self, event: HostEvent) -> bool:
         """Do queued work until ``event`` is reached; False if another thread is at it."""
         while not event._reached:
-            if not self.helping or not self._turn.acquire(blocking=False):
+            if not self.helping or not self.turn.acquire(blocking=False):
                 return False
             try:
                 if not self._do_next():
                     break
             finally:
-                self._turn.release()
+                self.turn.release()
         return event._reached
 
     def _do_next(self) -> bool:
         try:
-            item = self._queue.popleft()
+            item = self.queue.popleft()
         except IndexError:
             return False
         self._bell.answer()
@@ -213,8 +215,8 @@ class HostStream:
         try:
             if trace.is_enabled():
                 with trace.span(name, track=self.name):
-                    return Ticket(REACHED, result=work())
-            return Ticket(REACHED, result=work())
+                    return Done(work())
+            return Done(work())
         except Exception as error:
             event = HostEvent(self)
             event._mark(error)
@@ -241,7 +243,7 @@ class HostStream:
         self.close()
 
     def __repr__(self) -> str:
-        return f"HostStream({self.name!r}, {'closed' if self._closed else f'{len(self._queue)} queued'})"
+        return f"HostStream({self.name!r}, {'closed' if self._closed else f'{len(self.queue)} queued'})"
 
 
 _working: weakref.WeakSet[HostStream] = weakref.WeakSet()

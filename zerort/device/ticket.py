@@ -13,25 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from zerort.typing import Event, Stream
 
-__all__ = ["REACHED", "Ticket", "finished", "joined"]
+__all__ = ["Done", "Ticket", "joined"]
 
 T = TypeVar("T")
-
-
-class _Reached:
-    """The event of work that is done already: most small collectives, so it is one object for all."""
-
-    __slots__ = ()
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, timeout: float | None = None) -> None:
-        return None
-
-
-REACHED = _Reached()
-"""An event that has been reached."""
 
 
 class Ticket(Generic[T]):
@@ -82,13 +66,33 @@ class Ticket(Generic[T]):
         return f"Ticket({'done' if self.done() else 'pending'})"
 
 
-def finished(result: T) -> Ticket[T]:
-    """Return the Ticket of work that needed no doing.
+class _Reached:
+    """The event of work that was done before anyone could ask: one object for all."""
 
-    >>> finished(3).wait()
-    3
-    """
-    return Ticket(REACHED, result=result)
+    __slots__ = ()
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        return None
+
+
+_REACHED = _Reached()
+
+
+class Done(Ticket[T]):
+    """The Ticket of work that was done at once, as most small collectives are: nothing to wait for, nothing to keep."""
+
+    __slots__ = ()
+
+    def __init__(self, result: T) -> None:
+        self.ready = _REACHED
+        self._result = result
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Return the result."""
+        return self._result  # type: ignore[return-value]
 
 
 class _AllOf:
@@ -111,7 +115,7 @@ class _AllOf:
 def joined(tickets: Sequence[Ticket[Any]], *, result: T) -> Ticket[T]:
     """Return the Ticket of ``result`` that is done when all ``tickets`` are.
 
-    >>> joined([finished(1), finished(2)], result="both").wait()
+    >>> joined([Done(1), Done(2)], result="both").wait()
     'both'
     """
     return Ticket(_AllOf(tuple(ticket.ready for ticket in tickets)), result=result, keep=tuple(tickets))

@@ -1,6 +1,6 @@
 """`Doorbell`: how a worker thread waits for work that the one that rings may well do itself.
 
-The native form (``src/doorbell.cpp``) waits without the GIL and so leaves a thread at work alone; this one, in Python,
+The native form (``src/doorbell.cpp``) sleeps on a timer and so leaves a thread at work alone; this one, in Python,
 serves where it was not built. May import: native.extension.
 """
 
@@ -16,9 +16,14 @@ __all__ = ["Doorbell", "PythonDoorbell"]
 
 
 class PythonDoorbell:
-    """The verbs of the native form."""
+    """The verbs of the native form.
 
-    def __init__(self) -> None:
+    Args:
+        grace: Seconds that work is left to others before the worker is woken for it.
+    """
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
         self._pending = 0
         self._rung = threading.Condition()
 
@@ -33,12 +38,12 @@ class PythonDoorbell:
         with self._rung:
             self._pending -= 1
 
-    def wait(self, grace: float) -> None:
-        """Sleep until there is work that nobody has taken within ``grace`` seconds."""
+    def wait(self) -> None:
+        """Sleep until there is work that nobody has taken within the grace."""
         while True:
             with self._rung:
                 self._rung.wait_for(lambda: self._pending)
-            time.sleep(grace)
+            time.sleep(self._grace)
             if self._pending:
                 return
 

@@ -25,7 +25,10 @@ __all__ = [
     "BROKEN",
     "DISAGREE",
     "HEADER_BYTES",
+    "MEETING",
     "MET",
+    "MOVES",
+    "PARTING",
     "PRIVATE",
     "WAITING",
     "PythonRendezvous",
@@ -33,7 +36,9 @@ __all__ = [
     "allow_reading",
     "can_read",
     "control_nbytes",
+    "open_log",
     "open_rendezvous",
+    "prepare",
     "read_slot",
 ]
 
@@ -41,6 +46,10 @@ HEADER_BYTES = 192
 AGREED_BYTES = 96
 PRIVATE = -1
 MET, WAITING, DISAGREE, BROKEN = range(4)
+MEETING, PARTING = 8, 16
+"""How far a native ``PreparedCall`` came: one of these, and a status added."""
+MOVES = ("nothing", "copy", "reduce", "all_reduce")
+"""What a native ``PreparedCall`` does between meeting and parting, by number."""
 
 _LINE = 64
 _CONTROL_BYTES = 4 * _LINE
@@ -66,6 +75,17 @@ def open_rendezvous(control: int, *, rank: int, size: int, spins: int, yields: i
         assert kernels is not None
         form = kernels.Rendezvous
     return form(control, rank, size, spins, yields)
+
+
+def open_log(length: int, *, in_native: bool) -> Any:
+    """Return a native record of the last ``length`` prepared calls; None where there are none."""
+    return kernels.CallLog(length) if in_native and kernels is not None else None
+
+
+def prepare(link: Any, log: Any, **call: Any) -> Any:
+    """Return a native `PreparedCall` (``src/prepared.cpp``), whose ``run`` makes the call in one step."""
+    assert kernels is not None
+    return kernels.PreparedCall(link, log, **call)
 
 
 def allow_reading() -> None:
@@ -126,6 +146,7 @@ class PythonRendezvous:
         self._windows: dict[int, int] = {}
         self._target = 0
         self._turn = 0
+        self.half = 0  # of this rank's staging slab: the one that was used last
         self._comparing = False
         slot = self._slot(rank)
         self._words[slot + 2] = os.getpid()

@@ -6,7 +6,7 @@
             return lambda body: run_threads(4, body)      # calls body(group) on every rank of a fresh group
 
 Here stands how groups behave when ranks disagree, are wrong, or have closed; what their collectives deliver stands in
-`CollectiveContract`. May import: comm, pytest.
+`CollectiveContract`, and what holds for calls made again and again in `RepeatContract`. May import: comm, pytest.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import pytest
 
 from zerort.comm import Group
 from zerort.errors import CallError, ClosedError, CollectiveMismatchError
-from zerort.testing.collective_contract import CollectiveContract, OnRanks, pattern, same
+from zerort.testing.collective_contract import OnRanks, pattern, same
+from zerort.testing.repeat_contract import RepeatContract
 
 __all__ = ["GroupContract"]
 
 
-class GroupContract(CollectiveContract):
+class GroupContract(RepeatContract):
     """What every group holds. Subclasses provide the fixture ``on_ranks``."""
 
     @pytest.mark.parametrize(

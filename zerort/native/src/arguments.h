@@ -35,6 +35,7 @@ class Argument {
 
   void* data() const { return view_.buf; }
   std::size_t nbytes() const { return static_cast<std::size_t>(view_.len); }
+  int ndim() const { return view_.ndim; }
   std::size_t numel() const { return nbytes() / itemsize(dtype_); }
   Dtype dtype() const { return dtype_; }
   float* floats() const { return static_cast<float*>(data()); }

@@ -21,6 +21,7 @@ namespace nb = nanobind;
 namespace zerort {
 
 void bind_doorbell(nb::module_& module);    // doorbell.cpp
+void bind_prepared(nb::module_& module);    // prepared.cpp
 void bind_rendezvous(nb::module_& module);  // rendezvous.cpp
 
 namespace {
@@ -261,4 +262,5 @@ NB_MODULE(_kernels, m) {
   m.def("crc32c_combine", &zerort::crc32c_combine);
   zerort::bind_doorbell(m);
   zerort::bind_rendezvous(m);
+  zerort::bind_prepared(m);
 }

@@ -1,0 +1,185 @@
+"""`Launcher`: how a group's calls go: looked up or checked, numbered, and handed to the transport in order.
+
+    launch      a collective: a Ticket
+    together    something that needs all ranks and has happened when it returns
+
+A call that was made before, with the same arrays from the same line, takes the transport's shortcut if it has one, here
+and now: the first lines of `launch` are what a small collective costs in Python. May import: device, trace, comm.*.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any, TypeVar
+
+from zerort import trace
+from zerort.comm import checks
+from zerort.comm.call import INVALID, Call, call_site, users_frame
+from zerort.comm.checks import Given
+from zerort.comm.prepared import PreparedCalls
+from zerort.comm.transport import DONE, STALE, Transport
+from zerort.device import Done, HostStream, Ticket
+from zerort.errors import CallError, ClosedError, CollectiveError, SharedMemoryError
+
+__all__ = ["Fill", "Launcher"]
+
+T = TypeVar("T")
+Fill = Callable[[Call, int, int, Given], None]
+
+
+class Launcher:
+    """The calls of one group.
+
+    Args:
+        transport: What carries them out.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        # Calls up to this size run at once, on the thread that makes them.
+        self._eager_nbytes = {
+            "any thread": transport.options.eager_nbytes,
+            "own thread": -1,
+            "caller": sys.maxsize,
+        }[transport.runs_on]
+        self._stream = HostStream(f"comm {transport.name}", helping=transport.runs_on == "any thread")
+        self._turn, self._queue = self._stream.turn, self._stream.queue
+        self._sequence = 0
+        self._prepared = PreparedCalls(transport)
+        self._known = self._prepared.known
+        self._closed = False
+
+    def launch(
+        self,
+        op: str,
+        fill: Fill,
+        name: str,
+        source: Any = None,
+        out: Any = None,
+        counts: Sequence[Any] | None = None,
+        root: int = -1,
+        reduction: str = "",
+    ) -> Ticket[Any]:
+        """Make a call. Called by the verb that the user called."""
+        frame = users_frame(2)
+        if type(counts) is list:  # which could not be looked up
+            counts = tuple(counts)
+        code = frame.f_code
+        key = (op, id(source), id(out), id(code), frame.f_lasti, counts, root, reduction, name)
+        try:
+            known = self._known.get(key)
+        except TypeError:
+            known = key = None  # type: ignore[assignment]
+        progress = STALE
+        if (
+            known is not None
+            and known.shortcut
+            and known.nbytes <= self._eager_nbytes
+            and self._transport.broken is None
+            and not trace.is_enabled()
+            and self._turn.acquire(False)  # noqa: FBT003 (a keyword costs as much again)
+        ):
+            try:
+                if not self._queue:
+                    progress = known.shortcut.run(self._sequence, source, out)
+            except Exception as error:
+                self._transport.fail(self._number(known.call), error)
+                raise
+            finally:
+                self._turn.release()
+            if progress == DONE:
+                self._sequence += 1
+                trace.count(op)
+                return Done(out)
+            if progress != STALE:
+                # Not found anew: to the shortcut another array in the same place is as good as the one before.
+                call = self._number(known.call.take(source, out))
+                return self._stream.submit(functools.partial(self._perform, call, None, progress), name=op, eager=True)
+            known.shortcut = None
+        return self._launch(op, fill, key, code, name, Given(source, out, counts, root, reduction))
+
+    def _launch(self, op: str, fill: Fill, key: Any, code: CodeType, name: str, given: Given) -> Ticket[Any]:
+        """Make a call that has no shortcut."""
+        source, out = given.source, given.out
+        repeats = key is not None and (out is not None or source is None)
+        usable = repeats and not self._closed and self._transport.broken is None
+        call = self._prepared.find(key, source, out) if usable else None
+        if call is None:
+            call = self._new_call(op, name, fill, given)
+            if repeats:
+                self._prepared.keep(key, code, call, source, out)
+        else:
+            self._number(call)
+        title = f"{op} {name}" if name and trace.is_enabled() else op
+        work = functools.partial(self._perform, call)
+        return self._stream.submit(work, name=title, eager=call.nbytes <= self._eager_nbytes)
+
+    def _number(self, call: Call) -> Call:
+        call.sequence = self._sequence
+        self._sequence += 1
+        return call
+
+    def together(self, op: str, name: str, fill: Fill, make: Callable[[], T], given: Given) -> T:
+        """Meet as collectives do, then ``make`` something that needs all ranks; wait for it."""
+        call = self._new_call(op, name, fill, given)
+        work = functools.partial(self._perform, call, make)
+        made: T = self._stream.submit(work, name=op, eager=self._eager_nbytes >= 0).wait()
+        return made
+
+    def close(self) -> None:
+        """Finish what was submitted, unless it can no longer end, and refuse further calls."""
+        self._closed = True
+        self._known.clear()
+        if self._transport.broken is None:
+            self._stream.close()
+        else:
+            self._stream.abandon()
+
+    def _new_call(self, op: str, name: str, fill: Fill, given: Given) -> Call:
+        self._check_usable(op)
+        transport = self._transport
+        call = self._number(Call(op, call_site(), name=name))
+        try:
+            checks.check_name(call, name)
+            fill(call, transport.rank, transport.size, given)
+        except CallError as error:
+            call = Call(INVALID, call.site, call.sequence, complaint=str(error))
+        except Exception as error:  # no memory for a result, say: the others must hear of it all the same
+            call = Call(INVALID, call.site, call.sequence, complaint=f"{op}: {type(error).__name__}: {error}")
+        return call
+
+    def _check_usable(self, op: str) -> None:
+        transport = self._transport
+        if self._closed:
+            raise ClosedError(f"{op}: Expected an open group, got {transport.title}, closed. Call it before closing.")
+        if transport.broken is not None:
+            first = str(transport.broken).splitlines()[0]
+            raise CollectiveError(
+                f"{op}: {transport.title} is broken since: {first} Open a new group."
+            ) from transport.broken
+
+    def _perform(self, call: Call, make: Callable[[], Any] | None = None, progress: int = STALE) -> Any:
+        transport = self._transport
+        if transport.broken is not None:  # since this call was queued
+            self._check_usable(call.op)
+        flights = transport.flights
+        entry = flights.begin(call.sequence, call.op, call.dtype, call.numel, call.name, call.site)
+        try:
+            if progress == STALE:
+                transport.run(call)
+            else:
+                transport.resume(call, progress)
+            made = None if make is None else make()
+        except BaseException as error:
+            flights.end(entry, f"failed: {type(error).__name__}")
+            # These are verdicts that all ranks reach together; of anything else only this rank knows.
+            if not isinstance(error, (CallError, CollectiveError, SharedMemoryError)):
+                transport.fail(call, error)
+            call.finish()
+            raise
+        flights.end(entry)
+        trace.count(call.op)
+        return call.finish() if make is None else made

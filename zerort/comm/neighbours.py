@@ -1,0 +1,42 @@
+"""What processes of one machine can find out about each other: whether they see each other, and each other's memory.
+
+Containers may hide both. Each question is asked by all ranks at once and answered for all alike. May import: native.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from zerort.native import address_of
+from zerort.native.rendezvous import allow_reading, can_read
+
+__all__ = ["can_read_each_other", "see_each_other"]
+
+Tell = Callable[[str], list[str]]
+
+
+def see_each_other(tell: Tell) -> bool:
+    """Say whether the ranks see each other's processes; in containers of their own, one's absence says nothing."""
+    return len(set(tell(_process_space()))) == 1
+
+
+def can_read_each_other(tell: Tell, *, wanted: bool) -> bool:
+    """Find out, once and by trying, whether every rank may read every other's memory; not if one does not want it."""
+    # A number nobody else has: a process of the same id in another container must not pass for this rank.
+    landmark = np.frombuffer(os.urandom(8), np.uint64).copy()
+    if wanted:
+        allow_reading()
+    mine = f"{int(wanted)},{os.getpid()},{address_of(landmark)},{landmark[0]}"
+    told = [map(int, text.split(",")) for text in tell(mine)]
+    can = all(wants and can_read(pid, address=where, expected=what) for wants, pid, where, what in told)
+    return all(answer == "yes" for answer in tell("yes" if can else "no"))
+
+
+def _process_space() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return f"unknown, of process {os.getpid()}"

@@ -1,0 +1,136 @@
+#include "meeting.h"
+
+#include <climits>
+#include <cstring>
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+namespace zerort {
+namespace {
+
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "processes share these words");
+
+// With a core for each rank the others are there by then, or have not called yet.
+constexpr int kGlances = 100;
+
+void pause_core() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Not FUTEX_PRIVATE: the word lies in memory that several processes have mapped.
+long futex(std::atomic<std::uint32_t>* word, int operation, std::uint32_t value, const timespec* timeout) {
+  return syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), operation, value, timeout, nullptr, 0);
+}
+
+}  // namespace
+
+std::uint64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return std::uint64_t(now.tv_sec) * 1000000000u + std::uint64_t(now.tv_nsec);
+}
+
+Meeting::Meeting(std::uintptr_t control, int rank, int size, int spins, int yields)
+    : control_(reinterpret_cast<Control*>(control)),
+      slots_(reinterpret_cast<Slot*>(control + sizeof(Control))),
+      rank_(rank), size_(size), spins_(spins), yields_(yields) {
+  Slot& mine = slots_[rank_];
+  mine.pid = std::uint32_t(getpid());
+  mine.arrived.store(control_->epoch.load());
+  mine.since_ns = now_ns();
+  mine.state.store(1);
+}
+
+void Meeting::show(const void* header, const Location& source, const Location& out) {
+  Slot& mine = slots_[rank_];
+  turn_ = mine.meets % 2;
+  Call& call = mine.calls[turn_];
+  std::memcpy(call.header, header, kHeaderBytes);
+  call.source = source;
+  call.out = out;
+  mine.meets++;
+}
+
+void Meeting::arrive(bool comparing) {
+  comparing_ = comparing;
+  // Only ranks that have seen the current epoch arrive, so it cannot move before all of them have.
+  const std::uint32_t epoch = control_->epoch.load(std::memory_order_acquire);
+  Slot& mine = slots_[rank_];
+  mine.since_ns = now_ns();
+  mine.arrived.store(epoch + 1, std::memory_order_release);
+  target_ = epoch + 1;
+  if (control_->count.fetch_add(1, std::memory_order_acq_rel) + 1 == std::uint32_t(size_)) {
+    control_->count.store(0, std::memory_order_relaxed);
+    control_->epoch.store(epoch + 1, std::memory_order_seq_cst);
+    if (control_->sleepers.load(std::memory_order_seq_cst)) wake();
+  }
+}
+
+bool Meeting::glance() const {
+  for (int k = 0; k < kGlances && k < spins_; k++) {
+    if (everyone_is_here()) return true;
+    pause_core();
+  }
+  return everyone_is_here();
+}
+
+Status Meeting::wait(double seconds) const {
+  for (int k = 0; k < spins_; k++) {
+    if (everyone_is_here()) return compare();
+    pause_core();
+  }
+  for (int k = 0; k < yields_; k++) {
+    if (everyone_is_here()) return compare();
+    sched_yield();
+  }
+  const std::uint64_t deadline = now_ns() + std::uint64_t(seconds * 1e9);
+  while (!everyone_is_here()) {
+    if (control_->broken.load()) return Status::broken;
+    const std::uint64_t now = now_ns();
+    if (now >= deadline) return Status::waiting;
+    const timespec left = {time_t((deadline - now) / 1000000000u), long((deadline - now) % 1000000000u)};
+    control_->sleepers.fetch_add(1, std::memory_order_seq_cst);
+    futex(&control_->epoch, FUTEX_WAIT, target_ - 1, &left);
+    control_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    // Woken early by a rank that left or gave up: the caller finds out which.
+    if (!everyone_is_here() && someone_left()) return control_->broken.load() ? Status::broken : Status::waiting;
+  }
+  return compare();
+}
+
+Status Meeting::compare() const {
+  // A rank that comes late completes the meeting, but those it meets have given up and gone.
+  if (control_->broken.load(std::memory_order_acquire)) return Status::broken;
+  if (comparing_)
+    for (int r = 0; r < size_; r++)
+      if (std::memcmp(call(r).header, call(rank_).header, kAgreedBytes) != 0) return Status::disagree;
+  return Status::met;
+}
+
+void Meeting::give_up() {
+  control_->broken.store(1);
+  wake();
+}
+
+void Meeting::leave() {
+  slots_[rank_].state.store(2);
+  wake();
+}
+
+bool Meeting::someone_left() const {
+  for (int r = 0; r < size_; r++)
+    if (slots_[r].state.load() == 2 && slots_[r].arrived.load() != target_) return true;
+  return control_->broken.load() != 0;
+}
+
+void Meeting::wake() const { futex(&control_->epoch, FUTEX_WAKE, INT_MAX, nullptr); }
+
+}  // namespace zerort

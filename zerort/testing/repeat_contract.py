@@ -1,0 +1,205 @@
+"""`RepeatContract`: calls that are made again and again, as a training loop makes them. Part of `GroupContract`.
+
+A transport may take a shortcut for a call that it knows; nothing but its speed may tell. Each test makes the same call
+from the same line more than twice. May import: comm, trace, pytest.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zerort import trace
+from zerort.comm import Group
+from zerort.errors import CallError, ClosedError, CollectiveMismatchError
+from zerort.testing.collective_contract import CollectiveContract, OnRanks, pattern, same
+
+__all__ = ["RepeatContract"]
+
+TIMES = 5
+SIZES = [3, 2_000, 40_000]
+"""Elements per rank: a few, and more than what is staged, and than what runs at once."""
+
+
+def arrays(group: Group, numel: int, where: str) -> tuple[Any, Any]:
+    """Return two float32 arrays of ``numel`` elements."""
+    if where == "own":
+        return np.zeros(numel, np.float32), np.zeros(numel, np.float32)
+    return group.empty(numel, "float32"), group.empty(numel, "float32")
+
+
+class RepeatContract(CollectiveContract):
+    """What holds for calls made again. Subclasses provide the fixture ``on_ranks``."""
+
+    @pytest.mark.parametrize("where", ["window", "own"])
+    @pytest.mark.parametrize("numel", SIZES)
+    def test_repeated_calls_see_new_data(self, on_ranks: OnRanks, numel: int, where: str) -> None:
+        """Every collective, out of place and in place, whose arrays are written anew as soon as the call is over."""
+
+        def body(group: Group) -> None:
+            n, rank = group.size, group.rank
+            full, other = arrays(group, n * numel, where)
+            mine = full[rank * numel :][:numel]
+            shares = [slice(r * numel, (r + 1) * numel) for r in range(n)]
+            for step in range(TIMES):
+                rows = np.stack([pattern(r + step, n * numel) for r in range(n)])
+                total = rows.sum(0)
+                root = n - 1
+
+                full[:] = rows[rank]
+                group.reduce_scatter(full, out=other[:numel]).wait()
+                same(other[:numel], total[shares[rank]])
+                group.reduce_scatter(full, out=mine).wait()
+                same(mine, total[shares[rank]])
+
+                full[:] = rows[rank]
+                group.all_reduce(full, out=other).wait()
+                same(other, total)
+                group.all_reduce(full, out=full).wait()
+                same(full, total)
+
+                full[:] = rows[rank]
+                group.all_to_all(full, out=other).wait()
+                same(other, np.concatenate([rows[r][shares[rank]] for r in range(n)]))
+                group.broadcast(full, out=other, root=root).wait()
+                same(other, rows[root])
+                group.broadcast(full, root=root).wait()
+                same(full, rows[root])
+
+                full[:] = 0
+                mine[:] = rows[rank][:numel]
+                group.all_gather(mine, out=other).wait()
+                same(other, rows[:, :numel].reshape(-1))
+                group.all_gather(mine, out=full).wait()
+                mine[:] = -1  # at once: nobody may still be reading it
+                group.barrier().wait()
+
+        on_ranks(body)
+
+    def test_repeated_calls_that_differ_are_told_apart(self, on_ranks: OnRanks) -> None:
+        """A rank that leaves the loop's pattern is found out at that very call; then the loop goes on."""
+
+        def body(group: Group) -> None:
+            full, _ = arrays(group, 8 * group.size, "window")
+
+            def reduce(name: str) -> None:
+                group.all_reduce(full, out=full, name=name).wait()
+
+            for step in range(3 * TIMES):
+                odd = step % TIMES == TIMES - 1 and group.size > 1
+                if odd:
+                    with pytest.raises(CollectiveMismatchError, match="norm"):
+                        reduce("norm" if group.rank == group.size - 1 else "loss")
+                    with pytest.raises(CollectiveMismatchError, match="barrier"):
+                        group.barrier().wait() if group.rank == 0 else reduce("loss")
+                full[:] = 1
+                reduce("loss")
+                reduce("norm")
+                assert full[0] == group.size**2
+
+        on_ranks(body)
+
+    def test_repeated_calls_wait_for_the_late(self, on_ranks: OnRanks) -> None:
+        """A rank that comes later than a shortcut has patience."""
+
+        def body(group: Group) -> None:
+            shards = group.empty_shared([2] * group.size, "float32")
+            for step in range(2 * TIMES):
+                if step > TIMES and step % group.size == group.rank:
+                    time.sleep(0.03)
+                shards.mine[:] = step
+                group.all_gather(shards.mine, out=shards.full).wait()
+                assert shards.full.tolist() == [step] * (2 * group.size)
+                group.barrier().wait()
+
+        on_ranks(body)
+
+    def test_repeated_calls_over_views_made_for_each(self, on_ranks: OnRanks) -> None:
+        """A view that takes the place of one before, in memory and by its id, is as good, also if a rank comes late."""
+
+        def body(group: Group) -> None:
+            full, _ = arrays(group, 2 * group.size, "window")
+            first = 2 * group.rank
+
+            def gather(view: Any, step: int) -> None:
+                view[:] = step + group.rank
+                group.all_gather(view, out=full).wait()
+                assert full[::2].tolist() == [step + rank for rank in range(group.size)]
+
+            view = full[first : first + 2]
+            for step in range(TIMES):
+                gather(view, step)
+            del view
+            for step in range(2 * TIMES):
+                if step % group.size == group.rank:
+                    time.sleep(0.01)
+                gather(full[first : first + 2], step)
+
+        on_ranks(body)
+
+    def test_repeated_calls_notice_what_changed(self, on_ranks: OnRanks) -> None:
+        """Arrays whose window was freed, or that became read-only, and a group that was closed."""
+
+        def body(group: Group) -> None:
+            full, other = arrays(group, 8 * group.size, "window")
+
+            def reduce(out: Any) -> Any:
+                full[:] = 1
+                return group.all_reduce(full, out=out).wait()
+
+            for _ in range(TIMES):
+                same(reduce(other), np.full(full.size, group.size, np.float32))
+            group.free(other)
+            for _ in range(TIMES):
+                same(reduce(other), np.full(full.size, group.size, np.float32))
+            other.flags.writeable = False
+            with pytest.raises(CallError, match="read-only"):
+                reduce(other)
+            part = group.split(0)
+            assert part is not None
+            for step in range(TIMES):
+                if step < TIMES - 1:
+                    part.barrier().wait()
+                    continue
+                part.close()
+                with pytest.raises(ClosedError):
+                    part.barrier()
+
+        on_ranks(body)
+
+    def test_repeated_calls_are_on_record(self, on_ranks: OnRanks) -> None:
+        """The flight record has all of the last calls in order, with their sites; counters count them."""
+
+        def body(group: Group) -> None:
+            full, _ = arrays(group, 8, "window")
+            before = trace.counters().get("barrier", 0)
+            calls: list[Callable[[], Any]] = [
+                lambda: group.barrier(name="mark"),
+                lambda: group.all_reduce(full, out=full),
+                lambda: group.all_gather(np.ones(1)),  # never prepared: its result is a new array each time
+            ]
+            for _ in range(TIMES):
+                for call in calls:
+                    call().wait()
+            # Not pytest's tmp_path: ranks that start at once trip over each other in cleaning up.
+            with tempfile.TemporaryDirectory() as directory:
+                path = group.flight_record(directory)
+                assert path is not None
+                rows = json.loads(path.read_text())["calls"][-len(calls) * TIMES :]
+            assert [row["op"] for row in rows] == ["barrier", "all_reduce", "all_gather"] * TIMES
+            assert [row["name"] for row in rows[:2]] == ["mark", ""]
+            assert {row["status"] for row in rows} == {"done"}
+            assert len({row["site"] for row in rows}) == len(calls)
+            assert all("repeat_contract.py:" in row["site"] for row in rows)
+            assert all(row["submitted_ns"] <= row["finished_ns"] for row in rows)
+            first = rows[0]["sequence"]
+            assert [row["sequence"] for row in rows] == list(range(first, first + len(rows)))
+            assert trace.counters()["barrier"] - before >= TIMES
+
+        on_ranks(body)
