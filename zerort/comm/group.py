@@ -76,6 +76,8 @@ class Group:
             "own thread": -1,
             "caller": sys.maxsize,
         }[transport.runs_on]
+        # The same for a call that should be queued: none, unless the transport knows no other thread.
+        self._least_eager_nbytes = sys.maxsize if transport.runs_on == "caller" else -1
         self._stream = HostStream(f"comm {transport.name}", helping=transport.runs_on == "any thread")
         self._sequence = 0
         self._prepared = PreparedCalls()
@@ -119,7 +121,13 @@ class Group:
     # -- collectives -----------------------------------------------------------------------------------------------
 
     def all_gather(
-        self, source: Array, *, out: Array | None = None, counts: Sequence[int] | None = None, name: str = ""
+        self,
+        source: Array,
+        *,
+        out: Array | None = None,
+        counts: Sequence[int] | None = None,
+        name: str = "",
+        eager: bool = True,
     ) -> Ticket[Array]:
         """Put every rank's ``source`` side by side into every rank's ``out``.
 
@@ -129,8 +137,9 @@ class Group:
                 nothing is copied out.
             counts: Elements of each rank's shard, on every rank the same; None if all are equal.
             name: What to call this in errors and traces.
+            eager: Whether a small call may wait for the other ranks here and now. False: it is queued like a large one.
         """
-        return self._launch("all_gather", checks.fill_all_gather, Given(source, out, counts), name)
+        return self._launch("all_gather", checks.fill_all_gather, Given(source, out, counts), name, eager=eager)
 
     def reduce_scatter(
         self,
@@ -140,6 +149,7 @@ class Group:
         counts: Sequence[int] | None = None,
         reduction: str = "sum",
         name: str = "",
+        eager: bool = True,
     ) -> Ticket[Array]:
         """Reduce every rank's ``source`` in rank order and give each rank its range of the result.
 
@@ -149,15 +159,17 @@ class Group:
             counts: Elements of each rank's range, on every rank the same; None splits evenly.
             reduction: ``"sum"``, ``"max"`` or ``"min"``. fp16 and bf16 are summed in fp32 and rounded once.
             name: What to call this in errors and traces.
+            eager: As in `all_gather`.
         """
         given = Given(source, out, counts, reduction=reduction)
-        return self._launch("reduce_scatter", checks.fill_reduce_scatter, given, name)
+        return self._launch("reduce_scatter", checks.fill_reduce_scatter, given, name, eager=eager)
 
     def all_reduce(
-        self, source: Array, *, out: Array | None = None, reduction: str = "sum", name: str = ""
+        self, source: Array, *, out: Array | None = None, reduction: str = "sum", name: str = "", eager: bool = True
     ) -> Ticket[Array]:
         """Reduce every rank's ``source`` in rank order into every rank's ``out`` (``out=source`` works in place)."""
-        return self._launch("all_reduce", checks.fill_all_reduce, Given(source, out, reduction=reduction), name)
+        given = Given(source, out, reduction=reduction)
+        return self._launch("all_reduce", checks.fill_all_reduce, given, name, eager=eager)
 
     def broadcast(self, source: Array, *, root: int = 0, out: Array | None = None, name: str = "") -> Ticket[Array]:
         """Copy root's ``source`` into every rank's ``out``; in place if ``out`` is None."""
@@ -321,7 +333,7 @@ class Group:
 
     # -- how a call goes -------------------------------------------------------------------------------------------
 
-    def _launch(self, op: str, fill: Fill, given: Given, name: str) -> Ticket[Any]:
+    def _launch(self, op: str, fill: Fill, given: Given, name: str, *, eager: bool = True) -> Ticket[Any]:
         source, out, counts, root, reduction = given
         if type(counts) is list:  # which could not be looked up
             counts = tuple(counts)
@@ -336,9 +348,8 @@ class Group:
             call.sequence = self._sequence
             self._sequence += 1
         title = f"{op} {name}" if name and trace.is_enabled() else op
-        return self._stream.submit(
-            functools.partial(self._perform, call), name=title, eager=call.nbytes <= self._eager_nbytes
-        )
+        at_once = call.nbytes <= (self._eager_nbytes if eager else self._least_eager_nbytes)
+        return self._stream.submit(functools.partial(self._perform, call), name=title, eager=at_once)
 
     def _together(self, op: str, name: str, fill: Fill, make: Callable[[], T], given: Given = _NOTHING) -> T:
         """Meet as collectives do, then ``make`` something that needs all ranks; wait for it."""
