@@ -57,10 +57,11 @@ test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashe
 test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 	$(BIN)/python -m zerort.testing $(SIZES) -- tests/ranks
 
-bench: $(VENV)/.installed ## Measure collectives against MPI, and the optimizers
+bench: $(VENV)/.installed ## Measure collectives against MPI, the optimizers, and training steps
 	$(BIN)/zerort bench collectives --ranks 2 --compare mpi
 	$(BIN)/zerort bench collectives --ranks 8 --sizes 64K,16M,64M --compare mpi
 	$(BIN)/zerort bench optimizer
+	$(BIN)/zerort bench step
 
 clean: ## Remove environments and builds
 	rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

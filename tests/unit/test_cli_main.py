@@ -51,6 +51,16 @@ def test_numbers_of_elements(text: str, numel: int) -> None:
         (["bench", "collectives", "--kind", "threads"], "--kind: invalid choice: 'threads'"),
         (["bench", "optimizer", "--numel", "0"], "--numel: Expected a number of elements such as 50M"),
         (["bench", "optimizer", "--numel", "0.5"], "--numel: Expected a number of elements such as 50M"),
+        (["bench", "step", "--plans", "zero4"], "--plans: Expected names out of zero0, .*got 'zero4'"),
+        (
+            ["bench", "step", "--width", "6"],
+            "--width: Expected a whole number of at least 4 and a multiple of 4, got '6'",
+        ),
+        (["bench", "step", "--layers", "0"], "--layers: Expected a whole number of at least 1, got '0'"),
+        (["bench", "step", "--rounds", "x"], "--rounds: Expected a whole number of at least 1, got 'x'"),
+        (["bench", "step", "--prefetch", "-1"], "--prefetch: Expected a whole number of at least 0, got '-1'"),
+        (["bench", "step", "--dtype", "int8"], "--dtype: invalid choice: 'int8'"),
+        (["bench", "step", "--trace", "/no/such/dir/f"], "--trace: Expected a file in a directory that can"),
         (["bench"], "required: BENCHMARK"),
         ([], "required: COMMAND"),
         (["docter"], "invalid choice: 'docter'"),
@@ -71,8 +81,10 @@ def test_wrong_words_are_usage_errors(words: list[str], line: str, capsys: pytes
         ([], "bench"),
         (["doctor"], "DIR"),
         (["bench"], "collectives"),
+        (["bench"], "a training step under each plan"),
         (["bench", "collectives"], "4K 16K 64K 256K 1M 4M 16M 64M 256M"),
         (["bench", "optimizer"], "--compare"),
+        (["bench", "step"], "--micro-steps"),
     ],
 )
 def test_help_at_every_level(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

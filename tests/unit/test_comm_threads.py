@@ -1,6 +1,7 @@
 """The contract of groups, kept by ranks that are threads and by a group of one."""
 
 import json
+import threading
 import time
 
 import numpy as np
@@ -46,6 +47,23 @@ def test_a_missing_thread_is_named():
         assert "got no rank 1." in stories[rank]
         assert "rank 1: missing; last in #0 barrier() 'before'" in stories[rank]
     assert "got it later" in stories[1]
+
+
+@pytest.mark.parametrize("verb", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_a_call_that_is_not_eager_does_not_wait_for_the_others(verb):
+    gone_on = threading.Event()
+
+    def body(group):
+        if group.rank == 1:
+            assert gone_on.wait(20), "rank 0 stood still until rank 1 came"
+        ticket = getattr(group, verb)(np.ones(2), eager=False)
+        if group.rank == 0:
+            assert not ticket.done()
+            gone_on.set()
+        return ticket.wait()
+
+    first, _ = run_threads(2, body)
+    assert first.sum() == {"all_gather": 4, "reduce_scatter": 2, "all_reduce": 4}[verb]
 
 
 def test_a_flight_record_holds_the_last_calls(tmp_path):

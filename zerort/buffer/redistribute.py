@@ -39,14 +39,17 @@ def _nothing(group: Group, source: Array, out: Array, partition: Partition, name
     return Done(out)
 
 
+# None is eager, however small: a rank that computes on must not stand still until the slowest one has come as far.
 _MOVES: Final[dict[Collective, Move]] = {
     Collective.ALL_GATHER: lambda group, source, out, partition, name: group.all_gather(
-        source, out=out, counts=partition.counts, name=name
+        source, out=out, counts=partition.counts, name=name, eager=False
     ),
     Collective.REDUCE_SCATTER: lambda group, source, out, partition, name: group.reduce_scatter(
-        source, out=out, counts=partition.counts, name=name
+        source, out=out, counts=partition.counts, name=name, eager=False
     ),
-    Collective.ALL_REDUCE: lambda group, source, out, partition, name: group.all_reduce(source, out=out, name=name),
+    Collective.ALL_REDUCE: lambda group, source, out, partition, name: group.all_reduce(
+        source, out=out, name=name, eager=False
+    ),
     Collective.SLICE: _slice,
     Collective.NONE: _nothing,
 }

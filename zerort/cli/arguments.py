@@ -20,6 +20,7 @@ __all__ = [
     "UsageError",
     "names_of",
     "output_file",
+    "parse_count",
     "parse_numel",
     "parse_ranks",
     "parse_seconds",
@@ -87,6 +88,22 @@ def names_of(choices: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
             if name not in known:
                 raise argparse.ArgumentTypeError(f"Expected names out of {', '.join(known)}; got {name!r}.")
         return names
+
+    return parse
+
+
+def parse_count(minimum: int, *, multiple: int = 1) -> Callable[[str], int]:
+    """Return what reads a whole number of at least ``minimum`` and a multiple of ``multiple``.
+
+    >>> parse_count(1)("12")
+    12
+    """
+    needs = f"a whole number of at least {minimum}{f' and a multiple of {multiple}' * (multiple > 1)}"
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or int(text) < minimum or int(text) % multiple:
+            raise argparse.ArgumentTypeError(f"Expected {needs}, got {text!r}.")
+        return int(text)
 
     return parse
 

@@ -3,6 +3,7 @@
     zerort doctor [DIR]             exit code 0: nothing is bad        1: something is
     zerort bench collectives                  0: all data was right    1: some was wrong, or it could not run
     zerort bench optimizer                    2: the command line was wrong
+    zerort bench step
     zerort bench checkpoint
     zerort ckpt inspect PATH                  0: it is fine          1: it is damaged
     zerort ckpt verify PATH                   2: it is not a checkpoint
@@ -19,15 +20,28 @@ import sys
 from collections.abc import Sequence
 
 import zerort
-from zerort.cli.arguments import UsageError, names_of, output_file, parse_numel, parse_ranks, parse_seconds, parse_sizes
+from zerort.cli.arguments import (
+    UsageError,
+    names_of,
+    output_file,
+    parse_count,
+    parse_numel,
+    parse_ranks,
+    parse_seconds,
+    parse_sizes,
+)
 from zerort.cli.checkpoint_arguments import add_bench_checkpoint, add_ckpt
 from zerort.comm.bootstrap import KINDS
+from zerort.config import ZERO
 from zerort.errors import ZerortError
 from zerort.native.dtypes import DTYPE_CODES
 
 __all__ = ["build_parser", "main"]
 
 _OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "all_to_all", "barrier")
+
+_PLANS = tuple(f"zero{stage}" for stage in ZERO)
+_DTYPES = ("float32", "bfloat16", "float16")
 
 _COLLECTIVES = """\
 Measure the collectives and check every byte they deliver, as nccl-tests do. Started without mpirun, this starts the
@@ -48,6 +62,17 @@ Measure the fused optimizer steps on one thread against this machine's memory li
 examples:
   zerort bench optimizer
   zerort bench optimizer --numel 10M --compare torch --json result.json"""
+
+_STEP = """\
+Measure a whole training step (a byte-level transformer in NumPy) under several plans, in turn, and what of it is not
+computing: waits, packing gradients, the optimizer. Beside them the floor: the same model computed on all ranks at once
+without the runtime. Started without mpirun, this starts the ranks itself, with one BLAS thread each.
+
+examples:
+  zerort bench step
+  zerort bench step --plans zero0,zero3 --rounds 15 --json result.json
+  zerort bench step --ranks 8 --rows 4 --trace step.json
+  OPENBLAS_NUM_THREADS=1 mpirun -n 2 python -m zerort bench step --dtype bfloat16 --micro-steps 2"""
 
 _DOCTOR = """\
 Look at Python, MPI, shared memory, kernels, GPUs and a disk, and say what is ok, warn or bad, with the cure.
@@ -71,11 +96,14 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print JSON instead of lines")
 
     bench = commands.add_parser(
-        "bench", help="measure collectives, optimizers or checkpoints", description="Measure this machine."
+        "bench",
+        help="measure collectives, optimizers, training steps or checkpoints",
+        description="Measure this machine.",
     )
     benches = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     _add_collectives(benches)
     _add_optimizer(benches)
+    _add_step(benches)
     add_bench_checkpoint(benches, _command)
     add_ckpt(commands, _command)
     return parser
@@ -120,6 +148,29 @@ def _add_optimizer(benches: argparse._SubParsersAction[argparse.ArgumentParser])
         "--seconds", type=parse_seconds, default=1.0, metavar="T", help="time for each figure (default: 1)"
     )
     one.add_argument("--json", type=output_file, metavar="F", help="also write the rows as JSON")
+
+
+def _add_step(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    one = _command(benches, "step", _serve_step, help="a training step under each plan", text=_STEP)
+
+    def number(name: str, default: int, help: str, *, minimum: int = 1, multiple: int = 1) -> None:
+        parse = parse_count(minimum, multiple=multiple)
+        one.add_argument(name, type=parse, default=default, metavar="N", help=f"{help} (default: {default})")
+
+    one.add_argument("--ranks", type=parse_ranks, metavar="N", help="ranks to start (default: 2)")
+    one.add_argument("--plans", type=names_of(_PLANS), default=_PLANS, metavar="P,…", help=f"of {', '.join(_PLANS)}")
+    number("--width", 256, "features of a token, a multiple of 4", minimum=4, multiple=4)
+    number("--layers", 4, "blocks of the transformer")
+    number("--context", 128, "bytes of a text")
+    number("--rows", 16, "texts that each rank computes in a step")
+    one.add_argument("--dtype", choices=_DTYPES, default="float32", help="of the parameters (default: float32)")
+    number("--steps", 2, "steps of a plan in a row")
+    number("--rounds", 5, "turns of each plan")
+    number("--prefetch", 1, "units gathered ahead", minimum=0)
+    number("--micro-steps", 1, "parts that each rank cuts its rows into")
+    one.add_argument("--json", type=output_file, metavar="F", help="also write the rows as JSON")
+    one.add_argument("--trace", type=output_file, metavar="F.json", help="also write a Perfetto trace of all ranks")
+    one.add_argument("--screen", help=argparse.SUPPRESS)  # the terminal that the starting process saw
 
 
 def _command(
@@ -181,3 +232,9 @@ def _serve_optimizer(options: argparse.Namespace, words: list[str]) -> int:
     from zerort.cli.bench_optimizer import run_optimizer
 
     return run_optimizer(options)
+
+
+def _serve_step(options: argparse.Namespace, words: list[str]) -> int:
+    from zerort.cli.bench_step import run_step
+
+    return run_step(options, words)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from zerort.comm.environment import find_launcher, without_launcher
@@ -35,7 +35,14 @@ class Finished(NamedTuple):
     """What it complained, if that was captured."""
 
 
-def run_ranks(ranks: int, words: list[str], *, capture: bool = False, timeout: float | None = None) -> Finished:
+def run_ranks(
+    ranks: int,
+    words: list[str],
+    *,
+    capture: bool = False,
+    timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Finished:
     """Run ``python words…`` on ``ranks`` ranks of this machine and wait for their end.
 
     Args:
@@ -43,11 +50,13 @@ def run_ranks(ranks: int, words: list[str], *, capture: bool = False, timeout: f
         words: What this Python gets as arguments.
         capture: Keep what they print instead of letting it through.
         timeout: Seconds after which they are ended; None waits for ever.
+        env: Variables that they get if this process's environment does not set them.
 
     Raises:
         BootstrapError: There is no launcher.
     """
-    return _run([*find_launcher().command(ranks), sys.executable, *words], capture=capture, timeout=timeout)
+    command = [*find_launcher().command(ranks), sys.executable, *words]
+    return _run(command, capture=capture, timeout=timeout, env={**(env or {}), **os.environ})
 
 
 def run_here(words: list[str], *, timeout: float) -> Finished:

@@ -107,7 +107,13 @@ class Group:
     # -- collectives -----------------------------------------------------------------------------------------------
 
     def all_gather(
-        self, source: Array, *, out: Array | None = None, counts: Sequence[int] | None = None, name: str = ""
+        self,
+        source: Array,
+        *,
+        out: Array | None = None,
+        counts: Sequence[int] | None = None,
+        name: str = "",
+        eager: bool = True,
     ) -> Ticket[Array]:
         """Put every rank's ``source`` side by side into every rank's ``out``.
 
@@ -117,8 +123,9 @@ class Group:
                 nothing is copied out.
             counts: Elements of each rank's shard, on every rank the same; None if all are equal.
             name: What to call this in errors and traces.
+            eager: Whether a small call may wait for the other ranks here and now. False: it is queued like a large one.
         """
-        return self._calls.launch("all_gather", checks.fill_all_gather, name, source, out, counts)
+        return self._calls.launch("all_gather", checks.fill_all_gather, name, source, out, counts, eager=eager)
 
     def reduce_scatter(
         self,
@@ -128,6 +135,7 @@ class Group:
         counts: Sequence[int] | None = None,
         reduction: str = "sum",
         name: str = "",
+        eager: bool = True,
     ) -> Ticket[Array]:
         """Reduce every rank's ``source`` in rank order and give each rank its range of the result.
 
@@ -137,15 +145,17 @@ class Group:
             counts: Elements of each rank's range, on every rank the same; None splits evenly.
             reduction: ``"sum"``, ``"max"`` or ``"min"``. fp16 and bf16 are summed in fp32 and rounded once.
             name: What to call this in errors and traces.
+            eager: As in `all_gather`.
         """
         fill = checks.fill_reduce_scatter
-        return self._calls.launch("reduce_scatter", fill, name, source, out, counts, -1, reduction)
+        return self._calls.launch("reduce_scatter", fill, name, source, out, counts, -1, reduction, eager=eager)
 
     def all_reduce(
-        self, source: Array, *, out: Array | None = None, reduction: str = "sum", name: str = ""
+        self, source: Array, *, out: Array | None = None, reduction: str = "sum", name: str = "", eager: bool = True
     ) -> Ticket[Array]:
         """Reduce every rank's ``source`` in rank order into every rank's ``out`` (``out=source`` works in place)."""
-        return self._calls.launch("all_reduce", checks.fill_all_reduce, name, source, out, None, -1, reduction)
+        fill = checks.fill_all_reduce
+        return self._calls.launch("all_reduce", fill, name, source, out, None, -1, reduction, eager=eager)
 
     def broadcast(self, source: Array, *, root: int = 0, out: Array | None = None, name: str = "") -> Ticket[Array]:
         """Copy root's ``source`` into every rank's ``out``; in place if ``out`` is None."""

@@ -45,6 +45,8 @@ class Launcher:
             "own thread": -1,
             "caller": sys.maxsize,
         }[transport.runs_on]
+        # The same for a call that should be queued: none, unless the transport knows no other thread.
+        self._least_eager_nbytes = sys.maxsize if transport.runs_on == "caller" else -1
         self._stream = HostStream(f"comm {transport.name}", helping=transport.runs_on == "any thread")
         self._turn, self._queue = self._stream.turn, self._stream.queue
         self._sequence = 0
@@ -62,6 +64,8 @@ class Launcher:
         counts: Sequence[Any] | None = None,
         root: int = -1,
         reduction: str = "",
+        *,
+        eager: bool = True,
     ) -> Ticket[Any]:
         """Make a call. Called by the verb that the user called."""
         frame = users_frame(2)
@@ -76,6 +80,7 @@ class Launcher:
         progress = STALE
         if (
             known is not None
+            and eager
             and known.shortcut
             and known.nbytes <= self._eager_nbytes
             and self._transport.broken is None
@@ -99,9 +104,12 @@ class Launcher:
                 call = self._number(known.call.take(source, out))
                 return self._stream.submit(functools.partial(self._perform, call, None, progress), name=op, eager=True)
             known.shortcut = None
-        return self._launch(op, fill, key, code, name, Given(source, out, counts, root, reduction))
+        limit = self._eager_nbytes if eager else self._least_eager_nbytes
+        return self._launch(op, fill, key, code, name, Given(source, out, counts, root, reduction), limit)
 
-    def _launch(self, op: str, fill: Fill, key: Any, code: CodeType, name: str, given: Given) -> Ticket[Any]:
+    def _launch(
+        self, op: str, fill: Fill, key: Any, code: CodeType, name: str, given: Given, eager_nbytes: int
+    ) -> Ticket[Any]:
         """Make a call that has no shortcut."""
         source, out = given.source, given.out
         repeats = key is not None and (out is not None or source is None)
@@ -115,7 +123,7 @@ class Launcher:
             self._number(call)
         title = f"{op} {name}" if name and trace.is_enabled() else op
         work = functools.partial(self._perform, call)
-        return self._stream.submit(work, name=title, eager=call.nbytes <= self._eager_nbytes)
+        return self._stream.submit(work, name=title, eager=call.nbytes <= eager_nbytes)
 
     def _number(self, call: Call) -> Call:
         call.sequence = self._sequence

@@ -220,8 +220,9 @@ class Unit:
             gradients: By name; None or some of them if others came by `gradients` or `contribute`.
         """
         self._expect_room_for_gradients()
-        for name, gradient in (gradients or {}).items():
-            self._add(name, gradient)
+        with trace.span(f"pack {self.name}"):
+            for name, gradient in (gradients or {}).items():
+                self._add(name, gradient)
         for unit in (self, *self._lenders):
             unit._end_turn()
 

@@ -63,7 +63,8 @@ class Walk:
             with unit.gathered() as p:
                 x, saved[name] = self.model.forward(name, p, x)
         loss, slope = self.model.loss(x, y, weight=weight)
-        slope = slope * slope.dtype.type(self.rt.loss_scale)
+        if self.rt.loss_scale != 1.0:
+            slope *= slope.dtype.type(self.rt.loss_scale)
         for name, unit in reversed(self.units.items()):
             with unit.gathered() as p:
                 slope, gradients = self.model.backward(name, p, saved[name], slope)
