@@ -227,11 +227,11 @@ class GradientBucket:
             self.nonfinite = self.layout.overlaps(at, at + 1)[0].extent.name
 
     def close(self) -> None:
-        """Give the memory back. Every rank calls this."""
+        """Give the memory back."""
         self.reset()
         resting = self._resident if self._resident is not None else self._shard
         assert resting is not None
-        self._group.free(resting, name=self.name)
+        self._group.forget(resting)
 
     def __repr__(self) -> str:
         return (

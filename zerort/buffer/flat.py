@@ -156,9 +156,9 @@ class FlatBuffer:
             self._whole = self._place = None
 
     def close(self) -> None:
-        """Give the memory back. Every rank calls this."""
+        """Give the memory back."""
         self.release()
-        self._group.free(self.mine if self._resting is None else self._resting, name=self.name)
+        self._group.forget(self.mine if self._resting is None else self._resting)
 
     def __repr__(self) -> str:
         return f"FlatBuffer({self.name!r}, {self.placement}, {self.layout.numel} x {self.layout.dtype})"

@@ -37,6 +37,12 @@ class Slot:
         """Return the slot's first ``numel`` elements: 1-D."""
         return self.memory[: numel * dtype.itemsize].view(dtype)
 
+    def wait(self) -> None:
+        """Wait for work that was still using the memory when it was released."""
+        if self.busy is not None:
+            self.busy.wait()
+            self.busy = None
+
     def release(self, *, after: Ticket[Any] | None = None) -> None:
         """Give the slot back.
 
@@ -87,6 +93,8 @@ class Slots:
                 "first is gathered, or between steps."
             )
         nbytes, count = max(nbytes, self.slot_nbytes), max(count, self.count)
+        for slot in self._free:
+            slot.wait()
         self.close()
         self.slot_nbytes, self.count = nbytes, count
         self._free = [Slot(self, self._allocate(nbytes)) for _ in range(count)]
@@ -102,9 +110,7 @@ class Slots:
         slot.nbytes = nbytes
         self.leased_nbytes += nbytes
         self.peak_nbytes = max(self.peak_nbytes, self.leased_nbytes)
-        if slot.busy is not None:
-            slot.busy.wait()
-            slot.busy = None
+        slot.wait()
         return slot
 
     @property
@@ -115,8 +121,6 @@ class Slots:
     def close(self) -> None:
         """Give all free slots' memory back."""
         for slot in self._free:
-            if slot.busy is not None:
-                slot.busy.wait()
             self._free_memory(slot.memory)
         self._free.clear()
         self.slot_nbytes = self.count = 0

@@ -253,6 +253,15 @@ class Group:
 
         self._together("free", name, fill, lambda: self._transport.release(array))
 
+    def forget(self, array: Array) -> None:
+        """Give memory back as `free` does, but without meeting the others: for an owner that closes, come what may.
+
+        Each rank does so when it likes, after its last call over the array. An array from elsewhere is left alone.
+        """
+        if not self._closed:
+            with contextlib.suppress(CallError):
+                self._transport.release(array)
+
     def split(self, color: int | None, *, key: int | None = None, name: str = "") -> Group | None:
         """Return the group of the ranks that gave the same ``color``, ordered by ``key``, then by rank.
 

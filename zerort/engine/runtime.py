@@ -94,13 +94,13 @@ class Runtime:
             "gather slots",
             cure="Release units sooner, or open the runtime with a larger prefetch.",
             allocate=lambda nbytes: shard.empty_shared([nbytes] + [0] * (shard.size - 1), "uint8", name="slot").full,
-            free=shard.free,
+            free=shard.forget,
         )
         self.bucket_slots = Slots(
             "gradient buckets",
             cure="Reduce units before the next one's gradients are asked for, or open the runtime with more buckets.",
             allocate=lambda nbytes: shard.empty(nbytes, "uint8", name="bucket"),
-            free=shard.free,
+            free=shard.forget,
         )
         self._order = GatherOrder(ahead=options.prefetch)
         self._expected: list[str] = []
@@ -276,10 +276,16 @@ class Runtime:
         )
 
     def close(self) -> None:
-        """Give everything back. Closing twice is fine; every verb after it raises `ClosedError`."""
+        """Finish what is under way and give everything back. Closing twice is fine; other verbs then raise."""
         if self._closed:
             return
         self._closed = True
+        self.wait_for_reductions()
+        self.wait_for_gathers()
+        for unit in self.units.values():
+            unit.close()
+        self.gather_slots.close()
+        self.bucket_slots.close()
         self.units.clear()
         self.mesh.close()
 
@@ -390,8 +396,12 @@ class Runtime:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            self.close()
+        else:  # what is under way may never end: leave the memory to the group, and go
+            self._closed = True
+            self.mesh.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.units)} units, {self.updates} updates"

@@ -142,7 +142,7 @@ class Section:
             self.state.take_master_from(self.owned)
 
     def close(self) -> None:
-        """Give the memory back. Every rank calls this."""
+        """Give the memory back."""
         if self.bucket is not None:
             self.bucket.close()
         self.parameters.close()

@@ -310,9 +310,10 @@ class Unit:
                 section.bucket.reset()
 
     def close(self) -> None:
-        """Give the memory back. Every rank calls this."""
+        """Give the memory back."""
         if self._views is not None:
             self._views.expire()
+        self._slot = self._fetched = None
         for section in self.sections:
             section.close()
 
