@@ -16,9 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from zerort import checkpoint, native
+from zerort import checkpoint
 from zerort.buffer import Slots
 from zerort.comm import Group
 from zerort.comm.agreement import gather_json, raise_together
@@ -36,7 +34,7 @@ from zerort.engine.step import take_step
 from zerort.engine.tensors import Frozen, TensorSpec
 from zerort.engine.unit import Unit
 from zerort.errors import ClosedError, ZerortError
-from zerort.layout import Collective, Placement, transition
+from zerort.layout import Placement
 from zerort.layout.flat import ALIGNMENT
 from zerort.optim import LossScale, LossScaler, Optimizer, ParameterGroup, unmatched
 from zerort.typing import Array
@@ -102,6 +100,8 @@ class Runtime:
             allocate=lambda nbytes: shard.empty(nbytes, "uint8", name="bucket"),
             free=shard.forget,
         )
+        self.norm_block = BLOCK if options.deterministic else None
+        """Elements over which squares are summed before the sums meet those of other ranks; None: all of a shard."""
         self._order = GatherOrder(ahead=options.prefetch)
         self._expected: list[str] = []
         self.setup = SectionSetup(
@@ -339,47 +339,11 @@ class Runtime:
         self.drop_prefetched()
         self._order.end_step()
 
-    def publish(self, sections: Sequence[Section]) -> None:
-        """Let every rank see what all of them have written. Every rank calls this."""
-        if transition(self.plan.state.placement, to=self.plan.parameter.placement) is Collective.ALL_GATHER:
-            for section in sections:
-                section.parameters.changed()
-                section.parameters.restore()  # travels while the next step begins; its first gather waits for it
-        elif self.plan.parameter.placement is Placement.SHARDED and self.mesh.shard.one_memory:
-            self.mesh.shard.barrier(name="publish").wait()  # one for all units: their gathers need none any more
-
     def sum_over_shards(self, values: Array) -> Array:
         """Return the sum of every rank's ``values``, if ranks hold different parts of the state."""
         if self.plan.state.placement is Placement.REPLICATED:
             return values
         return self.mesh.shard.all_reduce(values, name="statistics").wait()
-
-    @property
-    def norm_block(self) -> int | None:
-        """Elements over which squares are summed before the sums meet those of other ranks; None: all of a shard."""
-        return BLOCK if self.options.deterministic else None
-
-    def sums_of(self, section: Section, rank: int) -> int:
-        """Return how many sums of squares ``rank`` has for ``section``."""
-        count = section.partition.counts[rank]
-        return 1 if self.norm_block is None else -(-count // self.norm_block)
-
-    def settle_loss_scale(self, *, overflow: bool) -> None:
-        """Adapt the loss scale to what this step's gradients were."""
-        if self.scaler is not None:
-            self.scaler.update(overflow)
-
-    def digest(self) -> str:
-        """Return a checksum of all parameters, the same for any number of ranks and any plan. Every rank calls this."""
-        sections = [section for unit in self.units.values() for section in unit.sections]
-        mine = [[native.crc32c(s.parameters.mine.view(np.uint8)), s.parameters.mine.nbytes] for s in sections]
-        total = 0
-        everyone = gather_json(self.mesh.shard, mine, name="digest")
-        for index in range(len(sections)):
-            for rank in everyone:
-                value, nbytes = rank[index]
-                total = native.crc32c_combine(total, value, nbytes)
-        return f"{total:08x}"
 
     def complain(self, error: ZerortError) -> None:
         """Tell the other ranks that this one cannot go on as they do, and why."""

@@ -22,7 +22,7 @@ from zerort import native, trace
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine.report import StepReport
 from zerort.errors import NonFiniteError, UnitStateError
-from zerort.layout import Placement
+from zerort.layout import Collective, Placement, transition
 from zerort.optim import clip_factor, norm_of, square_sums
 from zerort.typing import Array
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
     from zerort.engine.section import Section
 
-__all__ = ["take_step"]
+__all__ = ["digest_of", "take_step"]
 
 
 class _Facts(NamedTuple):
@@ -70,7 +70,8 @@ def _walk(rt: Runtime) -> StepReport:
     grad_scale = 1.0 / (used_scale * rt.denominator)
     norm *= grad_scale
     why = facts.nonfinite or where
-    rt.settle_loss_scale(overflow=bool(why))
+    if rt.scaler is not None:
+        rt.scaler.update(overflow=bool(why))
     if why:
         why = f"NaN or infinity in the gradient of {why}"
         if rt.options.nonfinite == "raise" and rt.options.loss_scale is None:
@@ -94,7 +95,7 @@ def _walk(rt: Runtime) -> StepReport:
                 sum_over_ranks=rt.sum_over_shards,
             )
     with rt.ledger.stall("step"):
-        rt.publish(sections)
+        _publish(rt, sections)
     return _report(rt, facts, updated=True, grad_norm=norm, clipped=clip < 1.0, loss_scale=used_scale)
 
 
@@ -150,8 +151,7 @@ def _settle(rt: Runtime, section: Section) -> Array:
 
 def _measure(rt: Runtime, sections: list[Section], gradients: list[Array]) -> tuple[float, str]:
     """Return the norm of the summed gradients, and where they are not finite, as a phrase."""
-    block = rt.norm_block
-    sums = [square_sums(gradient, block) for gradient in gradients]
+    sums = [square_sums(gradient, rt.norm_block) for gradient in gradients]
     if rt.plan.state.placement is Placement.SHARDED and rt.mesh.shard.size > 1:
         sums = _gather_sums(rt, sections, sums)
     norm = norm_of(np.concatenate(sums)) if sums else 0.0
@@ -171,7 +171,7 @@ def _measure(rt: Runtime, sections: list[Section], gradients: list[Array]) -> tu
 
 def _gather_sums(rt: Runtime, sections: list[Section], sums: list[Array]) -> list[Array]:
     """Return every section's sums over all ranks, in the order of its elements, whoever computed them."""
-    counts = [[rt.sums_of(section, rank) for section in sections] for rank in range(rt.mesh.shard.size)]
+    counts = [[_sums_of(rt, section, rank) for section in sections] for rank in range(rt.mesh.shard.size)]
     flat = rt.mesh.shard.all_gather(np.concatenate(sums), counts=[sum(row) for row in counts], name="norm").wait()
     parts: list[list[Array]] = [[] for _ in sections]
     cursor = 0
@@ -180,6 +180,34 @@ def _gather_sums(rt: Runtime, sections: list[Section], sums: list[Array]) -> lis
             parts[index].append(flat[cursor : cursor + count])
             cursor += count
     return [np.concatenate(part) for part in parts]
+
+
+def _sums_of(rt: Runtime, section: Section, rank: int) -> int:
+    """Return how many sums of squares ``rank`` has for ``section``."""
+    return 1 if rt.norm_block is None else -(-section.partition.counts[rank] // rt.norm_block)
+
+
+def _publish(rt: Runtime, sections: list[Section]) -> None:
+    """Let every rank see what all of them have written."""
+    if transition(rt.plan.state.placement, to=rt.plan.parameter.placement) is Collective.ALL_GATHER:
+        for section in sections:
+            section.parameters.changed()
+            section.parameters.restore()  # travels while the next step begins; its first gather waits for it
+    elif rt.plan.parameter.placement is Placement.SHARDED and rt.mesh.shard.one_memory:
+        rt.mesh.shard.barrier(name="publish").wait()  # one for all units: their gathers need none any more
+
+
+def digest_of(rt: Runtime) -> str:
+    """Return a checksum of all parameters, the same for any number of ranks and any plan. Every rank calls this."""
+    sections = [section for unit in rt.units.values() for section in unit.sections]
+    mine = [[native.crc32c(s.parameters.mine.view(np.uint8)), s.parameters.mine.nbytes] for s in sections]
+    total = 0
+    everyone = gather_json(rt.mesh.shard, mine, name="digest")
+    for index in range(len(sections)):
+        for rank in everyone:
+            value, nbytes = rank[index]
+            total = native.crc32c_combine(total, value, nbytes)
+    return f"{total:08x}"
 
 
 def _report(
@@ -195,7 +223,7 @@ def _report(
     trainable = [
         name for unit in rt.units.values() for s in unit.sections if s.state is not None for name in s.state.steps
     ]
-    digest = rt.digest() if rt.options.deterministic else ""
+    digest = digest_of(rt) if rt.options.deterministic else ""
     moved, stalls = rt.ledger.turn()
     return StepReport(
         update=rt.updates,

@@ -15,9 +15,9 @@ import numpy as np
 
 from zerort.engine import Runtime, StepReport, Unit
 from zerort.native.dtypes import numpy_dtype
-from zerort.testing.byte_model import ByteModel
-from zerort.testing.byte_text import ByteText
 from zerort.typing import Array
+from zerort.workload.byte_model import ByteModel
+from zerort.workload.byte_text import ByteText
 
 __all__ = ["Reference", "Walk"]
 
