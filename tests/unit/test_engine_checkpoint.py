@@ -246,3 +246,18 @@ def test_progress_that_json_cannot_carry_is_refused(tmp_path):
         register(rt)
         with pytest.raises(zr.errors.CallError, match="progress"):
             rt.save(tmp_path / "ckpt", progress=object())
+
+
+def test_random_numbers_go_on_where_they_were(tmp_path):
+    def body(group):
+        with zr.open(group=group) as rt:
+            register(rt)
+            rng = np.random.default_rng(rt.rank)
+            rng.standard_normal(5)
+            rt.save(tmp_path / "ckpt", progress={"rng": rng.bit_generator.state})
+            expected = rng.standard_normal(5)
+            other = np.random.default_rng()
+            other.bit_generator.state = rt.load(tmp_path / "ckpt").progress["rng"]
+            np.testing.assert_array_equal(other.standard_normal(5), expected)
+
+    run_threads(3, body)

@@ -212,7 +212,8 @@ class Runtime:
 
         Args:
             path: A directory that all ranks see.
-            progress: What this rank needs to go on: data position, RNG state; whatever JSON can carry.
+            progress: What this rank needs to go on, as JSON can carry it: the position in the data, a generator's
+                ``rng.bit_generator.state``. `load` gives it back.
 
         Returns:
             The directory.
