@@ -233,11 +233,12 @@ def test_saving_again_replaces_and_the_manifest_tells_what_it_is(tmp_path):
                 rt.save(tmp_path / "ckpt", progress=rt.updates)
 
     run_threads(3, body)
-    meta = read_manifest(tmp_path / "ckpt").meta
+    manifest = read_manifest(tmp_path / "ckpt")
+    meta = manifest.meta
     assert meta["updates"] == 2
     assert meta["optimizer"]["kind"] == "AdamW"
     assert "SHARDED" in meta["plan"]
-    assert meta["progress"] == [2, 2, 2]
+    assert tuple(manifest.progress) == (2, 2, 2)
     json.dumps(meta)
 
 
