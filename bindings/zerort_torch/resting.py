@@ -73,10 +73,8 @@ class RestingParameter(torch.nn.Parameter):
         """Let facts through, and refuse everything else."""
         name = getattr(func, "__name__", "")
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
-        if name == "__set__" and attribute == "requires_grad":
-            _refuse_requires_grad(args)
-        if name == "requires_grad_":
-            _refuse_requires_grad(args)
+        if name == "requires_grad_" or (name == "__set__" and attribute == "requires_grad"):
+            return _keep_requires_grad(*args, **(kwargs or {}))
         fact = name in _FACTS or (name == "__get__" and attribute not in _VALUES)
         empty = name in ("__set__", "__delete__") and attribute == "grad" and args[-1] is not args[0]
         if fact or empty:
@@ -108,13 +106,14 @@ def _one_element(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros((), dtype=like.dtype, device="cpu").expand(like.shape)
 
 
-def _refuse_requires_grad(args: Sequence[Any]) -> None:
-    me, wanted = args[0], (args[1] if len(args) > 1 else True)
-    if wanted != me.requires_grad:
+def _keep_requires_grad(me: RestingParameter, requires_grad: Any = True) -> RestingParameter:  # noqa: FBT002 (torch's)
+    if requires_grad != me.requires_grad:
         raise CallError(
-            f"Expected requires_grad of {me.full_name!r} to stay {me.requires_grad} after sharding, got {wanted}. A "
-            "frozen parameter has neither gradient nor state: freeze and unfreeze before zt.shard(model, rt)."
+            f"Expected requires_grad of {me.full_name!r} to stay {me.requires_grad} after sharding, got "
+            f"{requires_grad}. A frozen parameter has neither gradient nor state: freeze and unfreeze before "
+            "zt.shard(model, rt)."
         )
+    return me
 
 
 def _refusal(args: Sequence[Any], kwargs: Mapping[str, Any], *, what: str) -> StaleViewError:

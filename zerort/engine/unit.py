@@ -136,9 +136,9 @@ class Unit:
     def gathered(self) -> Iterator[Views]:
         """Gather the unit for the length of a ``with`` block, which gets its tensors by name: read-only, not copied."""
         ticket = self.gather()
-        with self._runtime.ledger.stall("gather"):
-            views = ticket.wait()
         try:
+            with self._runtime.ledger.stall("gather"):
+                views = ticket.wait()
             with trace.span(f"compute {self.name}"):
                 yield views
         finally:
@@ -182,12 +182,14 @@ class Unit:
         if self._holders:
             return
         if self._slot is not None:
-            assert self._fetched is not None
-            self._fetched.wait()  # only if it was gathered ahead and not used is there anything to wait for
-            for section in self.sections:
-                section.parameters.release()
-            self._slot.release()
-            self._slot = None
+            fetched, slot, self._fetched, self._slot = self._fetched, self._slot, None, None
+            assert fetched is not None
+            try:
+                fetched.wait()  # only if it was gathered ahead and not used is there anything to wait for
+            finally:  # a gather that failed gives its slot back, too: all ranks know of it
+                for section in self.sections:
+                    section.parameters.release()
+                slot.release()
         self._fetched = None
 
     def _hold(self) -> None:
