@@ -100,7 +100,7 @@ def test_nothing_leaks_over_two_hundred_steps(group):
             gc.collect()
             return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects()), rss()
 
-        (tensors, before), (tensors_after, after) = steps(20), steps(200)
+        (tensors, before), (tensors_after, after) = steps(20), steps(200 if group.one_memory else 40)
         assert tensors_after == tensors
         assert after - before < 4 * 2**20
 

@@ -37,6 +37,19 @@ def test_bf16_parameters_have_float32_master_weights(group):
     assert_same(got, train_plain(make(GPT), 10), tolerance=1e-2)
 
 
+@pytest.mark.parametrize("plan", [1, 3])
+def test_inference_mode_and_a_forward_that_fails(group, plan):
+    with zr.open(plan=zr.Plan.zero(plan), optimizer=zr.AdamW(lr=LR), group=group) as rt:
+        model, plain = zt.shard(make(GPT), rt), make(GPT)
+        with torch.inference_mode():
+            assert torch.equal(model(*text(2, 0)), plain(*text(2, 0)))
+        with pytest.raises(IndexError):
+            model(torch.full((2, 3), VOCAB), torch.zeros(2, 3, dtype=torch.long))
+        with pytest.raises(zr.errors.StaleViewError):  # everything rests again
+            model.blocks[0].up.weight.sum()
+        assert_same(train_sharded(model, rt, 2), train_plain(plain, 2))
+
+
 def test_settings_of_their_own_by_torchs_names(node):
     plain = make(GPT)
     cold = [p for name, p in plain.named_parameters() if name.endswith("bias") or "norm" in name]

@@ -66,7 +66,7 @@ def test_assigned_values_are_every_ranks_and_the_masters(plan):
 def test_assigning_keeps_the_precision_of_other_masters():
     with zr.open(plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=2.0**-10)) as rt:
         half = ones(4).astype("bfloat16")
-        unit = rt.register("a", {"w": half, "v": half})
+        unit = rt.register("a", {"w": half, "v": half.copy()})
         for _ in range(8):  # each too small for bfloat16 alone
             unit.reduce({"w": half, "v": half})
             rt.step()
