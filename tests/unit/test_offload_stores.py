@@ -6,6 +6,7 @@ import pytest
 
 from zerort.offload.memory import MemoryStore
 from zerort.offload.nvme import NvmeOptions, NvmeStore
+from zerort.offload.striped import StripedStore
 from zerort.testing.store_contract import StoreContract
 
 
@@ -28,3 +29,22 @@ class TestNvmeStore(StoreContract):
         with NvmeStore(tmp_path, options=options) as store:
             yield store
         assert list(tmp_path.iterdir()) == []
+
+
+class TestStripedStore(StoreContract):
+    @pytest.fixture(params=["even", "uneven", "one"])
+    def store(self, tmp_path, request):
+        weights = {"even": [1, 1], "uneven": [3, 1, 0.5], "one": [1]}[request.param]
+        members = [NvmeStore(tmp_path / str(at), name=f"disk{at}") for at in range(len(weights))]
+        with StripedStore(members, weights=weights, unit_nbytes=512 * 1024) as store:
+            yield store
+        assert [list(one.iterdir()) for one in tmp_path.iterdir()] == [[]] * len(weights)
+
+
+class TestStripedMemory(StoreContract):
+    """Units that fall on no boundary of anything."""
+
+    @pytest.fixture
+    def store(self):
+        with StripedStore([MemoryStore(name="a"), MemoryStore(name="b")], weights=[1, 5], unit_nbytes=50_001) as store:
+            yield store

@@ -225,6 +225,18 @@ class BlockFile:
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
         return move(self._descriptor, data, offset)
 
+    def takes(self, out: Array, offset: int) -> bool:
+        """Say whether this memory and offset suit the file as it was opened; nothing falls back."""
+        try:
+            data: Any = [out]
+            return os.preadv(self._descriptor, data, offset) >= 0
+        except OSError:
+            return False
+
+    def forget(self) -> None:
+        """Drop what of the file is in the page cache: the next read comes from the disk."""
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def sync(self) -> None:
         """Return when all that was written is on the disk."""
         if self._faults is not None:
