@@ -122,7 +122,7 @@ class NvmeStore:
                 file.read(page, 0)
                 direct = file.direct
             os.unlink(path)
-        except OSError:
+        except BaseException:
             self._scratch.remove()
             raise
         if not direct:
