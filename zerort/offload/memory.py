@@ -6,6 +6,7 @@ computing happens in the same memory, `view` spares the copy. May import: device
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from zerort import trace
@@ -112,8 +113,8 @@ class MemoryStore:
             if self._own is not None:
                 self._own.close()
 
-    def _submit(self, work: object, name: str, *keep: object) -> Ticket[Array]:
-        ticket: Ticket[Array] = self._stream.submit(work, name=name, keep=keep)  # type: ignore[arg-type]
+    def _submit(self, work: Callable[[], Array], name: str, *keep: object) -> Ticket[Array]:
+        ticket: Ticket[Array] = self._stream.submit(work, name=name, keep=keep)
         return ticket
 
     def _range(self, name: str, offset: int, count: int) -> Array:
