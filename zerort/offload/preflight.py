@@ -1,6 +1,7 @@
 """Look at a directory before anything is put there: room, rights, O_DIRECT, alignment, and how fast it is.
 
     inspect("/mnt/nvme", needed=n)   ->  DirectoryReport; too little room or no right is refused with the numbers
+    measure("/mnt/nvme", nbytes=n)   ->  the same of a directory that is there, without a verdict
 
 What is measured is a file of a few blocks, unlinked as soon as it is open: nothing is left behind, however this ends.
 May import: config, errors, offload.blocks, offload.refusal.
@@ -23,12 +24,14 @@ from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_
 from zerort.offload.refusal import free_nbytes, no_room, refusal
 from zerort.typing import Array
 
-__all__ = ["SAMPLE_NBYTES", "DirectoryReport", "inspect"]
+__all__ = ["SAMPLE_NBYTES", "THREADS", "DirectoryReport", "inspect", "measure"]
 
 SAMPLE_NBYTES = 64 * 1024**2
 """Bytes that are written and read to measure a disk: a tenth of a second on a good one."""
 
-_THREADS = 4
+THREADS = 4
+"""That write and read the sample."""
+
 _ALIGNMENTS = (512, 1024, 2048, 4096)
 
 
@@ -92,12 +95,22 @@ def inspect(
         free = free_nbytes(path)
         if free is not None and free < max(needed, sample):
             raise no_room(path, what=what, needed=max(needed, sample), why="the disk is too full", rank=rank)
-        return _measure(path, free, sample)
+        return measure(path, nbytes=sample)
     except OSError as error:
         raise refusal(error, path=path, what=what, needed=needed, rank=rank) from error
 
 
-def _measure(path: str, free: int | None, nbytes: int) -> DirectoryReport:
+def measure(path: str, *, nbytes: int) -> DirectoryReport:
+    """Find out what a directory that is there can do.
+
+    Args:
+        path: The directory.
+        nbytes: How much to write and read; whole blocks of 4 MiB.
+
+    Raises:
+        OSError: The file system refused; nothing is left behind.
+    """
+    free = free_nbytes(path)
     name = os.path.join(path, f".zerort-preflight-{secrets.token_hex(8)}")
     try:
         file = BlockFile(name, create_nbytes=nbytes)
@@ -116,12 +129,12 @@ def _measure(path: str, free: int | None, nbytes: int) -> DirectoryReport:
 
         blocks = nbytes // BLOCK_NBYTES
         began = time.perf_counter()
-        run_workers(blocks, write, threads=_THREADS, buffer_nbytes=BLOCK_NBYTES)
+        run_workers(blocks, write, threads=THREADS, buffer_nbytes=BLOCK_NBYTES)
         file.sync()
         written = time.perf_counter()
         file.forget()
         middle = time.perf_counter()
-        run_workers(blocks, read, threads=_THREADS, buffer_nbytes=BLOCK_NBYTES)
+        run_workers(blocks, read, threads=THREADS, buffer_nbytes=BLOCK_NBYTES)
         ended = time.perf_counter()
         return DirectoryReport(
             path=path,
