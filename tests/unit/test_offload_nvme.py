@@ -255,3 +255,21 @@ def test_a_full_member_of_a_striped_store_is_left_out(disk, tmp_path):
             store.write(name, some(ord(name), 8 * 2**20))
         for name in "abc":
             assert np.array_equal(store.read(name, np.empty(8 * 2**20, np.uint8)).wait(), some(ord(name), 8 * 2**20))
+
+
+def test_memory_that_was_moved_is_let_go(tmp_path):
+    """A store keeps nothing of an array once its ticket is done."""
+    import weakref
+
+    class Mine(np.ndarray):
+        """An array that can be watched."""
+
+    with NvmeStore(tmp_path) as store:
+        store.create("a", 4000)
+        array = np.zeros(1000, np.float32).view(Mine)
+        gone = weakref.ref(array)
+        ticket = store.write("a", array)
+        del array
+        ticket.wait()
+        del ticket
+        assert gone() is None

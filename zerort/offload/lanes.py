@@ -78,7 +78,8 @@ class Operation:
             self._left -= 1
             last = self._left == 0
         if last:
-            self._after = ()  # or a long line of them would never be freed
+            self._after = ()  # or a long line of them would never be freed,
+            self._work = _nothing  # nor the memory that was moved
             self._ended.set()
 
     def _pieces(self) -> Iterator[int]:
@@ -108,6 +109,10 @@ class Operation:
         if self.error is not None:
             self.seen = True
             raise self.error
+
+
+def _nothing(pieces: Iterator[int]) -> None:
+    return None
 
 
 class Lane:

@@ -180,13 +180,8 @@ class NvmeStore:
             check_range(self, name, offset, data.size, nbytes=None if value is None else value.chunk.nbytes)
             assert value is not None
             chunk, begin = value.chunk, int(offset)
-            segments = cut(
-                begin,
-                begin + data.size,
-                nbytes=chunk.nbytes,
-                grain=chunk.grain,
-                block=self.options.block_nbytes,
-            )
+            block = self.options.block_nbytes
+            segments = cut(begin, begin + data.size, nbytes=chunk.nbytes, grain=chunk.grain, block=block)
             move = chunk.write if writes else chunk.read
 
             def work(pieces: Iterator[int]) -> None:
@@ -236,7 +231,10 @@ class NvmeStore:
             value = self._values.pop(name)
         for operation in value.operations:
             operation.settle()
-        value.chunk.remove()
+        try:
+            value.chunk.remove()
+        except OSError as error:
+            raise refusal(error, path=value.chunk.path, what=f"{name!r}", rank=self.rank) from error
 
     def close(self, *, keep: bool = False) -> None:
         """Finish, and delete all files; see `Store.close`.

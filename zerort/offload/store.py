@@ -90,6 +90,7 @@ class Store(Protocol):
 
         Raises:
             CallError: There is no such value.
+            StorageError: The file system refused.
         """
 
     def close(self, *, keep: bool = False) -> None:
