@@ -9,6 +9,7 @@
     step.py           the step: agree, settle, measure, decide, update, publish
     prefetch.py       which unit comes next
     snapshot.py       what a checkpoint holds
+    forecast.py       how many bytes a plan will take, from shapes alone
     mesh.py           which ranks share shards, and which hold copies
     report.py  ledger.py  options.py  tensors.py      what is told, counted, decided, registered
 

@@ -21,7 +21,7 @@ from zerort.comm.agreement import expect_same, gather_json, raise_together
 from zerort.engine.section import Section
 from zerort.engine.tensors import TRAINABLE, Frozen, TensorSpec, declare, is_frozen
 from zerort.engine.unit import Unit
-from zerort.errors import CallError, ZerortError
+from zerort.errors import CallError, UnitStateError
 from zerort.native.dtypes import numpy_dtype
 from zerort.optim import Optimizer, resolve
 from zerort.typing import Array
@@ -87,22 +87,25 @@ def register_unit(
     broadcast: bool,
 ) -> Unit:
     """Make a unit; see `Runtime.register`. Every rank calls this."""
-    error: ZerortError | None = None
+    error: Exception | None = None
     declared: dict[str, TensorSpec] = {}
     aliases: dict[str, str] = {}
+    cold: set[str] = set()
     try:
         _check_name(rt, name)
         declared = declare(name, params)
-        _check_ties(rt, name, declared, ties)
-        _check_trainable(name, declared, frozen)
+        cold = {local for local in declared if is_frozen(frozen, local)}
         aliases = _aliases(params)
-    except ZerortError as caught:
+        _check_full_names(rt, name, declared)
+        _check_ties(rt, name, declared, ties)
+        _check_trainable(rt, name, declared, cold, aliases)
+    except Exception as caught:  # also what a callable of the user's raises
         error = caught
     raise_together(rt.world, error, name="register")
     facts = {
         "unit": name,
         "tensors": {local: [list(spec.shape), spec.dtype] for local, spec in declared.items()},
-        "frozen": [local for local in declared if is_frozen(frozen, local)],
+        "frozen": sorted(cold),
         "tied": [sorted(aliases.items()), sorted((local, unit.name, other) for local, (unit, other) in ties.items())],
     }
     expect_same(rt.world, facts, what=f"what is registered as {name!r}"[:60], error=CallError)
@@ -111,7 +114,6 @@ def register_unit(
     values = _agree_on_values(rt, name, declared, values, broadcast=broadcast)
 
     own = {f"{name}.{local}": spec for local, spec in declared.items() if local not in aliases}
-    cold = {f"{name}.{local}" for local in declared if is_frozen(frozen, local)}
     rt.drop_prefetched()
     sections = tuple(
         Section(
@@ -121,7 +123,9 @@ def register_unit(
             setup=rt.setup,
         )
         for part in divide(
-            own, frozen=cold.__contains__, resolve=lambda full, shape: resolve(rt.optimizer, rt.groups, full, shape)
+            own,
+            frozen={f"{name}.{local}" for local in cold}.__contains__,
+            resolve=lambda full, shape: resolve(rt.optimizer, rt.groups, full, shape),
         )
     )
     for section in sections:
@@ -135,6 +139,7 @@ def register_unit(
         places[local] = unit.place_of(other)
     made = Unit(rt, name, sections=sections, places=places)
     _reserve_slots(rt, made)
+    made.join_lenders()
     rt.world.barrier(name="register").wait()  # all have written their parts
     return made
 
@@ -146,20 +151,47 @@ def _check_name(rt: Runtime, name: object) -> None:
         raise CallError(f"Expected a new name for a unit, got {name!r}, which is registered. Choose another.")
 
 
+def _check_full_names(rt: Runtime, name: str, declared: Mapping[str, TensorSpec]) -> None:
+    taken = {full: unit.name for unit in rt.units.values() for section in unit.sections for full in section.names}
+    for local in declared:
+        other = taken.get(f"{name}.{local}")
+        if other is not None:
+            raise CallError(
+                f"Expected full names of their own for all parameters, got '{name}.{local}' of units {name!r} and "
+                f"{other!r}. Rename one of them."
+            )
+
+
 def _check_ties(rt: Runtime, name: str, declared: Mapping[str, TensorSpec], ties: Ties) -> None:
     for local, (unit, other) in ties.items():
         if local in declared:
             raise CallError(f"Expected {local!r} of unit {name!r} either in params or in ties, got both.")
         if rt.units.get(unit.name) is not unit or other not in unit.names:
             raise CallError(f"Expected to tie {local!r} to a parameter of a unit of this runtime, got {other!r}.")
+        if unit.has_gradients:
+            raise UnitStateError(f"Expected to tie to unit {unit.name!r} before its first gradient of a step.")
 
 
-def _check_trainable(name: str, declared: Mapping[str, TensorSpec], frozen: Frozen) -> None:
+def _check_trainable(
+    rt: Runtime, name: str, declared: Mapping[str, TensorSpec], cold: set[str], aliases: Mapping[str, str]
+) -> None:
+    wanted = rt.options.gradient_dtype
     for local, spec in declared.items():
-        if spec.dtype not in TRAINABLE and not is_frozen(frozen, local):
+        if local in aliases and (local in cold) != (aliases[local] in cold):
+            raise CallError(
+                f"Expected {local!r} and {aliases[local]!r} of unit {name!r}, which are one array, both frozen or both "
+                "trainable. Name both in frozen=."
+            )
+        if local in cold:
+            continue
+        if spec.dtype not in TRAINABLE:
             raise CallError(
                 f"Expected {local!r} of unit {name!r} in one of {', '.join(TRAINABLE)}, got {spec.dtype}. Convert it: "
                 f"array.astype('float32'); or register it as frozen=[{local!r}]."
+            )
+        if wanted not in (None, spec.dtype, "float32") and spec.dtype != "float32":
+            raise CallError(
+                f"Expected gradient_dtype to be {spec.dtype} or float32 for {local!r} of unit {name!r}, got {wanted}."
             )
 
 
@@ -181,16 +213,18 @@ def _agree_on_values(
 ) -> dict[str, Array]:
     """Return the values that every rank packs."""
     if not broadcast:
-        checksum = 0
-        for value in values.values():
-            checksum = native.crc32c(np.ascontiguousarray(value).reshape(-1).view(np.uint8), checksum)
-        found = gather_json(rt.world, [sorted(values), checksum], name="initial values")
-        odd = next((rank for rank, one in enumerate(found) if one != found[0]), None)
-        if odd is not None:
-            raise CallError(
-                f"Expected the same initial values of unit {name!r} on every rank, got others on rank {odd} than on "
-                "rank 0. Seed all ranks alike, or pass broadcast=True to take rank 0's."
-            )
+        mine = {
+            local: native.crc32c(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+            for local, value in values.items()
+        }
+        found = gather_json(rt.world, mine, name="initial values")
+        for rank, other in enumerate(found):
+            odd = next((local for local in declared if other.get(local) != found[0].get(local)), None)
+            if odd is not None:
+                raise CallError(
+                    f"Expected the same initial values of unit {name!r} on every rank, got others of {odd!r} on rank "
+                    f"{rank} than on rank 0. Seed all ranks alike, or pass broadcast=True to take rank 0's."
+                )
         return values
     sent: dict[str, Array] = {}
     for local in _names_on_root(rt, values):

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from zerort import checkpoint
 from zerort.buffer import Slots
 from zerort.comm import Group
-from zerort.comm.agreement import gather_json, raise_together
+from zerort.comm.agreement import raise_together
 from zerort.config import Plan
 from zerort.engine import snapshot
 from zerort.engine.ledger import Ledger
@@ -28,7 +29,7 @@ from zerort.engine.options import RuntimeOptions
 from zerort.engine.prefetch import GatherOrder
 from zerort.engine.registration import register_unit
 from zerort.engine.report import MemoryReport, StepReport
-from zerort.engine.section import Section, SectionSetup
+from zerort.engine.section import BLOCK, Section, SectionSetup
 from zerort.engine.snapshot import Restored
 from zerort.engine.step import take_step
 from zerort.engine.tensors import Frozen, TensorSpec
@@ -42,10 +43,7 @@ from zerort.typing import Array
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["BLOCK", "Runtime"]
-
-BLOCK = 1024
-"""Elements. In deterministic mode norms are summed over blocks of this size, and no block is cut between ranks."""
+__all__ = ["Runtime"]
 
 
 class Runtime:
@@ -212,26 +210,24 @@ class Runtime:
 
         Args:
             path: A directory that all ranks see.
-            progress: What this rank needs to go on: data position, RNG state; whatever JSON can carry.
+            progress: What this rank needs to go on, as JSON can carry it: the position in the data, a generator's
+                ``rng.bit_generator.state``. `load` gives it back.
 
         Returns:
             The directory.
         """
         self.check_open("save")
-        error: Exception | None = None
+        where, error = None, None
         try:
-            progress = checkpoint.as_json(progress, what="progress")
-        except ZerortError as caught:
+            where, progress = Path(path), checkpoint.as_json(progress, what="progress")
+        except Exception as caught:
             error = caught
         raise_together(self.world, error, name="save")
-        meta = snapshot.meta_of(self) | {"progress": gather_json(self.world, progress, name="progress")}
-        if self.mesh.copy == 0:
-            try:
-                checkpoint.save(path, self.mesh.shard, list(snapshot.values_of(self)), meta=meta)
-            except ZerortError as caught:
-                error = caught
-        raise_together(self.world, error, name="save")
-        return Path(path)
+        assert where is not None
+        self.wait_for_gathers()
+        values = [snapshot.over_world(self, value) for value in snapshot.values_of(self)]
+        checkpoint.save(where, self.world, values, meta=snapshot.meta_of(self), progress=progress)
+        return where
 
     def load(self, path: str | Path, *, optimizer: bool = True, strict: bool = True) -> Restored:
         """Read a checkpoint, of any number of ranks and any plan, into the registered units.
@@ -248,20 +244,25 @@ class Runtime:
         manifest, error = None, None
         try:
             manifest = checkpoint.read_manifest(path)
-            if optimizer:
-                snapshot.check_optimizer(self, manifest)
-        except ZerortError as caught:
+            snapshot.check_loadable(self, manifest, optimizer=optimizer)
+        except Exception as caught:
             error = caught
         raise_together(self.world, error, name="load")
         assert manifest is not None
+        self.discard_gradients()
+        self.wait_for_gathers()
         values = list(snapshot.values_of(self, optimizer=optimizer))
-        checkpoint.load(path, self.mesh.shard, values, manifest=manifest, strict=strict)
+        try:
+            checkpoint.load(path, self.mesh.shard, values, manifest=manifest, strict=strict)
+        except Exception as caught:
+            error = caught
+        raise_together(self.world, error, name="load")  # the other copies read for themselves
         snapshot.spread_loaded(self, optimizer=optimizer)
         if optimizer:
             snapshot.restore_meta(self, manifest)
-        every = tuple(manifest.meta.get("progress", [None]))
+        every = tuple(manifest.progress)
         mine = every[self.rank] if self.rank < len(every) else every[0]
-        return Restored(updates=int(manifest.meta["updates"]), progress=mine, every_progress=every)
+        return Restored(updates=snapshot.updates_of(manifest), progress=mine, every_progress=every)
 
     def memory(self) -> MemoryReport:
         """Return how many bytes this rank holds, counted from its arrays."""
@@ -280,14 +281,17 @@ class Runtime:
         if self._closed:
             return
         self._closed = True
-        self.wait_for_reductions()
-        self.wait_for_gathers()
-        for unit in self.units.values():
-            unit.close()
-        self.gather_slots.close()
-        self.bucket_slots.close()
-        self.units.clear()
-        self.mesh.close()
+        try:
+            with contextlib.suppress(ZerortError):  # it was raised where it belonged, or nobody asked
+                self.wait_for_reductions()
+                self.wait_for_gathers()
+            for unit in self.units.values():
+                unit.close()
+            self.gather_slots.close()
+            self.bucket_slots.close()
+        finally:
+            self.units.clear()
+            self.mesh.close()
 
     def _warn_of_unmatched_groups(self) -> None:
         shapes = {e.name: e.shape for section in self.trained_sections() for e in section.layout.extents}
@@ -345,10 +349,11 @@ class Runtime:
             return values
         return self.mesh.shard.all_reduce(values, name="statistics").wait()
 
-    def complain(self, error: ZerortError) -> None:
+    def complain(self, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on as they do, and why."""
-        if self.size > 1 and not isinstance(error, ClosedError):
-            self.mesh.shard.complain(str(error))
+        if not isinstance(error, ClosedError):
+            for group in dict.fromkeys((self.mesh.shard, self.world)):
+                group.complain(str(error))
 
     def check_open(self, verb: str) -> None:
         """Raise if the runtime is closed."""

@@ -21,7 +21,7 @@ import numpy as np
 from zerort import native, trace
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine.report import StepReport
-from zerort.errors import NonFiniteError, UnitStateError
+from zerort.errors import CallError, NonFiniteError, UnitStateError
 from zerort.layout import Collective, Placement, transition
 from zerort.optim import clip_factor, norm_of, square_sums
 from zerort.typing import Array
@@ -40,6 +40,8 @@ class _Facts(NamedTuple):
     """Tensors for which some rank has a gradient."""
     nonfinite: str
     """Where NaN or infinity was found, as a phrase; empty if nowhere."""
+    rates: dict[int, float]
+    """The learning rate of every optimizer in use, by its `id`."""
 
 
 def take_step(rt: Runtime) -> StepReport:
@@ -54,11 +56,18 @@ def take_step(rt: Runtime) -> StepReport:
 
 def _walk(rt: Runtime) -> StepReport:
     with rt.ledger.stall("reduce"):
-        rt.wait_for_reductions()  # before anything else is said: a rank that could not reduce has complained there
+        try:
+            rt.wait_for_reductions()  # before anything else is said: a rank that could not reduce has complained there
+        except CallError as error:
+            if rt.mesh.replicate is not None:  # the other copies have heard nothing yet
+                rt.world.complain(str(error))
+            raise
     with rt.ledger.stall("gather"):
         rt.wait_for_gathers()
     with rt.ledger.stall("step"):
         facts = _agree(rt)
+    if not facts.present:
+        return _report(rt, facts, updated=False, why="no rank has a gradient", grad_norm=0.0, loss_scale=rt.loss_scale)
     sections = [
         section for unit in rt.units.values() if unit.reduced for section in unit.sections if section.bucket is not None
     ]
@@ -90,7 +99,7 @@ def _walk(rt: Runtime) -> StepReport:
                 section.owned,
                 gradient,
                 present=facts.present & section.state.steps.keys(),
-                update=rt.updates,
+                rates=facts.rates,
                 grad_scale=grad_scale * clip,
                 sum_over_ranks=rt.sum_over_shards,
             )
@@ -121,10 +130,21 @@ def _agree(rt: Runtime) -> _Facts:
                 present.append(extent.name in section.bucket.seen)
     if not trouble and not any(unit.reduced for unit in units):
         trouble = "Expected gradients before step(), got none since the last one. Call unit.reduce(gradients) first."
-    mine = np.array([bool(trouble), first, *(unit.reduced for unit in units), *present], np.int64)
+    problem: Exception | None = UnitStateError(trouble) if trouble else None
+    rates, error = _rates(rt)
+    problem = problem or error
+    mine = np.array([problem is not None, first, *(unit.reduced for unit in units), *present], np.int64)
+    mine = np.concatenate([np.array([*rates.values()], np.float64).view(np.int64), mine])
     everyone = rt.world.all_gather(mine, name="step").wait().reshape(rt.world.size, -1)
+    everyone, told = everyone[:, len(rates) :], everyone[:, : len(rates)]
     if everyone[:, 0].any():
-        raise_together(rt.world, UnitStateError(trouble) if trouble else None, name="step")
+        raise_together(rt.world, problem, name="step")
+    if (told != told[0]).any():
+        odd = int(np.flatnonzero((told != told[0]).any(1))[0])
+        raise UnitStateError(
+            f"Expected the same learning rates on every rank, got {told[0].view(np.float64)[:3]} on rank 0 and "
+            f"{told[odd].view(np.float64)[:3]} on rank {odd}. A schedule may depend on the update alone."
+        )
     reduced = everyone[:, 2 : 2 + len(units)]
     for unit, ranks in zip(units, reduced.T, strict=True):
         if 0 < ranks.sum() < rt.world.size:
@@ -137,7 +157,21 @@ def _agree(rt: Runtime) -> _Facts:
     for rank, index in enumerate(everyone[:, 1]):
         if index >= 0 and not where:
             where = f"{tensors[index]!r} on rank {rank}"
-    return _Facts({name for name, here in zip(tensors, found, strict=True) if here}, where)
+    return _Facts({name for name, here in zip(tensors, found, strict=True) if here}, where, rates)
+
+
+def _rates(rt: Runtime) -> tuple[dict[int, float], Exception | None]:
+    """Return the next update's learning rate of every optimizer in use, and what a schedule raised."""
+    optimizers = {
+        id(one): one
+        for section in rt.trained_sections()
+        if section.state is not None
+        for one in section.state.optimizers
+    }
+    try:
+        return {key: one.lr_at(rt.updates + 1) for key, one in optimizers.items()}, None
+    except Exception as error:  # a schedule is the user's: nothing has changed yet, so all ranks can still stop
+        return dict.fromkeys(optimizers, 0.0), error
 
 
 def _settle(rt: Runtime, section: Section) -> Array:
