@@ -52,6 +52,48 @@ def test_a_killed_job_leaves_what_the_next_one_cleans_up(tmp_path: Path, job) ->
     assert os.listdir(scratch) == ["precious.chunk"]
 
 
+EVERY = """
+import os, signal, sys
+import numpy as np
+from zerort.offload import NvmeStore, Part, Pipeline
+from zerort.offload.faults import injected
+
+def work(number):
+    with injected(f"kill@{number}"), NvmeStore(sys.argv[1]) as store:
+        store.create("a", 400_000)
+        store.create("b", 400_000)
+        chunks = [[Part(store=store, name=name, numel=50_000, offset=k * 200_000) for name in "ab"] for k in range(2)]
+        with Pipeline(slot_nbytes=2 * 200_704) as pipeline:
+            pipeline.run(chunks, lambda number, *arrays: None)
+        store.flush()
+
+number, killed = 0, True
+while killed:
+    number += 1
+    child = os.fork()
+    if child == 0:
+        work(number)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL), status
+    killed = status != 0
+    assert len(os.listdir(sys.argv[1])) == (2 if killed else 1), os.listdir(sys.argv[1])
+    with NvmeStore(sys.argv[1]) as store:
+        assert len(store.cleaned) == int(killed)
+    assert os.listdir(sys.argv[1]) == ["mine.txt"]
+print(number, "points")
+assert number > 12
+"""
+
+
+def test_a_kill_at_any_operation_leaves_what_the_next_run_cleans_up(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    answer = subprocess.run(
+        [sys.executable, "-c", EVERY, tmp_path], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
 ENDS = """
 import os, signal, sys, threading
 import numpy as np

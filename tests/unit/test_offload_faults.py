@@ -15,7 +15,7 @@ import pytest
 
 from zerort import trace
 from zerort.errors import CallError, CorruptStorageError, StorageError
-from zerort.offload import NvmeOptions, NvmeStore
+from zerort.offload import NvmeOptions, NvmeStore, Part, Pipeline
 from zerort.offload import faults as faults_module
 from zerort.offload.faults import KINDS, injected, parse
 
@@ -181,3 +181,61 @@ def test_a_sync_that_fails_is_raised(store):
     store.write("value", some()).wait()
     with injected("eio@1:op=sync:times=all"), pytest.raises(StorageError, match="rank 5"):
         store.flush()
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"kill"}))
+def test_any_fault_at_any_operation_is_survived_or_named(tmp_path, kind):
+    """Three steps over state on a disk: they end with the right bytes, or with an error that names the file."""
+    numel, ended = 200_000, set()
+    for at in range(1, 40, 2):
+        with NvmeStore(tmp_path, options=NvmeOptions(retries=1)) as store:
+            store.create("value", 4 * numel)
+            chunks = [[Part(store=store, name="value", numel=50_000, offset=k * 200_000)] for k in range(4)]
+            try:
+                with injected(f"{kind}@{at}:seconds=0.01"), Pipeline(slot_nbytes=200_704) as pipeline:
+                    for _ in range(3):
+                        pipeline.run(chunks, lambda number, x: x.__iadd__(1))
+                    found = store.read("value", np.empty(numel, np.float32)).wait()
+                assert (found == 3).all()
+                ended.add("well")
+            except StorageError as error:
+                ended.add(type(error).__name__ if "value.chunk" in str(error) else str(error))
+        assert list(tmp_path.iterdir()) == []
+    assert (
+        ended
+        == {
+            "delay": {"well"},
+            "eio": {"well"},
+            "enospc": {"StorageError", "well"},
+            "short": {"well"},
+            "torn": {"CorruptStorageError", "well"},
+            "flip": {"CorruptStorageError", "well"},
+        }[kind]
+    )
+
+
+def test_checkpoints_take_part(tmp_path):
+    """The checkpoint of before stays when the disk of the next one fails."""
+    from zerort.checkpoint import Value, read_manifest, save, verify
+    from zerort.layout import FlatLayout, Partition
+    from zerort.testing import run_threads
+
+    layout = FlatLayout.build({"w": (1000, 100)})
+    partition = Partition.build(layout.numel, 2)
+
+    def body(group):
+        mine = np.ones(partition.counts[group.rank], np.float32)
+        value = Value(kind="parameter", layout=layout, partition=partition, mine=mine)
+        save(tmp_path / "c", group, [value], meta={"step": step})
+
+    step = 1
+    run_threads(2, body)
+    step = 2
+    for fault in ("eio@1:op=write", "enospc@2:op=reserve", "eio@1:op=sync"):
+        with injected(fault), pytest.raises(StorageError):
+            run_threads(2, body)
+        assert read_manifest(tmp_path / "c").meta == {"step": 1}
+        assert verify(tmp_path / "c") == []
+    with injected("flip@1"):
+        run_threads(2, body)
+    assert len(verify(tmp_path / "c")) == 1

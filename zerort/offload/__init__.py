@@ -5,7 +5,7 @@
     preflight.py                                what a directory can do, before anything is put there
     faults.py                                   ``ZERORT_FAULT``: break the disk on purpose
 
-    chunk.py  lanes.py  segments.py  scratch.py     below a store on a disk: its files, threads, integers, directory
+    chunk.py  crew.py  segments.py  scratch.py      below a store on a disk: its files, threads, integers, directory
     blocks.py  refusal.py                           block files and their errors, for stores and checkpoints alike
 
 May import: comm.environment, device, trace, config, errors, typing, native.

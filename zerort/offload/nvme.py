@@ -1,7 +1,7 @@
 """`NvmeStore`: values in files on a local disk, past the page cache, moved by a few threads each way.
 
-    write(name, array) ──> lane "nvme write" ── blocks of 4 MiB ──> <scratch>/name.chunk
-    read(name, array)  ──> lane "nvme read"  <── blocks of 4 MiB ──┘
+    write(name, array) ──> crew "nvme write" ── blocks of 4 MiB ──> <scratch>/name.chunk
+    read(name, array)  ──> crew "nvme read"  <── blocks of 4 MiB ──┘
 
 Arrays that start at a page move without a copy, others through slabs. The files of a run are its own (scratch.py),
 their bytes are checked when they come back (chunk.py), and all are gone when the store closes.
@@ -22,7 +22,7 @@ from zerort.device import HostDevice, SlabPool, Ticket
 from zerort.errors import CallError, ClosedError, StorageError
 from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
 from zerort.offload.chunk import GRAIN_NBYTES, ChunkFile
-from zerort.offload.lanes import Lane, Operation
+from zerort.offload.crew import Crew, Operation
 from zerort.offload.refusal import refusal
 from zerort.offload.scratch import Scratch, clean_up
 from zerort.offload.segments import cut
@@ -108,8 +108,8 @@ class NvmeStore:
         self._slabs = SlabPool(
             self._device, slab_nbytes=options.block_nbytes, count=2 * options.threads, alignment=PAGE_NBYTES
         )
-        self._reads = Lane(f"{name} read", threads=options.threads)
-        self._writes = Lane(f"{name} write", threads=options.threads)
+        self._reads = Crew(f"{name} read", threads=options.threads)
+        self._writes = Crew(f"{name} write", threads=options.threads)
         self._closed = False
 
     def _probe(self, where: str) -> bool:
@@ -205,8 +205,8 @@ class NvmeStore:
             if segments:
                 value.operations.append(operation)
                 value.dirty |= writes
-                lane, verb = (self._writes, "write") if writes else (self._reads, "read")
-                lane.submit(operation, pieces=len(segments), name=f"{verb} {name}")
+                crew, verb = (self._writes, "write") if writes else (self._reads, "read")
+                crew.submit(operation, pieces=len(segments), name=f"{verb} {name}")
             return Ticket(operation, result=array, keep=(array,))
 
     def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""`Lane`: a few streams that share each operation's pieces; `Operation`: one read or write, the event of its Ticket.
+"""`Crew`: a few streams that share each operation's pieces; `Operation`: one read or write, the event of its Ticket.
 
     store.read(…) ─> Operation of 12 pieces ─┬─> stream "nvme read 0": piece 0, 3, 6 …
                                              ├─> stream "nvme read 1": piece 1, 4, 7 …    whoever is free takes the next
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from zerort.device import HostStream
 
-__all__ = ["Lane", "Operation"]
+__all__ = ["Crew", "Operation"]
 
 
 class Operation:
@@ -115,7 +115,7 @@ def _nothing(pieces: Iterator[int]) -> None:
     return None
 
 
-class Lane:
+class Crew:
     """Some streams that work on one operation after the other, together.
 
     Args:
