@@ -7,10 +7,12 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zerort import native, trace
 from zerort.errors import CallError, ClosedError, StorageError
-from zerort.offload import MemoryStore, NvmeOptions, NvmeStore, Part, Pipeline, choose_depth
+from zerort.offload import MemoryStore, NvmeOptions, NvmeStore, Part, Pipeline, choose_depth, cut_evenly
 from zerort.offload.faults import injected
 
 CHUNK, COUNT = 70_000, 11
@@ -195,6 +197,18 @@ def test_a_depth_from_measured_times():
     assert choose_depth(1, 1, 1, most=2) == 2
     for read, compute, write in np.random.default_rng(0).random((200, 3)):
         assert 2 <= choose_depth(read, compute, write) <= 4
+
+
+@given(st.integers(0, 10**10), st.integers(1, 10**9))
+def test_chunks_begin_at_grains_and_tile(numel, most):
+    if numel // most > 10**4:
+        most = numel // 10**4 + 1
+    ranges = cut_evenly(numel, most=most)
+    assert [begin for begin, _ in ranges[1:]] == [end for _, end in ranges[:-1]]
+    assert not ranges or (ranges[0][0], ranges[-1][1]) == (0, numel)
+    for begin, end in ranges:
+        assert begin % 2**18 == 0
+        assert 0 < end - begin <= max(most, 2**18)
 
 
 def test_an_automatic_depth_is_chosen_once(store):

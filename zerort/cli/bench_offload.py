@@ -32,7 +32,7 @@ from zerort.cli.world import World
 from zerort.comm.environment import launched_size
 from zerort.config import format_bytes
 from zerort.native import adamw_
-from zerort.offload import NvmeOptions, NvmeStore, Part, Pipeline
+from zerort.offload import NvmeOptions, NvmeStore, Part, Pipeline, cut_evenly
 from zerort.offload.refusal import free_nbytes, no_room
 from zerort.trace.files import write_json
 from zerort.typing import Array
@@ -70,19 +70,17 @@ class _Bench:
         self._world = world
         self._screen = Screen(options.screen, shown=world.rank == 0)
         self._numel = max(options.numel // world.size, 1)
-        self._chunk = max(options.chunk // 4, 1)
         self._step = 0
         for kind in _KINDS:
             store.create(kind, 4 * self._numel)
+        ranges = cut_evenly(self._numel, most=max(options.chunk // 4, 1))
+        self._chunk = max(end - begin for begin, end in ranges)
         self._chunks = [
-            [
-                Part(store=store, name=kind, numel=min(self._chunk, self._numel - begin), offset=4 * begin)
-                for kind in _KINDS
-            ]
-            for begin in range(0, self._numel, self._chunk)
+            [Part(store=store, name=kind, numel=end - begin, offset=4 * begin) for kind in _KINDS]
+            for begin, end in ranges
         ]
         generator = np.random.default_rng(world.rank)
-        self._gradient = np.resize(generator.standard_normal(1 << 18, np.float32), min(self._chunk, self._numel))
+        self._gradient = np.resize(generator.standard_normal(1 << 18, np.float32), self._chunk)
         # What the first and the last chunk have to be, updated in memory.
         self._expected = {
             number: [np.zeros(self._chunks[number][0].numel, np.float32) for _ in _KINDS]
@@ -91,7 +89,7 @@ class _Bench:
         slot = Pipeline.slot_nbytes_of(self._chunks)
         self._pipeline = Pipeline(slot_nbytes=slot, depth=options.depth, name="offload")
         self._serial = Pipeline(slot_nbytes=slot, depth=1, name="serial")
-        self._memory = [np.zeros(self._chunks[0][0].numel, np.float32) for _ in range(3 * len(_KINDS))]
+        self._memory = [np.zeros(self._chunk, np.float32) for _ in range(3 * len(_KINDS))]
 
     def run(self) -> int:
         options = self._options
@@ -166,7 +164,7 @@ class _Bench:
             *machine_lines(machine),
             f"# AdamW over {options.numel:,} parameters on {ranks} rank{'s' * (ranks > 1)}: "
             f"{format_bytes(4 * len(_KINDS) * options.numel)} of state read and written per step, in "
-            f"{len(self._chunks)} chunks of {format_bytes(4 * len(_KINDS) * self._chunk)} per rank",
+            f"{len(self._chunks)} chunks of up to {format_bytes(4 * len(_KINDS) * self._chunk)} per rank",
             f"# disk: {machine['directory']}, {self._options.threads} threads each way",
         ]
 

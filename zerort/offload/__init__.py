@@ -13,7 +13,7 @@ May import: comm.environment, device, trace, config, errors, typing, native.
 
 from zerort.offload.memory import MemoryStore
 from zerort.offload.nvme import NvmeOptions, NvmeStore
-from zerort.offload.parts import Part, PipelineReport, choose_depth
+from zerort.offload.parts import Part, PipelineReport, choose_depth, cut_evenly
 from zerort.offload.pipeline import Pipeline
 from zerort.offload.preflight import DirectoryReport, inspect
 from zerort.offload.store import Store
@@ -30,5 +30,6 @@ __all__ = [
     "Store",
     "StripedStore",
     "choose_depth",
+    "cut_evenly",
     "inspect",
 ]

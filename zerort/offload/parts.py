@@ -1,20 +1,22 @@
 """What streams through a pipeline, as values: the parts of a chunk, the report of a run, and how many slots it takes.
 
-May import: errors, native.dtypes, typing, offload.store.
+May import: errors, native.dtypes, typing, offload.chunk, offload.store.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
+from zerort.offload.chunk import GRAIN_NBYTES
 from zerort.offload.store import Store
 from zerort.typing import DtypeLike
 
-__all__ = ["MOST_SLOTS", "Part", "PipelineReport", "check_apart", "choose_depth"]
+__all__ = ["MOST_SLOTS", "Part", "PipelineReport", "check_apart", "choose_depth", "cut_evenly"]
 
 MOST_SLOTS = 8
 """Slots that ``depth="auto"`` takes at most."""
@@ -78,6 +80,25 @@ def check_apart(chunks: Sequence[Sequence[Part]]) -> None:
             )
         furthest = max(furthest, end)
         written = max(written, end) if write else written
+
+
+def cut_evenly(numel: int, *, most: int) -> list[tuple[int, int]]:
+    """Cut elements into ranges of about equal length, ``(first, one past the last)``, that begin at whole grains.
+
+    A chunk that begins in the middle of a grain costs a read of its rest; one that begins at a multiple of 256 Ki
+    elements does so in no dtype.
+
+    Args:
+        numel: Elements.
+        most: Of one range, at most; rounded down to whole grains, at least one.
+
+    >>> cut_evenly(1_000_000, most=600_000)
+    [(0, 524288), (524288, 1000000)]
+    """
+    grains = -(-numel // GRAIN_NBYTES)
+    ranges = -(-grains // max(most // GRAIN_NBYTES, 1))
+    marks = [min(grains * at // max(ranges, 1) * GRAIN_NBYTES, numel) for at in range(ranges + 1)]
+    return list(itertools.pairwise(marks))
 
 
 def choose_depth(read: float, compute: float, write: float, *, most: int = MOST_SLOTS) -> int:
