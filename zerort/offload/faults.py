@@ -160,6 +160,7 @@ def _parse_one(text: str) -> Fault:
     return fault
 
 
+_reading = threading.Lock()
 _read = False
 _current: Faults | None = None
 
@@ -172,8 +173,10 @@ def current() -> Faults | None:
     """
     global _read, _current
     if not _read:
-        _current = parse(os.environ.get(VARIABLE, ""))
-        _read = True
+        with _reading:  # or two threads would count operations apart
+            if not _read:
+                _current = parse(os.environ.get(VARIABLE, ""))
+                _read = True
     return _current
 
 
