@@ -14,9 +14,10 @@
     ├── UnitStateError                    verbs in an order that makes no sense: gathered twice, a step without a reduce
     ├── StaleViewError                    a view used after its unit was released
     ├── NonFiniteError (ArithmeticError)  a gradient with NaN or infinity; nothing was updated
+    ├── StorageError                      the file system refused: full, read-only, unreadable
+    │   └── CorruptStorageError           bytes that sleep on a disk are not those that were written
     └── CheckpointError                   a checkpoint that cannot be used: of another model, or of another format
-        ├── CorruptCheckpointError        its bytes are not those that were written
-        └── StorageError                  the file system refused: full, read-only, unreadable
+        └── CorruptCheckpointError        its bytes are not those that were written
 
 Messages read ``Expected X, got Y.`` and then the cure. Imports nothing.
 """
@@ -32,6 +33,7 @@ __all__ = [
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "CorruptCheckpointError",
+    "CorruptStorageError",
     "LauncherMismatchError",
     "NonFiniteError",
     "PlanError",
@@ -100,13 +102,17 @@ class NonFiniteError(ZerortError, ArithmeticError):
     """A gradient holds NaN or infinity. Every rank raises this, and no parameter was changed."""
 
 
+class StorageError(ZerortError, RuntimeError):
+    """The file system refused to write or to read; the message names the file and the cure."""
+
+
+class CorruptStorageError(StorageError):
+    """Bytes that were put on a disk came back different, or not at all; the message names file, offset and rank."""
+
+
 class CheckpointError(ZerortError, RuntimeError):
     """A checkpoint cannot be used as it is; the message says what differs."""
 
 
 class CorruptCheckpointError(CheckpointError):
     """A checkpoint's bytes are not those that were written."""
-
-
-class StorageError(CheckpointError):
-    """The file system refused to write or to read; what was there before is intact."""

@@ -200,7 +200,7 @@ def test_a_path_that_is_a_file(tmp_path: Path) -> None:
 
 def test_a_directory_that_hosts_do_not_share(tmp_path: Path) -> None:
     """Rank 1 writes into a directory of its own, which rank 0 does not see."""
-    from zerort.checkpoint.blocks import BlockFile
+    from zerort.offload.blocks import BlockFile
 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

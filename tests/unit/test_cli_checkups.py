@@ -39,7 +39,6 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkup_disk, "FILE_NBYTES", 8 * 1024**2)
-    monkeypatch.setattr(checkup_disk, "BLOCK_NBYTES", 1024**2)
 
 
 @pytest.mark.usefixtures("small_file")

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from zerort.checkpoint.blocks import aligned_buffer
 from zerort.checkpoint.casts import FLOATS, can_convert
 from zerort.checkpoint.directory import read_manifest, sync_directory, write_all
 from zerort.checkpoint.failure import free_nbytes, room_error, storage_error
@@ -22,6 +21,7 @@ from zerort.checkpoint.safetensors import plan_file
 from zerort.errors import CallError
 from zerort.layout import itemsize
 from zerort.native.dtypes import numpy_dtype
+from zerort.offload.blocks import aligned_buffer
 from zerort.typing import Array
 
 __all__ = ["export"]

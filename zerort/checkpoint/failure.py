@@ -4,13 +4,11 @@
     patiently(group, work)     the same for work that may take longer than a group waits for a rank
     storage_error(error, …)    an OSError in our words: the path, needed and free bytes, and the cure
 
-May import: comm, config, errors.
+May import: comm, errors, offload.refusal.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -19,27 +17,17 @@ import numpy as np
 
 from zerort.comm.agreement import raise_together
 from zerort.comm.group import Group
-from zerort.config import format_bytes
 from zerort.errors import StorageError
+from zerort.offload.refusal import free_nbytes, no_room, refusal
 
 __all__ = ["free_nbytes", "patiently", "room_error", "storage_error", "together"]
 
 T = TypeVar("T")
 
-_CURES = {
-    errno.EROFS: "The file system is read-only: mount it for writing, or name another directory.",
-    errno.EACCES: "Give this user the right to it, or name another directory.",
-    errno.EPERM: "Give this user the right to it, or name another directory.",
-    errno.EIO: "The disk reports an error: look at the kernel's log (dmesg), and use another disk.",
-    errno.ESTALE: "The network file system lost it: mount it again.",
-    errno.ENOTDIR: "A part of the path is a file: name another directory.",
-    errno.ENAMETOOLONG: "Take a shorter path.",
-    errno.EMFILE: "Allow more open files: ulimit -n.",
-}
+_INTACT = "What was there before is intact."
+
 _MEET_EVERY = 5.0
 """Seconds between the meetings of ranks at long work; far below any timeout that makes sense."""
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def together(group: Group, work: Callable[[], T], *, path: str, name: str) -> T:
@@ -91,33 +79,9 @@ def storage_error(error: OSError, *, path: str, needed: int | None = None) -> St
         path: What we wanted to read or write; the error's own file name is better known, if it has one.
         needed: The bytes that were to be written there, if known.
     """
-    where = error.filename if isinstance(error.filename, str) else path
-    if error.errno in _FULL:
-        return room_error(where, needed=needed, why=error.strerror or "no space")
-    cure = _CURES.get(error.errno or 0, "Look at the directory and its disk, or name another.")
-    return StorageError(f"Expected to read and write {where}, got {error.strerror or error}. {cure}")
+    return refusal(error, path=path, what="a checkpoint", needed=needed, intact=_INTACT)
 
 
 def room_error(path: str, *, needed: int | None, why: str) -> StorageError:
     """Return that there is no room, with the numbers."""
-    free = free_nbytes(path)
-    want = "room" if needed is None else f"{format_bytes(needed)} ({needed} bytes)"
-    have = "an unknown number of bytes" if free is None else f"{format_bytes(free)} ({free} bytes)"
-    return StorageError(
-        f"Expected {want} for a checkpoint at {path}, got {have} free: {why}. What was there before is intact. Delete "
-        "what is no longer needed, raise the quota, or name a directory on a larger disk."
-    )
-
-
-def free_nbytes(path: str) -> int | None:
-    """Return the bytes that this user can still write at ``path``; None where the file system does not tell."""
-    while True:
-        try:
-            status = os.statvfs(path)
-            break
-        except OSError:
-            if path in ("", "/", os.path.dirname(path)):
-                return None
-            path = os.path.dirname(path)
-    blocks = status.f_bfree if os.geteuid() == 0 else status.f_bavail
-    return None if status.f_blocks == 0 else blocks * status.f_frsize
+    return no_room(path, what="a checkpoint", needed=needed, why=why, intact=_INTACT)

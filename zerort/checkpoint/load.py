@@ -15,7 +15,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from zerort import trace
-from zerort.checkpoint.blocks import worker_count
 from zerort.checkpoint.casts import FLOATS, can_convert
 from zerort.checkpoint.directory import read_manifest
 from zerort.checkpoint.failure import patiently, together
@@ -25,6 +24,7 @@ from zerort.checkpoint.value import Value, check_values
 from zerort.comm.agreement import expect_same, gather_json
 from zerort.comm.group import Group
 from zerort.errors import CheckpointError
+from zerort.offload.blocks import worker_count
 
 __all__ = ["load", "plan_fetches"]
 

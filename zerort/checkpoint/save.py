@@ -24,7 +24,6 @@ from importlib import metadata
 import numpy as np
 
 from zerort import trace
-from zerort.checkpoint.blocks import BlockFile, worker_count
 from zerort.checkpoint.directory import data_name, make_directory, new_token, publish, read_manifest, stale_names
 from zerort.checkpoint.extents import PAGE_NBYTES, Shard, plan_shard
 from zerort.checkpoint.failure import free_nbytes, patiently, room_error, storage_error, together
@@ -36,6 +35,7 @@ from zerort.comm.agreement import expect_same, gather_json
 from zerort.comm.group import Group
 from zerort.errors import CallError, CheckpointError, StorageError
 from zerort.native import address_of
+from zerort.offload.blocks import BlockFile, worker_count
 from zerort.typing import Array
 
 __all__ = ["Saved", "save"]
@@ -187,7 +187,7 @@ class _Save:
             together(group, look, path=self._path, name="save look")
             checksums = patiently(group, write, path=self._path, name="save write")
             return checksums, file is not None and file.direct
-        except (CheckpointError, CallError, OSError, MemoryError):
+        except (CheckpointError, StorageError, CallError, OSError, MemoryError):
             # All ranks agreed that this save failed, or this one cannot go on: none of them will commit it. After a
             # group's own failure they may not agree; then the files stay, and the next save deletes them.
             # Rank 0 deletes the others' files, too: its directory must be empty before it can go.
@@ -249,7 +249,7 @@ class _Save:
 
     def _withdraw(self, files: list[DataFile], token: str) -> None:
         """Delete the data files, unless the manifest that names them is in place by now."""
-        with contextlib.suppress(CheckpointError):
+        with contextlib.suppress(CheckpointError, StorageError):
             if any(file.name in {one.name for one in files} for file in read_manifest(self._path).files):
                 return
         for file in files:

@@ -9,10 +9,10 @@ import os
 import threading
 from collections.abc import Callable
 
-from zerort.checkpoint.blocks import worker_count
 from zerort.checkpoint.directory import read_manifest
 from zerort.checkpoint.failure import storage_error
 from zerort.checkpoint.reader import Damage, Fetch, ShardFiles, fetch_all
+from zerort.offload.blocks import worker_count
 
 __all__ = ["verify"]
 

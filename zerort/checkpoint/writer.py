@@ -3,7 +3,7 @@
     tensors ── crc32c + copy, 256 KiB at a time ──> aligned block ── pwritev ──> file
 
 An extent may span two blocks, which different threads write; the sums of its parts are put together at the end.
-May import: native, checkpoint.*.
+May import: native, offload.blocks, checkpoint.*.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zerort.checkpoint.blocks import BLOCK_NBYTES, BlockFile, run_workers
 from zerort.checkpoint.extents import Shard
 from zerort.checkpoint.value import Value
 from zerort.native import copy_into, crc32c, crc32c_combine
+from zerort.offload.blocks import BLOCK_NBYTES, BlockFile, run_workers
 from zerort.typing import Array
 
 __all__ = ["write_shard"]

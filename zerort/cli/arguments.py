@@ -21,8 +21,11 @@ __all__ = [
     "names_of",
     "output_file",
     "parse_count",
+    "parse_directory",
+    "parse_nbytes",
     "parse_numel",
     "parse_ranks",
+    "parse_rounds",
     "parse_seconds",
     "parse_sizes",
 ]
@@ -132,3 +135,27 @@ def output_file(text: str) -> Path:
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"Expected a file in a directory that can be written to, got {text!r}.")
     return path
+
+
+def parse_nbytes(text: str) -> int:
+    """Read one size of at least 1 MiB."""
+    sizes: tuple[int, ...] = ()
+    if "," not in text and ".." not in text:
+        sizes = parse_sizes(text)
+    if len(sizes) != 1 or sizes[0] < 1024**2:
+        raise argparse.ArgumentTypeError(f"Expected a size of at least 1MiB such as 1GiB, got {text!r}.")
+    return sizes[0]
+
+
+def parse_rounds(text: str) -> int:
+    """Read how often to measure."""
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"Expected a number of rounds from 1 to 1000, got {text!r}.")
+    return int(text)
+
+
+def parse_directory(text: str) -> Path:
+    """Read a directory that is there and can be written to."""
+    if not os.path.isdir(text) or not os.access(text, os.W_OK):
+        raise argparse.ArgumentTypeError(f"Expected a directory that can be written to, got {text!r}.")
+    return Path(text)

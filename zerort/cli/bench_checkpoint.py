@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from zerort.checkpoint import Value, load, save
-from zerort.checkpoint.blocks import worker_count
 from zerort.checkpoint.extents import plan_shard
 from zerort.checkpoint.failure import free_nbytes, room_error
 from zerort.checkpoint.sweep import wait_for_sweeps
@@ -41,6 +40,7 @@ from zerort.config import format_bytes
 from zerort.errors import CallError
 from zerort.layout import FlatLayout, Partition
 from zerort.native import crc32c
+from zerort.offload.blocks import worker_count
 from zerort.trace.files import write_json
 
 __all__ = ["run_checkpoint"]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from zerort.cli.arguments import output_file, parse_ranks, parse_sizes
+from zerort.cli.arguments import output_file, parse_directory, parse_nbytes, parse_ranks, parse_rounds
 
 __all__ = ["add_bench_checkpoint", "add_ckpt"]
 
@@ -74,33 +72,12 @@ def add_bench_checkpoint(benches: argparse._SubParsersAction[argparse.ArgumentPa
     """Add ``zerort bench checkpoint``."""
     one = command(benches, "checkpoint", _serve_bench, help="save and load against the disk's speed", text=_BENCH)
     one.add_argument("--ranks", type=parse_ranks, metavar="N", help="ranks to start (default: 2)")
-    one.add_argument("--nbytes", type=_parse_nbytes, default=1024**3, metavar="S", help="of the state (default: 1GiB)")
-    one.add_argument("--dir", type=_directory, default=Path(), metavar="D", help="on the disk to measure (default: .)")
-    one.add_argument("--rounds", type=_parse_rounds, default=5, metavar="N", help="how often (default: 5)")
+    one.add_argument("--nbytes", type=parse_nbytes, default=1024**3, metavar="S", help="of the state (default: 1GiB)")
+    one.add_argument("--dir", type=parse_directory, default=Path(), metavar="D", help="on the disk (default: .)")
+    one.add_argument("--rounds", type=parse_rounds, default=5, metavar="N", help="how often (default: 5)")
     one.add_argument("--json", type=output_file, metavar="F", help="also write the figures as JSON")
     one.add_argument("--screen", help=argparse.SUPPRESS)  # the terminal that the starting process saw
     one.add_argument("--inside", help=argparse.SUPPRESS)  # the directory that the starting process made
-
-
-def _parse_nbytes(text: str) -> int:
-    sizes: Any = ()
-    if "," not in text and ".." not in text:
-        sizes = parse_sizes(text)
-    if len(sizes) != 1 or sizes[0] < 1024**2:
-        raise argparse.ArgumentTypeError(f"Expected a size of at least 1MiB such as 1GiB, got {text!r}.")
-    return int(sizes[0])
-
-
-def _parse_rounds(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"Expected a number of rounds from 1 to 1000, got {text!r}.")
-    return int(text)
-
-
-def _directory(text: str) -> Path:
-    if not os.path.isdir(text) or not os.access(text, os.W_OK):
-        raise argparse.ArgumentTypeError(f"Expected a directory that can be written to, got {text!r}.")
-    return Path(text)
 
 
 def _serve_inspect(options: argparse.Namespace, words: list[str]) -> int:

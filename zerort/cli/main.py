@@ -5,6 +5,8 @@
     zerort bench optimizer                    2: the command line was wrong
     zerort bench step
     zerort bench checkpoint
+    zerort bench nvme
+    zerort bench offload
     zerort ckpt inspect PATH                  0: it is fine          1: it is damaged
     zerort ckpt verify PATH                   2: it is not a checkpoint
     zerort ckpt export PATH OUT
@@ -31,6 +33,7 @@ from zerort.cli.arguments import (
     parse_sizes,
 )
 from zerort.cli.checkpoint_arguments import add_bench_checkpoint, add_ckpt
+from zerort.cli.offload_arguments import add_bench_nvme, add_bench_offload
 from zerort.comm.bootstrap import KINDS
 from zerort.config import ZERO
 from zerort.errors import ZerortError
@@ -97,7 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser(
         "bench",
-        help="measure collectives, optimizers, training steps or checkpoints",
+        help="measure collectives, optimizers, training steps, checkpoints or offload",
         description="Measure this machine.",
     )
     benches = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
@@ -105,6 +108,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_optimizer(benches)
     _add_step(benches)
     add_bench_checkpoint(benches, _command)
+    add_bench_nvme(benches, _command)
+    add_bench_offload(benches, _command)
     add_ckpt(commands, _command)
     return parser
 

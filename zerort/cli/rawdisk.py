@@ -1,7 +1,7 @@
 """`RawDisk`: how fast this disk takes and gives plain blocks: the limit that a checkpoint is measured against.
 
 The same files, block size, threads and O_DIRECT mode as a checkpoint's, and the same fsync at the end, but no copies,
-no checksums, no manifest. May import: checkpoint.blocks.
+no checksums, no manifest. May import: offload.blocks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from zerort.checkpoint.blocks import BLOCK_NBYTES, BlockFile, run_workers
+from zerort.offload.blocks import BLOCK_NBYTES, BlockFile, run_workers
 from zerort.typing import Array
 
 __all__ = ["RawDisk", "forget"]

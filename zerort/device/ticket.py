@@ -108,12 +108,25 @@ class _AllOf:
 
     def wait(self, timeout: float | None = None) -> None:
         until = None if timeout is None else time.monotonic() + timeout
-        for event in self._events:
-            event.wait(None if until is None else max(0.0, until - time.monotonic()))
+        failures = [_failure(event, None if until is None else until - time.monotonic()) for event in self._events]
+        # Raised last: memory is the caller's again only when all have ended.
+        for failure in failures:
+            if failure is not None:
+                raise failure
+
+
+def _failure(event: Event, timeout: float | None) -> Exception | None:
+    try:
+        event.wait(None if timeout is None else max(0.0, timeout))
+    except Exception as error:
+        if not event.done():
+            raise  # time is up
+        return error
+    return None
 
 
 def joined(tickets: Sequence[Ticket[Any]], *, result: T) -> Ticket[T]:
-    """Return the Ticket of ``result`` that is done when all ``tickets`` are.
+    """Return the Ticket of ``result`` that is done when all ``tickets`` are. If some failed, it raises the first error.
 
     >>> joined([Done(1), Done(2)], result="both").wait()
     'both'

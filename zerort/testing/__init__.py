@@ -3,6 +3,7 @@
     group_contract.py    what every Group holds: subclass `GroupContract`, say how to run a body on all ranks
                          (what its collectives deliver: collective_contract.py)
     device_contract.py   what every Device holds
+    store_contract.py    what every Store holds
     threads.py           `run_threads`: N ranks as threads of this process
     jobs.py              `run_job`: N ranks as processes under mpirun, with a timeout that dumps every rank's stacks
 

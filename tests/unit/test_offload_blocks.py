@@ -11,8 +11,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from zerort.checkpoint.blocks import BlockFile, aligned_buffer, run_workers
 from zerort.checkpoint.sweep import sweep, wait_for_sweeps
+from zerort.offload.blocks import BlockFile, aligned_buffer, run_workers
 
 
 def test_buffers_start_at_a_page() -> None:

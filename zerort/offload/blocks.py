@@ -4,7 +4,8 @@
     run_workers    every worker thread owns one page-aligned buffer and takes the next piece of work until none is left
 
 O_DIRECT wants page-aligned memory, offsets and lengths; a checkpoint's tensors are none of these. So blocks pass
-through small aligned buffers, and are summed up on the way while they are in the cache. May import: typing, native.
+through small aligned buffers, and are summed up on the way while they are in the cache. Stores and checkpoints share
+this. May import: typing, offload.faults.
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zerort.offload import faults
 from zerort.typing import Array
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["BLOCK_NBYTES", "BlockFile", "aligned_buffer", "run_workers", "worker_count"]
+__all__ = ["BLOCK_NBYTES", "PAGE_NBYTES", "BlockFile", "aligned_buffer", "run_workers", "worker_count"]
 
 BLOCK_NBYTES = 4 * 1024**2
 """Bytes of one read or write."""
+
+PAGE_NBYTES = 4096
+"""What O_DIRECT asks of addresses, offsets and lengths, on every disk that we know."""
 
 _MOST_THREADS = 8
 _MOST_THREADS_OF_HOST = 16
@@ -87,7 +92,7 @@ def run_workers(tasks: int, work: Callable[[int, Array], None], *, threads: int,
     if threads <= 1:
         loop()
     else:
-        with ThreadPoolExecutor(threads, thread_name_prefix="checkpoint") as pool:
+        with ThreadPoolExecutor(threads, thread_name_prefix="blocks") as pool:
             try:
                 for done in [pool.submit(loop) for _ in range(threads)]:
                     done.result()
@@ -102,16 +107,23 @@ class BlockFile:
 
     Args:
         path: The file.
-        create_nbytes: Make a new file of this size, reserve its blocks, and write; None reads one that is there.
+        create_nbytes: Make a new file of this size, reserve its blocks, and write; None opens one that is there.
+        writable: Also write one that is there.
+        direct: False does not try O_DIRECT: it is known that the file system refuses it.
 
     Raises:
         OSError: It cannot be opened or made; a file that could not be reserved is not left behind.
     """
 
-    def __init__(self, path: str, *, create_nbytes: int | None = None) -> None:
+    def __init__(
+        self, path: str, *, create_nbytes: int | None = None, writable: bool = False, direct: bool = True
+    ) -> None:
         self.path = path
-        flags = os.O_RDONLY if create_nbytes is None else os.O_RDWR | os.O_CREAT | os.O_EXCL
-        self._descriptor = _open(path, flags | os.O_CLOEXEC)
+        self._faults = faults.current()
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        if create_nbytes is not None:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        self._descriptor = _open(path, flags | os.O_CLOEXEC, direct=direct)
         if create_nbytes is not None:
             try:
                 self._reserve(create_nbytes)
@@ -121,11 +133,16 @@ class BlockFile:
                 raise
 
     def _reserve(self, nbytes: int) -> None:
+        if self._faults is not None:
+            self._faults.meet("reserve", self.path)
+        if nbytes == 0:
+            return
         try:
             os.posix_fallocate(self._descriptor, 0, nbytes)
         except OSError as error:
             if error.errno not in _NO_FALLOCATE:
                 raise
+            os.ftruncate(self._descriptor, nbytes)
 
     @property
     def direct(self) -> bool:
@@ -137,17 +154,30 @@ class BlockFile:
         """The file's size."""
         return os.fstat(self._descriptor).st_size
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """What tells this file from any other of the same name: device and inode."""
+        status = os.fstat(self._descriptor)
+        return status.st_dev, status.st_ino
+
     def write(self, data: Array, offset: int) -> None:
         """Write all of ``data`` at ``offset``."""
         done = 0
         while done < data.size:
-            done += self._retry(os.pwritev, [data[done:]], offset + done)
+            count = self._move("write", [data[done:]], offset + done)
+            if count == 0:
+                raise OSError(errno.EIO, "nothing of a block was written", self.path)
+            done += count
+            if done < data.size and done % mmap.PAGESIZE and self.direct:
+                if count < mmap.PAGESIZE:
+                    raise OSError(errno.EIO, "less than a page of a block was written", self.path)
+                done -= done % mmap.PAGESIZE  # from elsewhere the next could not be direct
 
     def read(self, out: Array, offset: int) -> int:
         """Fill ``out`` from ``offset`` on and return the bytes read: fewer only at the end of the file."""
         done = 0
         while done < out.size:
-            count = self._retry(os.preadv, [out[done:]], offset + done)
+            count = self._move("read", [out[done:]], offset + done)
             done += count
             # A short direct read stands at the end, or at an offset from which the next could not be direct.
             if count == 0 or (done % mmap.PAGESIZE and self.direct):
@@ -156,7 +186,33 @@ class BlockFile:
 
     def scatter(self, outs: Sequence[Array], offset: int) -> int:
         """Fill several arrays from ``offset`` on with one call, and return the bytes read, which may be fewer."""
-        return self._retry(os.preadv, outs, offset)
+        return self._move("read", outs, offset)
+
+    def _move(self, operation: str, data: Sequence[Array], offset: int) -> int:
+        move: Callable[[int, Any, int], int] = os.preadv if operation == "read" else os.pwritev
+        if self._faults is not None:
+            return self._move_badly(operation, move, data, offset)
+        return self._retry(move, data, offset)
+
+    def _move_badly(
+        self, operation: str, move: Callable[[int, Any, int], int], data: Sequence[Array], offset: int
+    ) -> int:
+        assert self._faults is not None
+        kinds = self._faults.meet(operation, self.path)
+        nbytes = sum(part.size for part in data)
+        if kinds & {"short", "torn"} and data[0].size > mmap.PAGESIZE:
+            half = data[0].size // (2 * mmap.PAGESIZE) * mmap.PAGESIZE
+            moved = self._retry(move, [data[0][:half]], offset) if half else 0
+            return nbytes if "torn" in kinds else moved or self._retry(move, data, offset)
+        if "flip" in kinds and operation == "write":
+            flipped = aligned_buffer(data[0].size)
+            flipped[:] = data[0]
+            flipped[flipped.size // 2] ^= 1
+            data = [flipped, *data[1:]]
+        moved = self._retry(move, data, offset)
+        if "flip" in kinds and operation == "read" and moved:
+            data[0][moved // 2 % data[0].size] ^= 1
+        return moved
 
     def _retry(self, move: Callable[[int, Any, int], int], data: Sequence[Array], offset: int) -> int:
         try:
@@ -169,8 +225,22 @@ class BlockFile:
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
         return move(self._descriptor, data, offset)
 
+    def takes(self, out: Array, offset: int) -> bool:
+        """Say whether this memory and offset suit the file as it was opened; nothing falls back."""
+        try:
+            data: Any = [out]
+            return os.preadv(self._descriptor, data, offset) >= 0
+        except OSError:
+            return False
+
+    def forget(self) -> None:
+        """Drop what of the file is in the page cache: the next read comes from the disk."""
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def sync(self) -> None:
         """Return when all that was written is on the disk."""
+        if self._faults is not None:
+            self._faults.meet("sync", self.path)
         os.fsync(self._descriptor)
 
     def close(self) -> None:
@@ -186,13 +256,14 @@ class BlockFile:
         self.close()
 
 
-def _open(path: str, flags: int) -> int:
-    try:
-        return os.open(path, flags | os.O_DIRECT, 0o666)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-    if flags & os.O_EXCL:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # some file systems make the file and then refuse O_DIRECT
+def _open(path: str, flags: int, *, direct: bool) -> int:
+    if direct:
+        try:
+            return os.open(path, flags | os.O_DIRECT, 0o666)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        if flags & os.O_EXCL:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # some file systems make the file and then refuse O_DIRECT
     return os.open(path, flags, 0o666)

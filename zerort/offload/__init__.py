@@ -1,0 +1,35 @@
+"""Values that sleep below memory: stores, and the one loop that streams them through it.
+
+    store.py  memory.py  nvme.py  striped.py    `Store`: bytes by name, in memory, on a disk, on several
+    pipeline.py  parts.py  slots.py             `Pipeline`: read, compute, write back, `depth` chunks at a time
+    preflight.py                                what a directory can do, before anything is put there
+    faults.py                                   ``ZERORT_FAULT``: break the disk on purpose
+
+    chunk.py  crew.py  segments.py  scratch.py      below a store on a disk: its files, threads, integers, directory
+    blocks.py  refusal.py                           block files and their errors, for stores and checkpoints alike
+
+May import: comm.environment, device, trace, config, errors, typing, native.
+"""
+
+from zerort.offload.memory import MemoryStore
+from zerort.offload.nvme import NvmeOptions, NvmeStore
+from zerort.offload.parts import Part, PipelineReport, choose_depth, cut_evenly
+from zerort.offload.pipeline import Pipeline
+from zerort.offload.preflight import DirectoryReport, inspect
+from zerort.offload.store import Store
+from zerort.offload.striped import StripedStore
+
+__all__ = [
+    "DirectoryReport",
+    "MemoryStore",
+    "NvmeOptions",
+    "NvmeStore",
+    "Part",
+    "Pipeline",
+    "PipelineReport",
+    "Store",
+    "StripedStore",
+    "choose_depth",
+    "cut_evenly",
+    "inspect",
+]

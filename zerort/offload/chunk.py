@@ -1,0 +1,234 @@
+"""`ChunkFile`: one value in one file. Moves its pieces, sums them up, checks them, and tries again what may pass.
+
+    write   array ── crc32c per grain ──> pwritev                     where pages of memory fall on pages of the file
+            array ── crc32c + copy ──> slab ── pwritev                elsewhere, and where a grain is changed in part
+    read    preadv ──> array ── crc32c per grain                      (then the rest of the grain is read first)
+            preadv ──> slab ── crc32c + copy ──> array
+
+The sums are in memory, by grain of 256 KiB; without checksums a grain is a page. The file is opened for each operation:
+a store may have more values than a process may have files, and a file that was put in its place is found out.
+May import: native, errors, trace, offload.blocks, offload.refusal, offload.segments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from zerort import trace
+from zerort.errors import CorruptStorageError
+from zerort.native import address_of, copy_into, crc32c
+from zerort.offload.blocks import PAGE_NBYTES, BlockFile
+from zerort.offload.refusal import refusal
+from zerort.offload.segments import Segment, round_up
+from zerort.typing import Array
+
+__all__ = ["GRAIN_NBYTES", "ChunkFile"]
+
+GRAIN_NBYTES = 256 * 1024
+"""What one checksum covers: small enough to be copied while the sum's bytes are still in the core's cache."""
+
+_PASSING = (errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
+_PAUSE = 0.01
+"""Seconds before the first new try; four times as long before each that follows."""
+
+_CURE = "The disk, or the memory on the way to it, is failing, or somebody else wrote there. Go back to a checkpoint"
+
+T = TypeVar("T")
+
+
+class ChunkFile:
+    """One value in one file.
+
+    Args:
+        path: The file; it is made, all zero, with its blocks reserved.
+        value: What the value is called.
+        nbytes: Its size; the file's is rounded up to whole pages.
+        rank: Whose, for messages.
+        checksum: Keep sums and check them.
+        direct: False does not try O_DIRECT.
+        retries: How often to try again what may pass.
+
+    Raises:
+        StorageError: There is no room, or the file system refused.
+    """
+
+    def __init__(
+        self, path: str, *, value: str, nbytes: int, rank: int, checksum: bool, direct: bool, retries: int
+    ) -> None:
+        self.path = path
+        self.value = value
+        self.nbytes = nbytes
+        self.grain = GRAIN_NBYTES if checksum else PAGE_NBYTES
+        self.direct = direct
+        """Whether blocks went past the page cache, so far."""
+        self._rank = rank
+        self._retries = retries
+        self._file_nbytes = round_up(nbytes, PAGE_NBYTES)
+        self.sums: Array | None = None
+        """The checksum of each grain, uint32; None without."""
+        try:
+            with BlockFile(path, create_nbytes=self._file_nbytes, direct=direct) as file:
+                self._identity = file.identity
+                self.direct = file.direct
+        except OSError as error:
+            raise refusal(error, path=path, what=f"{value!r}", needed=nbytes, rank=rank) from error
+        if checksum:
+            self.sums = np.full(-(-nbytes // self.grain), _zeros_sum(self.grain), np.uint32)
+            if nbytes % self.grain:
+                self.sums[-1] = _zeros_sum(nbytes % self.grain)
+
+    def open(self, *, writable: bool) -> BlockFile:
+        """Open the file and look whether it is still the one that was made.
+
+        Raises:
+            CorruptStorageError: It is gone, another one, or of another size.
+            StorageError: The file system refused.
+        """
+        try:
+            file = BlockFile(self.path, writable=writable, direct=self.direct)
+        except FileNotFoundError:
+            raise self._lost(f"a file of {self._file_nbytes} bytes", "none: it was deleted") from None
+        except OSError as error:
+            raise refusal(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
+        wrong = None
+        if file.identity != self._identity:
+            wrong = self._lost("the file that this run made", "another in its place")
+        elif file.nbytes != self._file_nbytes:
+            wrong = self._lost(f"a file of {self._file_nbytes} bytes", f"one of {file.nbytes}")
+        if wrong is not None:
+            file.close()
+            raise wrong
+        return file
+
+    def _lost(self, expected: str, found: str) -> CorruptStorageError:
+        return CorruptStorageError(
+            f"Expected {expected} at {self.path} ({self.value!r} of rank {self._rank}), got {found}. Somebody else "
+            "wrote there. Go back to a checkpoint, and give each job a directory of its own."
+        )
+
+    def read(self, file: BlockFile, segment: Segment, out: Array, slab: Callable[[], Array]) -> None:
+        """Fill ``out`` with one piece, and check the grains that it touches.
+
+        Args:
+            file: This value's, open.
+            segment: The piece.
+            out: Its bytes go here: 1-D, uint8.
+            slab: Gives page-aligned memory for a block.
+        """
+        if self._in_place(segment, out):
+            self._read_grains(file, segment.low, segment.high, out)
+        else:
+            buffer = slab()[: self._padded(segment.high) - segment.low]
+            self._read_grains(file, segment.low, segment.high, buffer)
+            copy_into(out, buffer[segment.begin - segment.low : segment.end - segment.low])
+        trace.count("offload.read_bytes", out.size)
+        self.direct &= file.direct
+
+    def write(self, file: BlockFile, segment: Segment, data: Array, slab: Callable[[], Array]) -> None:
+        """Write one piece, and keep the sums of the grains that it touches.
+
+        Args:
+            file: This value's, open for writing.
+            segment: The piece.
+            data: Its bytes: 1-D, uint8.
+            slab: Gives page-aligned memory for a block.
+        """
+        if self._in_place(segment, data):
+            sums = self._sums_of(data, None)
+        else:
+            buffer = slab()[: self._padded(segment.high) - segment.low]
+            if segment.whole:
+                sums = self._sums_of(data, buffer)
+            else:
+                self._read_grains(file, segment.low, segment.high, buffer)
+                copy_into(buffer[segment.begin - segment.low : segment.end - segment.low], data)
+                sums = self._sums_of(buffer[: segment.high - segment.low], None)
+            buffer[segment.high - segment.low :] = 0
+            data = buffer
+        self._try(lambda: file.write(data, segment.low), segment.low)
+        if self.sums is not None:
+            first = segment.low // self.grain
+            self.sums[first : first + len(sums)] = sums
+        trace.count("offload.written_bytes", segment.end - segment.begin)
+        self.direct &= file.direct
+
+    def sync(self) -> None:
+        """Return when what was written is on the disk."""
+        with self.open(writable=True) as file:
+            self._try(file.sync, 0)
+
+    def _in_place(self, segment: Segment, array: Array) -> bool:
+        return segment.whole and segment.high % PAGE_NBYTES == 0 and address_of(array) % PAGE_NBYTES == 0
+
+    def _padded(self, high: int) -> int:
+        return round_up(high, PAGE_NBYTES)
+
+    def _sums_of(self, data: Array, out: Array | None) -> list[int]:
+        """Return the checksums of whole grains, and copy them on the way if there is an ``out``."""
+        if self.sums is None:
+            if out is not None:
+                copy_into(out[: data.size], data)
+            return []
+        sums = []
+        for at in range(0, data.size, self.grain):
+            strip = data[at : at + self.grain]
+            sums.append(crc32c(strip))
+            if out is not None:
+                copy_into(out[at : at + strip.size], strip)
+        return sums
+
+    def _read_grains(self, file: BlockFile, low: int, high: int, out: Array) -> None:
+        """Fill ``out`` with whole grains and compare their sums; what differs is read once more."""
+        for attempt in range(2):
+            count = self._try(lambda: file.read(out, low), low)
+            if count < high - low:
+                raise self._damage(low + count, f"{high - low - count} bytes more", "the end of the file: it is torn")
+            if self.sums is None:
+                return
+            found = self._sums_of(out[: high - low], None)
+            expected = self.sums[low // self.grain : low // self.grain + len(found)].tolist()
+            if found == expected:
+                return
+            trace.count("offload.rereads" if attempt == 0 else "offload.damaged")
+        at = next(one for one, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b)
+        raise self._damage(
+            low + at * self.grain, f"bytes with the crc32c {expected[at]:08x}, as written", f"{found[at]:08x}"
+        )
+
+    def _damage(self, offset: int, expected: str, found: str) -> CorruptStorageError:
+        return CorruptStorageError(
+            f"Expected {expected} at offset {offset} of {self.path} ({self.value!r} of rank {self._rank}), got "
+            f"{found}. {_CURE}, on another disk."
+        )
+
+    def _try(self, move: Callable[[], T], offset: int) -> T:
+        """Do it, again if it failed with what may pass, and say what was refused."""
+        for attempt in range(self._retries + 1):
+            try:
+                return move()
+            except OSError as error:
+                if error.errno not in _PASSING or attempt == self._retries:
+                    raise refusal(
+                        error, path=self.path, what=f"{self.value!r}", offset=offset, rank=self._rank
+                    ) from error
+            trace.count("offload.retries")
+            time.sleep(_PAUSE * 4**attempt)
+        raise AssertionError  # the last attempt returns or raises
+
+    def remove(self) -> None:
+        """Delete the file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+
+@functools.cache
+def _zeros_sum(nbytes: int) -> int:
+    return crc32c(np.zeros(nbytes, np.uint8))

@@ -1,0 +1,195 @@
+"""`StoreContract`: what every store holds: the bytes that were written, in order, by name, and clean errors.
+
+    class TestMine(StoreContract):
+        @pytest.fixture
+        def store(self, tmp_path):
+            with NvmeStore(tmp_path) as store:
+                yield store
+
+May import: offload, pytest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zerort.device import Ticket
+from zerort.errors import CallError, ClosedError
+from zerort.offload.store import Store
+from zerort.typing import Array
+
+__all__ = ["StoreContract"]
+
+_SIZES = [0, 1, 511, 4096, 4097, 262_144, 1_000_003, 9 * 1024**2 + 5]
+
+
+class StoreContract:
+    """What every store holds. Subclasses provide the fixture ``store``."""
+
+    def empty(self, numel: int, dtype: str) -> Array:
+        """Return an array that the store can read into; overridden by stores of other memories."""
+        return np.full(numel, 77, dtype)
+
+    def some(self, nbytes: int, seed: int = 0) -> Array:
+        """Return random bytes."""
+        return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+    @pytest.mark.parametrize("nbytes", _SIZES)
+    def test_what_is_written_is_read(self, store: Store, nbytes: int) -> None:
+        """Any size, aligned or not, comes back as it was; the tickets give the arrays."""
+        store.create("value", nbytes)
+        data, out = self.some(nbytes), self.empty(nbytes, "uint8")
+        assert store.write("value", data).wait() is data
+        assert store.read("value", out).wait() is out
+        assert np.array_equal(out, data)
+
+    @pytest.mark.parametrize("nbytes", _SIZES)
+    def test_a_new_value_is_zero(self, store: Store, nbytes: int) -> None:
+        """What was never written reads as zeros, also around what was."""
+        store.create("value", nbytes)
+        out = self.empty(nbytes, "uint8")
+        store.read("value", out).wait()
+        assert not out.any()
+        if nbytes > 10:
+            store.write("value", np.full(3, 9, np.uint8), offset=5).wait()
+            store.read("value", out).wait()
+            assert out[5:8].tolist() == [9, 9, 9]
+            assert not out[:5].any()
+            assert not out[8:].any()
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
+    def test_any_dtype(self, store: Store, dtype: str) -> None:
+        """A value is bytes; arrays of any dtype can be put there and taken from there."""
+        from zerort.native.dtypes import numpy_dtype
+
+        data = np.arange(5000).astype(numpy_dtype(dtype))
+        store.create("value", data.nbytes)
+        store.write("value", data)
+        out = np.empty_like(data)
+        store.read("value", out).wait()
+        assert out.tobytes() == data.tobytes()
+
+    @pytest.mark.parametrize("aligned", [True, False])
+    def test_any_range(self, store: Store, aligned: bool) -> None:  # noqa: FBT001
+        """Ranges that begin and end anywhere, out of memory that begins anywhere, change exactly their bytes."""
+        from zerort.device import HostDevice
+
+        nbytes = 6 * 1024**2 + 77
+        store.create("value", nbytes)
+        model = np.zeros(nbytes, np.uint8)
+        generator = np.random.default_rng(3)
+        for at in range(25):
+            begin, end = sorted(generator.integers(0, nbytes + 1, 2).tolist())
+            if at % 3 == 0:
+                begin, end = begin // 4096 * 4096, end // 4096 * 4096
+            data = HostDevice().empty(end - begin, "uint8") if not aligned else None
+            if data is None:
+                data = HostDevice().empty(end - begin, "uint8", alignment=4096)
+            data[:] = self.some(end - begin, seed=at)
+            store.write("value", data, offset=begin)
+            model[begin:end] = data
+            first, last = sorted(generator.integers(0, nbytes + 1, 2).tolist())
+            out = self.empty(last - first, "uint8")
+            assert np.array_equal(store.read("value", out, offset=first).wait(), model[first:last])
+        store.flush()
+        assert np.array_equal(store.read("value", self.empty(nbytes, "uint8")).wait(), model)
+
+    def test_order_without_waiting(self, store: Store) -> None:
+        """A read sees the writes that were asked for before it and none that came after, whoever waits for what."""
+        nbytes = 3 * 1024**2 + 1000
+        store.create("value", nbytes)
+        reads: list[tuple[int, Array, Ticket[Array]]] = []
+        tickets = []
+        for number in range(1, 13):
+            tickets.append(store.write("value", np.full(nbytes, number, np.uint8)))
+            out = self.empty(nbytes, "uint8")
+            reads.append((number, out, store.read("value", out)))
+        for number, out, ticket in reversed(reads):
+            ticket.wait()
+            assert (out == number).all()
+        for one in tickets:
+            one.wait()
+
+    def test_many_values_keep_apart(self, store: Store) -> None:
+        """Names may hold anything; each has bytes of its own."""
+        names = ["a", "A", "a/b", "a%2Fb", "..", "../up", "ü", "x" * 300, "x" * 299 + "y", "with space", ".chunk"]
+        for at, name in enumerate(names):
+            store.create(name, 5000)
+            store.write(name, np.full(5000, at, np.uint8))
+        for at, name in enumerate(names):
+            assert (store.read(name, self.empty(5000, "uint8")).wait() == at).all()
+        assert store.nbytes == 5000 * len(names)
+
+    def test_a_deleted_value_is_gone(self, store: Store) -> None:
+        """Its bytes are given back, and its name is free for a value that is zero again."""
+        store.create("value", 10_000)
+        store.write("value", np.ones(10_000, np.uint8))
+        store.delete("value")
+        assert store.nbytes == 0
+        with pytest.raises(CallError, match="Create it first"):
+            store.read("value", self.empty(4, "uint8"))
+        store.create("value", 100)
+        assert not store.read("value", self.empty(100, "uint8")).wait().any()
+
+    def test_wrong_values_are_refused(self, store: Store) -> None:
+        """Names twice, unknown names and sizes below zero raise, and change nothing."""
+        store.create("value", 10)
+        wrong: list[tuple[Any, Any]] = [("value", 10), ("", 10), (7, 10), ("new", -1), ("new", 1.5), ("new", True)]
+        for name, nbytes in wrong:
+            with pytest.raises(CallError, match="Expected"):
+                store.create(name, nbytes)
+        for verb in (
+            lambda: store.read("other", self.empty(1, "uint8")),
+            lambda: store.write("other", self.some(1)),
+            lambda: store.delete("other"),
+        ):
+            with pytest.raises(CallError, match="'other'"):
+                verb()
+        assert store.nbytes == 10
+
+    @pytest.mark.parametrize(("offset", "numel"), [(-1, 2), (9, 2), (0, 11), (11, 0)])
+    def test_ranges_beyond_the_value_are_refused(self, store: Store, offset: int, numel: int) -> None:
+        """A range that is not within the value raises at once."""
+        store.create("value", 10)
+        with pytest.raises(CallError, match="Expected a range within the 10 bytes"):
+            store.read("value", self.empty(numel, "uint8"), offset=offset)
+        with pytest.raises(CallError, match="Expected a range within the 10 bytes"):
+            store.write("value", self.some(numel), offset=offset)
+
+    def test_arrays_that_are_not_plain_are_refused(self, store: Store) -> None:
+        """Strided, two-dimensional and read-only arrays raise at once, and so do lists."""
+        store.create("value", 100)
+        frozen = self.empty(4, "uint8")
+        frozen.flags.writeable = False
+        arrays: list[Any] = [self.empty(8, "uint8")[::2], self.empty(8, "uint8").reshape(2, 4), [1, 2]]
+        for array in arrays:
+            with pytest.raises(CallError, match="1-D contiguous"):
+                store.read("value", array)
+            with pytest.raises(CallError, match="1-D contiguous"):
+                store.write("value", array)
+        with pytest.raises(CallError, match="read-only"):
+            store.read("value", frozen)
+        store.write("value", frozen).wait()
+
+    def test_closing_finishes_and_then_refuses(self, store: Store) -> None:
+        """Close waits for what was asked for; afterwards every verb raises; closing twice is fine."""
+        store.create("value", 2_000_000)
+        store.write("value", self.some(2_000_000))
+        out = self.empty(2_000_000, "uint8")
+        ticket = store.read("value", out)
+        store.close()
+        store.close()
+        assert np.array_equal(ticket.wait(), self.some(2_000_000))
+        assert "closed" in repr(store)
+        for verb in (
+            lambda: store.create("new", 1),
+            lambda: store.read("value", out),
+            lambda: store.write("value", out),
+            lambda: store.delete("value"),
+            store.flush,
+        ):
+            with pytest.raises(ClosedError):
+                verb()
