@@ -42,10 +42,10 @@ def main() -> int:
     if "single" not in names:
         sys.exit("bench_torch_step.py needs torch, and the method `single`: pip install 'zerort[torch]'")
     reference = bench.reference()
-    alone = {name: bench.alone(name) for name in names}
-    rounds = bench.rounds(names)
+    alone = {name: found for name in names if (found := bench.alone(name)) is not None}
+    rounds = bench.rounds(list(alone))
     machine["load_after"] = os.getloadavg()
-    rows = make_rows({name: METHODS[name].title for name in names}, alone, rounds, reference)
+    rows = make_rows({name: METHODS[name].title for name in alone}, alone, rounds, reference)
     goals = targets(rows, ranks=options.ranks, clipped=options.clip)
     bench.screen.print(methods_table(bench.title(), rows))
     if goals:
@@ -61,7 +61,9 @@ def main() -> int:
     wrong = [row.title for row in rows if row.apart is not None and not row.apart <= 1e-4]  # True for NaN
     if wrong:
         bench.screen.print(f"# LEARNED SOMETHING ELSE: {', '.join(wrong)}")
-    return 1 if wrong else 0
+    if bench.failed:
+        bench.screen.print(f"# FAILED, see above: {', '.join(METHODS[name].title for name in bench.failed)}")
+    return 1 if wrong or bench.failed else 0
 
 
 class Bench:
@@ -73,6 +75,7 @@ class Bench:
         self.config = CONFIGS[options.config]
         self.lasting = True
         """Whether all jobs live at once in the rounds."""
+        self.failed: list[str] = []
 
     def title(self) -> str:
         config = self.config
@@ -109,12 +112,17 @@ class Bench:
             job.wait_until_built()
             return job.take_steps(self.options.check).losses
 
-    def alone(self, name: str) -> Alone:
-        """Start a method while no other lives; return what it takes."""
-        with self.job(name) as job, peak_pss(job) as pss:
-            start = job.wait_until_built()
-            turn = job.take_steps(self.options.check)
-            seen = pss[0]
+    def alone(self, name: str) -> Alone | None:
+        """Start a method while no other lives; return what it takes, or None if it fails."""
+        try:
+            with self.job(name) as job, peak_pss(job) as pss:
+                start = job.wait_until_built()
+                turn = job.take_steps(self.options.check)
+                seen = pss[0]
+        except JobFailed as failure:
+            self.say(f"failed: {failure}")
+            self.failed.append(name)
+            return None
         self.say(f"alone: {METHODS[name].title}, {seen / 2**20:.0f} MiB, loss {turn.losses[-1]:.6f}")
         self.lasting = self.lasting and self._fits(seen)
         return Alone(start, seen, turn.rss, turn.losses)

@@ -19,13 +19,13 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from peers.work import Method
 from zerort.comm.environment import find_launcher, without_launcher
 
-PATIENCE = 300.0
-"""Seconds that ranks may take for an answer: DeepSpeed compiles when it is built first."""
+PATIENCE = 900.0
+"""Seconds that ranks may take for an answer: DeepSpeed compiles when it is built first, and must not be killed then."""
 
 
 class JobFailed(Exception):
@@ -59,6 +59,8 @@ class Job:
         self.name = name
         self.done = 0
         """Steps taken so far."""
+        self.pids: list[int] = []
+        """Of the ranks."""
         processes = 1 if method.alone else ranks
         self._room = tempfile.TemporaryDirectory(prefix="zerort-bench-")
         self._log = Path(self._room.name, "log")
@@ -73,6 +75,8 @@ class Job:
             "PYTHONWARNINGS": "ignore",
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
+        self._lines: list[socket.socket] = []
+        self._files: list[TextIO] = []
         with socket.socket(socket.AF_UNIX) as ear:
             ear.bind(path)
             ear.listen(processes)
@@ -86,9 +90,14 @@ class Job:
                     env=environment,
                     start_new_session=True,
                 )
-            self._lines = [self._answered(ear) for _ in range(processes)]
-        self._files = [line.makefile("rw") for line in self._lines]
-        self.pids = [fact["pid"] for fact in self._hear()]
+            try:
+                for _ in range(processes):
+                    self._lines.append(self._answered(ear))
+                    self._files.append(self._lines[-1].makefile("rw"))
+                self.pids = [fact["pid"] for fact in self._hear()]
+            except BaseException:
+                self.close()
+                raise
 
     def wait_until_built(self) -> float:
         """Return the seconds that the slowest rank took, without importing torch and making the model."""
@@ -117,8 +126,12 @@ class Job:
                 line.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        for pid in (*self.pids, self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(pid) == pid:  # a launcher may give each rank a group, which has what the rank started
+                    os.killpg(pid, signal.SIGKILL)
+                else:
+                    os.kill(pid, signal.SIGKILL)
         self._process.wait()
         self._room.cleanup()
 
