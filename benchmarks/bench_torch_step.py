@@ -7,7 +7,8 @@
 
 First each method alone: its start, its memory, and its first losses against a single process. Then rounds in which
 all of them take turns of a few steps. Their ranks stay loaded meanwhile: a turn that need not start anything is short,
-so the noise of the machine falls on all methods alike. A method that is not installed is left out and named.
+so the noise of the machine falls on all methods alike. A method that is not installed is left out and named. Ctrl-C in
+a round ends with the rounds before it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main() -> int:
     bench.screen.print(methods_table(bench.title(), rows))
     if goals:
         bench.screen.print(targets_table(goals))
-    for line in legend(steps=options.steps, rounds=options.rounds, checked=options.check, lasting=bench.lasting):
+    for line in legend(steps=options.steps, rounds=len(rounds), checked=options.check, lasting=bench.lasting):
         bench.screen.print(line)
     bench.screen.print(f"# load: {_load(machine['load_before'])} before, {_load(machine['load_after'])} after")
     if options.json is not None:
@@ -135,10 +136,15 @@ class Bench:
             for at in range(options.rounds):
                 first = at % len(names)
                 turns: dict[str, Timed] = {}
-                for name in names[first:] + names[:first]:
-                    bar.step(f"round {at + 1} {name}")
-                    turns[name] = _timed(self._turn(name, jobs.get(name)))
-                    bar.step(f"round {at + 1} {name}", advance=1)
+                try:
+                    for name in names[first:] + names[:first]:
+                        bar.step(f"round {at + 1} {name}")
+                        turns[name] = _timed(self._turn(name, jobs.get(name)))
+                        bar.step(f"round {at + 1} {name}", advance=1)
+                except KeyboardInterrupt:
+                    if not found:
+                        raise
+                    break
                 found.append({name: turns[name] for name in names})
                 self.say(f"round {at + 1}: " + ", ".join(f"{name} {turns[name].ms:.0f}" for name in names))
         return found
