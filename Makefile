@@ -14,6 +14,10 @@ ifneq ($(shell expr "$(RANKS)" : '[1-9][0-9]*$$'),$(shell expr length "$(RANKS)"
 $(error Expected RANKS to be a whole number above 0, got RANKS=$(RANKS))
 endif
 
+# The release that the binding is tested with. A plain "torch" may bring gigabytes of CUDA along; pinned, pip takes a CPU
+# build where it has been told of one (pip config: find-links). Hugging Face's models are tried where they are installed.
+TORCH   ?= torch==2.13.0
+
 # Open MPI's mpirun wants to be told that it may run as root and with more ranks than cores; its window errors are noise.
 ifeq ($(MPI),openmpi)
 export OMPI_ALLOW_RUN_AS_ROOT = 1
@@ -23,7 +27,7 @@ export OMPI_MCA_osc = ^ucx
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types contracts test-unit test-ranks test-jobs bench clean
+.PHONY: help setup train test lint types contracts test-unit test-ranks test-jobs test-torch bench clean
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -34,7 +38,7 @@ setup: $(VENV)/.installed ## Make .venv and install zerort with an MPI from PyPI
 train: $(VENV)/.installed ## Train the example on 8 ranks (RANKS=n for another number)
 	$(BIN)/mpirun -n $(RANKS) $(BIN)/python examples/train.py
 
-test: lint types contracts test-unit test-jobs test-ranks ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks
+test: lint types contracts test-unit test-jobs test-ranks test-torch ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks
 	@echo "All of make test passed with $(MPI)."
 
 lint: $(VENV)/.dev ## Check style and format (ruff)
@@ -57,6 +61,9 @@ test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashe
 test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 	$(BIN)/python -m zerort.testing $(SIZES) -- tests/ranks
 
+test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks
+	$(BIN)/python -m zerort.testing $(filter-out 8,$(SIZES)) -- tests/torch
+
 bench: $(VENV)/.installed ## Measure collectives against MPI, the optimizers, and training steps
 	$(BIN)/zerort bench collectives --ranks 2 --compare mpi
 	$(BIN)/zerort bench collectives --ranks 8 --sizes 64K,16M,64M --compare mpi
@@ -76,4 +83,9 @@ $(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard zerort/native/src/*
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[$(MPI),dev]'
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(BIN)/pip install --quiet --disable-pip-version-check transformers || echo "No transformers: their tests are left out."
 	@touch $@

@@ -91,7 +91,7 @@ def test_one_rank_with_a_bad_argument_stops_all():
             r"as a NumPy array or a TensorSpec, got list",
         ),
         (lambda rt: rt.register("a", {"w": ones(2)}), r"got 'a', which is registered"),
-        (lambda rt: rt.register("", {"w": ones(2)}), r"Expected a unit's name"),
+        (lambda rt: rt.register(3, {"w": ones(2)}), r"Expected a unit's name"),
         (lambda rt: rt.register("b", [ones(2)]), r"as a mapping from names to arrays, got list"),
         (lambda rt: rt.register("b", {}, ties={"w": (rt.units["a"], "v")}), r"Expected to tie 'w' to a parameter"),
     ],

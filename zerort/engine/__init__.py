@@ -3,18 +3,21 @@
     opening.py        all ranks open a runtime alike, or all raise
     runtime.py        Runtime: register, step, save, load, memory, close
     registration.py   from arrays by name to a unit, agreed on by all ranks
-    unit.py           Unit: gather, release, reduce
+    unit.py           Unit: gather, release, reduce, assign
+    values.py         the values that all ranks start from, or assign (assignment.py)
     section.py        the tensors of a unit that a plan is applied to: parameters, gradients, state
     state.py          what the optimizer keeps for them, and the pass that updates
     step.py           the step: agree, settle, measure, decide, update, publish
     prefetch.py       which unit comes next
     snapshot.py       what a checkpoint holds
+    attachment.py     what a binding hangs on a runtime
     mesh.py           which ranks share shards, and which hold copies
     report.py  ledger.py  options.py  tensors.py      what is told, counted, decided, registered
 
 May import: everything below.
 """
 
+from zerort.engine.attachment import Attachment
 from zerort.engine.mesh import Mesh, mesh
 from zerort.engine.opening import open_runtime
 from zerort.engine.options import RuntimeOptions
@@ -25,6 +28,7 @@ from zerort.engine.tensors import TensorSpec
 from zerort.engine.unit import Unit
 
 __all__ = [
+    "Attachment",
     "MemoryReport",
     "Mesh",
     "Restored",

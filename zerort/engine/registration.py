@@ -10,19 +10,18 @@ May import: comm, optim, engine.*.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zerort import native
-from zerort.comm.agreement import expect_same, gather_json, raise_together
+from zerort.comm.agreement import expect_same, raise_together
 from zerort.engine.section import Section
-from zerort.engine.tensors import TRAINABLE, Frozen, TensorSpec, declare, is_frozen
+from zerort.engine.tensors import TRAINABLE, Frozen, TensorSpec, declare, full_name, is_frozen
 from zerort.engine.unit import Unit
+from zerort.engine.values import agree_on_values
 from zerort.errors import CallError, ZerortError
-from zerort.native.dtypes import numpy_dtype
 from zerort.optim import Optimizer, resolve
 from zerort.typing import Array
 
@@ -108,10 +107,10 @@ def register_unit(
     expect_same(rt.world, facts, what=f"what is registered as {name!r}"[:60], error=CallError)
 
     values = {local: value for local, value in params.items() if isinstance(value, np.ndarray) and local not in aliases}
-    values = _agree_on_values(rt, name, declared, values, broadcast=broadcast)
+    values = agree_on_values(rt, name, declared, values, broadcast=broadcast)
 
-    own = {f"{name}.{local}": spec for local, spec in declared.items() if local not in aliases}
-    cold = {f"{name}.{local}" for local in declared if is_frozen(frozen, local)}
+    own = {full_name(name, local): spec for local, spec in declared.items() if local not in aliases}
+    cold = {full_name(name, local) for local in declared if is_frozen(frozen, local)}
     rt.drop_prefetched()
     sections = tuple(
         Section(
@@ -126,11 +125,11 @@ def register_unit(
     )
     for section in sections:
         section.pack(
-            {f"{name}.{local}": value for local, value in values.items() if f"{name}.{local}" in section.names}
+            {full: value for local, value in values.items() if (full := full_name(name, local)) in section.names}
         )
     places: dict[str, tuple[Unit | None, str]] = {}
     for local in declared:
-        places[local] = (None, f"{name}.{aliases.get(local, local)}")
+        places[local] = (None, full_name(name, aliases.get(local, local)))
     for local, (unit, other) in ties.items():
         places[local] = unit.place_of(other)
     made = Unit(rt, name, sections=sections, places=places)
@@ -140,7 +139,7 @@ def register_unit(
 
 
 def _check_name(rt: Runtime, name: object) -> None:
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str):
         raise CallError(f"Expected a unit's name to be a text, got {name!r}.")
     if name in rt.units:
         raise CallError(f"Expected a new name for a unit, got {name!r}, which is registered. Choose another.")
@@ -174,37 +173,6 @@ def _aliases(params: Mapping[str, Array | TensorSpec]) -> dict[str, str]:
                 aliases[local] = seen[key]
             seen.setdefault(key, local)
     return aliases
-
-
-def _agree_on_values(
-    rt: Runtime, name: str, declared: Mapping[str, TensorSpec], values: dict[str, Array], *, broadcast: bool
-) -> dict[str, Array]:
-    """Return the values that every rank packs."""
-    if not broadcast:
-        checksum = 0
-        for value in values.values():
-            checksum = native.crc32c(np.ascontiguousarray(value).reshape(-1).view(np.uint8), checksum)
-        found = gather_json(rt.world, [sorted(values), checksum], name="initial values")
-        odd = next((rank for rank, one in enumerate(found) if one != found[0]), None)
-        if odd is not None:
-            raise CallError(
-                f"Expected the same initial values of unit {name!r} on every rank, got others on rank {odd} than on "
-                "rank 0. Seed all ranks alike, or pass broadcast=True to take rank 0's."
-            )
-        return values
-    sent: dict[str, Array] = {}
-    for local in _names_on_root(rt, values):
-        spec = declared[local]
-        given = values.get(local)
-        whole = np.zeros(spec.shape, numpy_dtype(spec.dtype)) if given is None else np.array(given, order="C")
-        rt.world.broadcast(whole.reshape(-1), name="initial values").wait()
-        sent[local] = whole
-    return sent
-
-
-def _names_on_root(rt: Runtime, values: Iterable[str]) -> list[str]:
-    found: list[str] = gather_json(rt.world, list(values), name="initial values")[0]
-    return found
 
 
 def _reserve_slots(rt: Runtime, unit: Unit) -> None:

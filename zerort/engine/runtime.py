@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from zerort import checkpoint
 from zerort.buffer import Slots
@@ -22,6 +22,7 @@ from zerort.comm import Group
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.config import Plan
 from zerort.engine import snapshot
+from zerort.engine.attachment import Attachment
 from zerort.engine.ledger import Ledger
 from zerort.engine.mesh import Mesh
 from zerort.engine.options import RuntimeOptions
@@ -77,6 +78,8 @@ class Runtime:
         self.updates = 0
         """Updates done so far."""
         self.units: dict[str, Unit] = {}
+        self.attachments: list[Attachment] = []
+        """Bindings that collect gradients on their own; asked before every step, and told after it."""
         self.ledger = Ledger()
         self._closed = self._stepped = False
         self.micro_steps = options.micro_steps
@@ -203,9 +206,9 @@ class Runtime:
 
     def discard_gradients(self) -> None:
         """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this."""
+        self.complete_attachments("discard")
         self.wait_for_reductions()
-        for unit in self.units.values():
-            unit.forget_gradients()
+        self.forget_gradients()
 
     def save(self, path: str | Path, *, progress: Any = None) -> Path:
         """Write a checkpoint: all or nothing; what was at ``path`` before stays until the new one is complete.
@@ -287,6 +290,7 @@ class Runtime:
         self.gather_slots.close()
         self.bucket_slots.close()
         self.units.clear()
+        self.attachments.clear()
         self.mesh.close()
 
     def _warn_of_unmatched_groups(self) -> None:
@@ -306,6 +310,18 @@ class Runtime:
             for section in unit.sections:
                 if section.state is not None:
                     yield section
+
+    def complete_attachments(self, verb: Literal["step", "discard"]) -> None:
+        """Let bindings reduce what they have collected. Every rank calls this."""
+        for one in self.attachments:
+            one.complete(verb)
+
+    def forget_gradients(self) -> None:
+        """Start a new step's gradients."""
+        for unit in self.units.values():
+            unit.forget_gradients()
+        for one in self.attachments:
+            one.forget()
 
     def wait_for_gathers(self) -> None:
         """Wait until no rank reads this one's parameters any more: they are about to change."""

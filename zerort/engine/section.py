@@ -132,6 +132,10 @@ class Section:
 
     def pack(self, values: Mapping[str, Array]) -> None:
         """Write initial values; master weights follow. No communication."""
+        self.assign(values)
+
+    def assign(self, values: Mapping[str, Array]) -> None:
+        """Write new values; the master weights of these tensors follow, others keep theirs. No communication."""
         if self.parameters.placement is Placement.REPLICATED:
             whole = self.parameters.restore().wait()
             for name, value in values.items():
@@ -139,7 +143,7 @@ class Section:
         else:
             self.parameters.pack(values)
         if self.state is not None:
-            self.state.take_master_from(self.owned)
+            self.state.take_master_from(self.owned, names=values.keys())
 
     def close(self) -> None:
         """Give the memory back."""

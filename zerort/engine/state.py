@@ -10,7 +10,7 @@ import: optim, layout, native.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -208,10 +208,13 @@ class OptimizerState:
 
     # -- master weights --------------------------------------------------------------------------------------------
 
-    def take_master_from(self, param: Array) -> None:
-        """Set the master weights to the parameters' values: after packing."""
-        if self.master is not None:
-            native.cast_into(self.master, param)
+    def take_master_from(self, param: Array, *, names: Collection[str]) -> None:
+        """Set the master weights of some tensors to the parameters' values: after they were written."""
+        if self.master is None:
+            return
+        for overlap in self.layout.overlaps(self.owned.first, self.owned.last):
+            if overlap.extent.name in names:
+                native.cast_into(self.master[overlap.in_range], param[overlap.in_range])
 
     def round_master_into(self, param: Array) -> None:
         """Set the parameters to the rounded master weights: after loading."""

@@ -47,12 +47,12 @@ def take_step(rt: Runtime) -> StepReport:
     try:
         return _walk(rt)
     finally:
-        for unit in rt.units.values():
-            unit.forget_gradients()
+        rt.forget_gradients()
         rt.end_gather_order()
 
 
 def _walk(rt: Runtime) -> StepReport:
+    rt.complete_attachments("step")
     with rt.ledger.stall("reduce"):
         rt.wait_for_reductions()  # before anything else is said: a rank that could not reduce has complained there
     with rt.ledger.stall("gather"):

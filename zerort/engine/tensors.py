@@ -16,7 +16,7 @@ from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
-__all__ = ["TRAINABLE", "Frozen", "TensorSpec", "check_gradient", "declare", "is_frozen"]
+__all__ = ["TRAINABLE", "Frozen", "TensorSpec", "check_gradient", "declare", "full_name", "is_frozen"]
 
 TRAINABLE: Final = ("float32", "bfloat16", "float16")
 """Dtypes that optimizers can train; 16-bit ones with float32 master weights."""
@@ -56,6 +56,15 @@ def declare(unit: str, params: Mapping[str, Array | TensorSpec]) -> dict[str, Te
                 "Arrays of other frameworks come in through their bindings."
             )
     return declared
+
+
+def full_name(unit: str, name: str) -> str:
+    """Return what a unit's tensor is called in checkpoints, groups and reports; a unit without a name adds none.
+
+    >>> full_name("block0", "attn.weight"), full_name("", "head.weight")
+    ('block0.attn.weight', 'head.weight')
+    """
+    return f"{unit}.{name}" if unit else name
 
 
 def is_frozen(frozen: Frozen, name: str) -> bool:

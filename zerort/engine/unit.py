@@ -18,6 +18,7 @@ import numpy as np
 from zerort import trace
 from zerort.buffer import Slot, Views
 from zerort.device import Ticket, joined
+from zerort.engine.assignment import assign_values
 from zerort.engine.section import Section
 from zerort.engine.tensors import check_gradient
 from zerort.errors import CallError, UnitStateError, ZerortError
@@ -135,13 +136,25 @@ class Unit:
     def gathered(self) -> Iterator[Views]:
         """Gather the unit for the length of a ``with`` block, which gets its tensors by name: read-only, not copied."""
         ticket = self.gather()
-        with self._runtime.ledger.stall("gather"):
-            views = ticket.wait()
         try:
+            with self._runtime.ledger.stall("gather"):
+                views = ticket.wait()
             with trace.span(f"compute {self.name}"):
                 yield views
         finally:
             self.release()
+
+    def assign(self, values: Mapping[str, Array], *, broadcast: bool = False) -> None:
+        """Set parameters, master weights included; optimizer state stays. Every rank calls this, between steps.
+
+        Args:
+            values: Whole tensors by name, the same on every rank; those that are not named stay as they are.
+            broadcast: Take rank 0's values instead of checking that all ranks have the same.
+
+        Raises:
+            CallError: A name or a value cannot be used, or differs between ranks; on every rank.
+        """
+        assign_values(self._runtime, self, values, broadcast=broadcast)
 
     def fetch(self) -> bool:
         """Start to bring the parameters here if there is room; say whether they are, or will be."""
@@ -169,12 +182,14 @@ class Unit:
         if self._holders:
             return
         if self._slot is not None:
-            assert self._fetched is not None
-            self._fetched.wait()  # only if it was gathered ahead and not used is there anything to wait for
-            for section in self.sections:
-                section.parameters.release()
-            self._slot.release()
-            self._slot = None
+            fetched, slot, self._fetched, self._slot = self._fetched, self._slot, None, None
+            assert fetched is not None
+            try:
+                fetched.wait()  # only if it was gathered ahead and not used is there anything to wait for
+            finally:  # a gather that failed gives its slot back, too: all ranks know of it
+                for section in self.sections:
+                    section.parameters.release()
+                slot.release()
         self._fetched = None
 
     def _hold(self) -> None:
@@ -206,7 +221,7 @@ class Unit:
 
     def contribute(self, name: str, gradient: Array) -> None:
         """Add one tensor's gradient to this micro-step; the unit is reduced when all of its tensors have theirs."""
-        self._add(name, gradient)
+        self.add(name, gradient)
         if not self._lenders and all(section.bucket.full for section in self.sections if section.bucket is not None):
             self.reduce()
 
@@ -222,11 +237,12 @@ class Unit:
         self._expect_room_for_gradients()
         with trace.span(f"pack {self.name}"):
             for name, gradient in (gradients or {}).items():
-                self._add(name, gradient)
+                self.add(name, gradient)
         for unit in (self, *self._lenders):
             unit._end_turn()
 
-    def _add(self, name: str, gradient: Array) -> None:
+    def add(self, name: str, gradient: Array) -> None:
+        """Add one tensor's gradient to this micro-step, which `reduce` ends; one that comes twice is summed."""
         home, full = self._places.get(name, (None, ""))
         if home is None:
             self._fail(

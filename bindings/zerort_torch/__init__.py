@@ -1,0 +1,29 @@
+"""torch models on zerort.
+
+    import torch, zerort as zr, zerort_torch as zt
+
+    with zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=3e-4)) as rt:     # mpirun -n 8 python this.py
+        model = zt.shard(model, rt)                     # parameters lie in the runtime's buffers from now on
+        for x, y in batches:
+            model(x, y).backward()                      # gathers, and sums gradients as they become ready
+            report = rt.step()
+        with zt.gathered(model.head):                   # parameters outside of forward
+            print(model.head.weight.norm())
+        weights = zt.full_state_dict(model)             # on rank 0, under torch's names
+
+    finding.py       which modules are units                  unit.py        parameters come and go
+    sharding.py      shard(): the hooks of forward            gradients.py   ready gradients → reductions, in one order
+    saved.py         what autograd keeps of a weight          state_dict.py  full weights in and out
+    access.py        gathered(), full_state_dict()            optimizer.py   torch's optimizers on shards
+    materialise.py   meta device                              resting.py  guard.py    what tells misuse
+    memory.py        DLPack
+
+Public hooks of torch only: nothing is patched, nothing is hung on tensors of the user's own. Buffers (BatchNorm's
+running statistics, say) stay with each rank as they are.
+"""
+
+from zerort_torch.access import full_state_dict, gathered
+from zerort_torch.optimizer import TorchOptimizer, optimizer
+from zerort_torch.sharding import shard
+
+__all__ = ["TorchOptimizer", "full_state_dict", "gathered", "optimizer", "shard"]

@@ -1,0 +1,104 @@
+"""What autograd keeps of gathered parameters where they lie in memory that comes and goes: a name instead of bytes.
+
+A graph keeps tensors for backward, weights among them. While a sharded model computes, `SavedWeights` has torch keep
+(unit, section, place) for anything that lies in a gathered unit, and gathers the unit again when backward asks. Inside
+a checkpointed segment torch's own hooks stand before these: there the segment's weights live as long as it does.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from zerort.engine import Runtime
+from zerort.errors import StaleViewError
+from zerort_torch.unit import TorchUnit
+
+__all__ = ["SavedWeights"]
+
+_KEPT = 2  # units whose gathered form stays while backward is among them
+
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    """Where a tensor lies in a unit."""
+
+    unit: TorchUnit
+    section: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    update: int
+    """Updates that had been done when it was saved."""
+
+
+class SavedWeights:
+    """Packs what is saved for backward, and unpacks it. `enter` and `leave` go round a forward.
+
+    Args:
+        rt: The runtime.
+        units: The units whose gathered form comes and goes.
+    """
+
+    def __init__(self, rt: Runtime, units: Iterable[TorchUnit]) -> None:
+        self._rt = rt
+        self._units = [unit for unit in units if not unit.in_memory]
+        for unit in self._units:
+            unit.stays = self.must_stay
+        self._recent: OrderedDict[TorchUnit, list[torch.Tensor]] = OrderedDict()
+        self._open: list[torch.autograd.graph.saved_tensors_hooks] = []
+
+    def enter(self) -> None:
+        """Have torch ask from now on."""
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        hooks.__enter__()
+        self._open.append(hooks)
+
+    def leave(self) -> None:
+        """End one `enter`."""
+        if self._open:
+            self._open.pop().__exit__(None, None, None)
+
+    def complete(self, verb: Literal["step", "discard"]) -> None:
+        """Do nothing: gradients are not its business. See `zerort.engine.Attachment`."""
+
+    def forget(self) -> None:
+        """Let go of what backward gathered: a step changes it."""
+        self._recent.clear()
+        for unit in self._units:
+            unit.end_stay()
+
+    def must_stay(self) -> bool:
+        """Say whether a graph is made that does not ask: of a segment that is computed again, or of a part alone."""
+        return bool(torch.is_grad_enabled()) and not self._open
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        pointer = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+        for unit in self._units:
+            for index, flat in enumerate(unit.flats):
+                if flat.data_ptr() == pointer and flat.dtype is tensor.dtype:
+                    return _Handle(
+                        unit, index, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), self._rt.updates
+                    )
+        return tensor.detach()  # not itself: a node that keeps its own output would keep itself alive
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        if not isinstance(packed, _Handle):
+            return packed
+        if packed.update != self._rt.updates:
+            raise StaleViewError(
+                f"Expected backward() before the step that follows its forward, got it after update "
+                f"{self._rt.updates}: the weights of unit {packed.unit.name!r} have changed. Run forward again."
+            )
+        flats = packed.unit.flats or self._recent.get(packed.unit)
+        if flats is None:
+            while len(self._recent) >= _KEPT:
+                self._recent.popitem(last=False)
+            flats = self._recent[packed.unit] = packed.unit.gather()
+        elif packed.unit in self._recent:
+            self._recent.move_to_end(packed.unit)
+        return flats[packed.section].as_strided(packed.size, packed.stride, packed.offset)

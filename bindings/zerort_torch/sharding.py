@@ -1,0 +1,187 @@
+"""`shard`: hands a model's parameters to a runtime, unit by unit, and hooks their gathering into its forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+
+from zerort.comm.agreement import raise_together
+from zerort.engine import Runtime
+from zerort.errors import CallError, ZerortError
+from zerort_torch.finding import FoundUnit, Units, find_units
+from zerort_torch.gradients import gradients_of
+from zerort_torch.guard import guard_optimizers
+from zerort_torch.materialise import Init, is_meta, materialise, materialise_buffers
+from zerort_torch.memory import as_array, check_device
+from zerort_torch.resting import RestingParameter
+from zerort_torch.saved import SavedWeights
+from zerort_torch.state_dict import hook_state_dict
+from zerort_torch.unit import TorchUnit
+
+__all__ = ["Sharding", "shard", "sharding_of", "units_within"]
+
+Model = TypeVar("Model", bound="torch.nn.Module")
+
+
+class Sharding:
+    """What a sharded model's modules and units have to do with each other."""
+
+    def __init__(self, rt: Runtime, units: list[TorchUnit]) -> None:
+        self.rt = rt
+        self.units = units
+        self.saved = SavedWeights(rt, units)
+
+
+_shardings: WeakKeyDictionary[Any, Sharding] = WeakKeyDictionary()  # by module, of every module of a sharded model
+
+
+def sharding_of(module: torch.nn.Module) -> Sharding:
+    """Return the sharding that a module is part of.
+
+    Raises:
+        CallError: It is part of none.
+    """
+    found = _shardings.get(module)
+    if found is None:
+        raise CallError(
+            f"Expected a module of a sharded model, got {type(module).__name__}. Shard it first: zt.shard(model, rt)."
+        )
+    return found
+
+
+def units_within(module: torch.nn.Module) -> Iterator[TorchUnit]:
+    """Yield the units that hold parameters of ``module``, in order."""
+    inside = set(module.modules())
+    for unit in sharding_of(module).units:
+        if any(place in inside for weight in unit.weights for place, _ in weight.places):
+            yield unit
+
+
+def shard(
+    model: Model,
+    rt: Runtime,
+    *,
+    units: Units = None,
+    name: str = "",
+    init: Init | None = None,
+    broadcast: bool = False,
+) -> Model:
+    """Hand a model's parameters to a runtime. Every rank calls this with the same model.
+
+    From then on ``model(x)`` gathers what it needs, ``loss.backward()`` sums gradients over the ranks as they become
+    ready, and ``rt.step()`` updates. Buffers stay with each rank as they are.
+
+    Args:
+        model: The model, with the same values on every rank; changed in place. On the meta device, it gets memory and
+            values unit by unit.
+        rt: The runtime that trains it.
+        units: What is gathered together: None finds the blocks that repeat; module types; or a callable of a module's
+            name and the module. Parameters in none of them make one more unit.
+        name: What to put before all names; for several models in one runtime.
+        init: Gives a module's own parameters values, if they are on the meta device; None: ``reset_parameters()``.
+        broadcast: Take rank 0's values instead of checking that all ranks have the same.
+
+    Returns:
+        The model.
+
+    Raises:
+        CallError: It cannot be sharded, or differs between ranks; on every rank.
+    """
+    rt.check_open("shard")
+    found: list[FoundUnit] = []
+    error: ZerortError | None = None
+    try:
+        found = _find(model, units)
+    except ZerortError as caught:
+        error = caught
+    raise_together(rt.world, error, name="shard")
+    gradients = gradients_of(rt)
+    made: dict[str, TorchUnit] = {}
+    originals = [parameter.value for one in found for parameter in one.parameters]
+    guard_optimizers(originals)
+    del originals
+    for one in found:
+        made[one.name] = unit = _register(rt, one, name=name, init=init, broadcast=broadcast)
+        gradients.add_unit(unit, spread=one.name == "" and len(found) > 1)
+    materialise_buffers(model, init)
+    for one in found:
+        made[one.name].lenders = tuple(made[lender] for lender in sorted(one.borrows))
+    ordered = [made[one.name] for one in found]
+    sharding = Sharding(rt, ordered)
+    for module in model.modules():
+        _shardings[module] = sharding
+    for one, unit in zip(found, ordered, strict=True):
+        for holder in dict.fromkeys(one.held_by):
+            _hold_during_forward(holder, unit.hold, unit.let_go)
+    _hook_model(model, sharding, gradients.begin_forward)
+    hook_state_dict(rt, ordered)
+    return model
+
+
+def _find(model: object, units: Units) -> list[FoundUnit]:
+    if not isinstance(model, torch.nn.Module):
+        raise CallError(f"Expected a torch.nn.Module, got {type(model).__name__}.")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, RestingParameter) or model in _shardings:
+            raise CallError(f"Expected a model that is not sharded yet, got one whose {name!r} is.")
+        check_device(name, parameter.device)
+    found = find_units(model, units)
+    if not found:
+        raise CallError(f"Expected a model with parameters, got {type(model).__name__} without any.")
+    return found
+
+
+def _register(rt: Runtime, found: FoundUnit, *, name: str, init: Init | None, broadcast: bool) -> TorchUnit:
+    if not found.parameters:
+        return TorchUnit(None, found)
+    meta = is_meta(found)
+    error: ZerortError | None = None
+    try:
+        if meta:
+            materialise(found, init)
+    except ZerortError as caught:
+        error = caught
+    raise_together(rt.world, error, name="shard")
+    frozen = [parameter.local for parameter in found.parameters if not parameter.value.requires_grad]
+    unit = rt.register(
+        ".".join(part for part in (name, found.name) if part),
+        {parameter.local: as_array(parameter.value) for parameter in found.parameters},
+        frozen=frozen.__contains__,
+        broadcast=broadcast or meta,
+    )
+    torch_unit = TorchUnit(unit, found)
+    found.parameters.clear()  # and with them the memory that the model came in
+    return torch_unit
+
+
+def _hold_during_forward(module: torch.nn.Module, hold: Callable[[], None], let_go: Callable[[], None]) -> None:
+    def before(module: torch.nn.Module, inputs: object) -> None:
+        hold()
+
+    def after(module: torch.nn.Module, inputs: object, output: object) -> None:
+        let_go()
+
+    module.register_forward_pre_hook(before, prepend=True)
+    module.register_forward_hook(after, always_call=True)
+
+
+def _hook_model(model: torch.nn.Module, sharding: Sharding, begin: Callable[[], None]) -> None:
+    """Put round the whole model's forward what is not any unit's business."""
+    comes_and_goes = any(not unit.in_memory for unit in sharding.units)
+    if comes_and_goes:
+        sharding.rt.attachments.append(sharding.saved)
+
+    def enter() -> None:
+        if torch.is_grad_enabled():
+            begin()
+        if comes_and_goes:
+            sharding.saved.enter()
+
+    def leave() -> None:
+        if comes_and_goes:
+            sharding.saved.leave()
+
+    _hold_during_forward(model, enter, leave)

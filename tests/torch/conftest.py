@@ -1,0 +1,30 @@
+"""Ranks under pytest, with torch on one thread each; see `zerort.testing.pytest_ranks`.
+
+Run with ``python -m zerort.testing 1 2 3 4 -- tests/torch``.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from zerort.comm import open_group
+from zerort.testing.pytest_ranks import options, pytest_configure, pytest_runtest_makereport  # noqa: F401
+
+sys.path.insert(0, str(Path(__file__).parent))  # models.py, training.py: shared by the tests here
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", params=["node", "mpi"])
+def group(request, options):  # noqa: F811 (the fixture that was imported)
+    """Ranks that share memory, and ranks that do not: there gathered units come and go."""
+    with open_group(kind=request.param, options=options) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def node(options):  # noqa: F811
+    """Ranks that share memory."""
+    with open_group(kind="node", options=options) as found:
+        yield found

@@ -1,0 +1,166 @@
+"""Misuse says what was expected, what came, and what to do."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from models import GPT, Block, text
+from training import make, part
+
+import zerort as zr
+import zerort_torch as zt
+from zerort.errors import CallError, CollectiveError, StaleViewError, UnitStateError
+from zerort_torch.memory import check_device
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def rt(node):
+    with zr.open(plan=zr.Plan.zero(3), group=node) as found:
+        yield found
+
+
+@pytest.mark.parametrize("plan", [0, 3])
+def test_a_released_parameter_cannot_be_used(group, plan):
+    with zr.open(plan=zr.Plan.zero(plan), group=group) as rt:
+        model = zt.shard(make(GPT), rt)
+        weight = model.blocks[1].up.weight
+        uses = [
+            lambda: weight.norm(),
+            lambda: weight + 1,
+            lambda: torch.cat([weight, weight]),
+            lambda: weight.data,
+            lambda: weight.detach(),
+            lambda: weight[0],
+            lambda: torch.nn.functional.linear(torch.ones(32), weight),
+            lambda: weight.tolist(),
+            lambda: model.half(),
+        ]
+        for use in uses:
+            with pytest.raises(
+                StaleViewError, match=r"Expected 'blocks.1.up.weight'|Expected 'tokens.weight'"
+            ) as caught:
+                use()
+            assert "with zt.gathered(module):" in str(caught.value)
+        assert weight.shape == (128, 32)
+        assert weight.dtype is torch.float32
+        assert weight.device.type == "cpu"
+        assert weight.requires_grad
+        assert weight.grad is None
+        assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in make(GPT).parameters())
+        assert "blocks.1.up.weight" in repr(weight)
+        model.zero_grad()
+
+
+def test_parameters_elsewhere_are_refused():
+    with pytest.raises(CallError, match=r"Expected 'w' on the runtime's device, the CPU, got it on cuda:0\. Move"):
+        check_device("w", torch.device("cuda", 0))
+    check_device("w", torch.device("cpu"))
+
+
+def test_requires_grad_stays_as_it_was(rt):
+    model = zt.shard(make(GPT), rt)
+    with pytest.raises(
+        CallError, match=r"Expected requires_grad of 'head.weight' to stay True after sharding, got False"
+    ):
+        model.head.weight.requires_grad = False
+    with pytest.raises(CallError, match=r"to stay True after sharding"):
+        model.requires_grad_(False)
+    model.requires_grad_(True)  # which changes nothing
+    with zt.gathered(model.head):
+        model.head.weight.requires_grad = False
+    with pytest.raises(CallError, match=r"Expected requires_grad of 'head.weight' to stay True"):
+        model(*text(2, 0))
+
+
+def test_an_optimizer_over_the_models_own_parameters_is_refused(rt):
+    plain = make(GPT)
+    before = torch.optim.SGD(plain.parameters(), lr=0.1)
+    model = zt.shard(plain, rt)
+    after = torch.optim.AdamW(model.parameters())
+    model(*text(2, 0)).backward()
+    for optimizer in (before, after):
+        with pytest.raises(CallError, match=r"updated by rt.step\(\), got (SGD|AdamW).step\(\)"):
+            optimizer.step()
+    free = torch.nn.Linear(2, 2)
+    torch.optim.SGD(free.parameters(), lr=0.1).step()  # others go on
+
+
+def test_copies_are_refused(rt):
+    model = zt.shard(make(GPT), rt)
+    with pytest.raises(CallError, match=r"Expected one copy of a sharded model, got copy.deepcopy of 'tokens.weight'"):
+        copy.deepcopy(model)
+    with pytest.raises(CallError, match=r"Expected a sharded model to stay in its process"):
+        pickle.dumps(model.head.weight)
+
+
+def test_what_cannot_be_sharded_is_refused(rt):
+    for wrong, text_ in [
+        (lambda: zt.shard([1], rt), "Expected a torch.nn.Module, got list"),
+        (lambda: zt.shard(torch.nn.ReLU(), rt), "Expected a model with parameters"),
+        (lambda: zt.shard(make(GPT), rt, units=torch.nn.Conv2d), "to mean some module of the model, got none"),
+        (lambda: zt.shard(make(GPT), rt, units="Block"), "Expected units as module types"),
+        (lambda: zt.gathered(make(GPT)).__enter__(), "Expected a module of a sharded model"),
+        (lambda: zt.full_state_dict(make(GPT)), "Expected a module of a sharded model"),
+        (lambda: zt.shard(make(GPT).double(), rt), r"float64.*Convert"),
+    ]:
+        with pytest.raises(CallError, match=text_):
+            wrong()
+    model = zt.shard(make(GPT), rt, units=Block)
+    with pytest.raises(CallError, match=r"Expected a model that is not sharded yet"):
+        zt.shard(model, rt)
+
+
+def test_values_that_differ_between_ranks_are_refused(rt):
+    if rt.size == 1:
+        pytest.skip("needs another rank")
+    with pytest.raises(CallError, match=r"Expected the same initial values.*broadcast=True"):
+        zt.shard(make(GPT, seed=rt.rank), rt)
+    model = zt.shard(make(GPT, seed=rt.rank), rt, broadcast=True, name="other")
+    with zt.gathered(model):
+        assert torch.equal(model.head.weight, make(GPT, seed=0).head.weight)
+
+
+def test_steps_and_backwards_are_counted(rt):
+    model = zt.shard(make(GPT), rt)
+    with pytest.raises(UnitStateError, match=r"Expected gradients before step\(\), got none.*loss.backward"):
+        rt.step()
+    model(*text(2, 0)).backward()
+    rt.step()
+    loss = model(*text(2, 0)) + model(*text(2, 1))  # twice in one graph is one backward
+    loss.backward()
+    with pytest.raises(UnitStateError, match=r"Expected at most 1 backward\(\) through unit '.*micro_steps="):
+        model(*text(2, 0)).backward()
+    rt.discard_gradients()
+    model(*text(2, 0)).backward()
+    assert rt.step().updated
+    with zt.gathered(model), pytest.raises(UnitStateError, match=r"outside zt.gathered"):
+        rt.step()
+
+
+def test_backward_after_the_step_is_refused(group):
+    with zr.open(plan=zr.Plan.zero(3), group=group) as rt:
+        model = zt.shard(make(GPT), rt)
+        stale = model(*text(2, 0))
+        model(*text(2, 0)).backward()
+        rt.step()
+        with pytest.raises((RuntimeError, StaleViewError), match=r"modified by an inplace operation|after update 1"):
+            stale.backward()
+
+
+def test_a_forward_that_differs_between_ranks_is_named(options):
+    """Where gathers are collectives, ranks that gather other units meet in a named mismatch, not in a hang."""
+    from zerort.comm import open_group
+
+    with open_group(kind="mpi", options=options) as group:
+        if group.size == 1:
+            pytest.skip("needs another rank")
+        with zr.open(plan=zr.Plan.zero(3), group=group, prefetch=0) as rt:
+            model = zt.shard(make(GPT), rt, units=Block)
+            h = torch.zeros(1, 4, 32)
+            with pytest.raises(CollectiveError, match=r"blocks.0"), torch.no_grad():
+                model.blocks[0 if rt.rank else 1](h)
+            with torch.no_grad():  # and the group goes on
+                model(*part(text(rt.size, 0), rt.rank, rt.size))

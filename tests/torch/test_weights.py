@@ -1,0 +1,149 @@
+"""Weights in and out: state_dict, checkpoints of other numbers of ranks, gathered blocks, the meta device."""
+
+import tempfile
+
+import numpy as np
+import pytest
+import torch
+from models import CNN, GPT, lora_gpt, text
+from mpi4py import MPI
+from training import LR, assert_same, make, train_plain, train_sharded
+
+import zerort as zr
+import zerort_torch as zt
+from zerort.comm import open_group
+
+WORLD = MPI.COMM_WORLD
+pytestmark = pytest.mark.mpi
+
+
+def tied():
+    return GPT(tied=True)
+
+
+def opened(group, plan=3, **more):
+    return zr.open(plan=zr.Plan.zero(plan), optimizer=zr.AdamW(lr=LR), group=group, **more)
+
+
+@pytest.fixture
+def directory():
+    with tempfile.TemporaryDirectory() as mine:
+        yield WORLD.bcast(mine)
+        WORLD.Barrier()
+
+
+def same(found, expected):
+    assert list(found) == list(expected)
+    return all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("plan", [0, 3])
+@pytest.mark.parametrize("factory", [GPT, tied, lora_gpt, CNN])
+def test_a_sharded_model_has_the_state_dict_of_the_plain_one(group, plan, factory):
+    plain = make(factory).state_dict()
+    with opened(group, plan) as rt:
+        model = zt.shard(make(factory), rt)
+        assert same(model.state_dict(), plain)
+        root = zt.full_state_dict(model)
+        assert same(root, plain) if rt.rank == 0 else not any(name in root for name, _ in model.named_parameters())
+        assert same(zt.full_state_dict(model, root=None), plain)
+
+
+@pytest.mark.parametrize("plan", [1, 3])
+def test_trained_weights_load_into_the_plain_model_and_back(group, plan):
+    with opened(group, plan) as rt:
+        model = zt.shard(make(GPT), rt)
+        train_sharded(model, rt, 3)
+        weights = zt.full_state_dict(model, root=None)
+        plain = make(GPT, seed=1)
+        plain.load_state_dict(weights)
+        batch = text(4, 99)
+        with torch.no_grad():
+            assert torch.equal(model(*batch), plain(*batch))
+        other = make(GPT, seed=3)
+        assert model.load_state_dict(other.state_dict()).missing_keys == []
+        with torch.no_grad():
+            assert torch.equal(model(*batch), other(*batch))
+        assert_same(train_sharded(model, rt, 1)[:1], train_plain(other, 1))
+
+
+def test_loading_what_differs_between_ranks_is_refused(node):
+    if node.size == 1:
+        pytest.skip("needs another rank")
+    with opened(node) as rt:
+        model = zt.shard(make(GPT), rt)
+        with pytest.raises(zr.errors.CallError, match=r"Expected the same .*values of unit"):
+            model.load_state_dict(make(GPT, seed=rt.rank).state_dict())
+
+
+@pytest.mark.parametrize("kind", ["solo", "mpi"])
+def test_saved_on_some_ranks_and_loaded_on_others(node, directory, kind):
+    """Saved on all ranks; loaded by each alone, and by all over MPI; training goes on as it would have."""
+    expected = train_plain(make(GPT), 6)
+    with opened(node) as rt:
+        model = zt.shard(make(GPT), rt)
+        assert_same(train_sharded(model, rt, 3), expected[:3])
+        rt.save(f"{directory}/checkpoint")
+    with open_group(kind=kind) as group, opened(group, plan=2) as rt:
+        model = zt.shard(make(GPT, seed=2), rt)
+        assert rt.load(f"{directory}/checkpoint").updates == 3
+        assert_same(train_sharded(model, rt, 3, first=3), expected[3:])
+
+
+def test_parameters_are_read_and_written_in_a_gathered_block(group):
+    with opened(group) as rt:
+        model = zt.shard(make(GPT), rt)
+        expected = make(GPT)
+        with zt.gathered(model.blocks[1]):
+            assert torch.equal(model.blocks[1].up.weight, expected.blocks[1].up.weight)
+        with zt.gathered(model.blocks[1].up, write=True), torch.no_grad():
+            model.blocks[1].up.weight.fill_(rt.rank + 0.5)
+        with zt.gathered(model):
+            assert bool((model.blocks[1].up.weight == 0.5).all())  # rank 0's
+            assert torch.equal(model.blocks[1].down.weight, expected.blocks[1].down.weight)
+
+
+def test_what_is_written_reaches_master_weights(node):
+    with opened(node) as rt:
+        model = zt.shard(make(GPT).to(torch.bfloat16), rt)
+        with zt.gathered(model.head, write=True), torch.no_grad():
+            model.head.weight.fill_(2.0)
+        model(*text(4, 0)).backward()
+        rt.step()
+        with zt.gathered(model):
+            moved = (model.head.weight.float() - 2.0).abs().max().item()
+            assert 0 < moved < 10 * LR
+
+
+@pytest.mark.parametrize("plan", [0, 3])
+def test_a_model_of_the_meta_device_gets_its_values_unit_by_unit(group, plan):
+    with torch.device("meta"):
+        empty = GPT(tied=True)
+    torch.manual_seed(rt_seed := 11 + group.rank)  # others' values do not count
+    assert rt_seed
+    with opened(group, plan) as rt:
+        model = zt.shard(empty, rt)
+        assert not any(p.is_meta for p in model.parameters())
+        assert 3.0 < train_sharded(model, rt, 2)[0] < 60.0
+        weights = zt.full_state_dict(model, root=None)
+        assert weights["tokens.weight"].equal(weights["head.weight"])
+        digest = np.array([sum(float(w.double().sum()) for w in weights.values())])
+        assert np.ptp(rt.group.all_gather(digest).wait()) == 0
+
+
+def test_a_meta_module_that_cannot_reset_itself_wants_init(node):
+    class Scale(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.empty(4))
+
+        def forward(self, x):
+            return (self.scale * x).sum()
+
+    with opened(node) as rt:
+        with torch.device("meta"):
+            first, second = Scale(), Scale()
+        with pytest.raises(zr.errors.CallError, match=r"Expected Scale, which owns 'scale'.*init="):
+            zt.shard(first, rt)
+        model = zt.shard(second, rt, init=lambda module: torch.nn.init.ones_(module.scale))
+        assert model(torch.ones(4)).item() == 4

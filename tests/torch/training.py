@@ -1,0 +1,65 @@
+"""Training a model plain in one process and sharded on ranks, over the same global batch."""
+
+import numpy as np
+import torch
+from models import text
+
+import zerort as zr
+import zerort_torch as zt
+
+SAMPLES = 24  # of a global batch: 1, 2, 3 and 4 ranks get alike parts, for two micro-steps, too
+LR = 1e-2
+
+
+def make(factory, seed=7):
+    """Return a model with the same values wherever it is made."""
+    torch.manual_seed(seed)
+    return factory()
+
+
+def part(batch, rank, size):
+    """Return a rank's part of a batch."""
+    return [one[rank * len(one) // size : (rank + 1) * len(one) // size] for one in batch]
+
+
+def train_plain(model, steps, *, batches=text, clip=None, kind=torch.optim.AdamW, **settings):
+    """Return the losses over whole batches, of one process."""
+    optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=LR, **settings)
+    losses = []
+    for step in range(steps):
+        loss = model(*batches(SAMPLES, step))
+        optimizer.zero_grad()
+        loss.backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return np.array(losses)
+
+
+def train_sharded(model, rt, steps, *, batches=text, first=0):
+    """Return the same losses, each the mean over ranks and micro-steps."""
+    losses = []
+    for step in range(first, first + steps):
+        total = 0.0
+        for shard in rt.shards:
+            loss = model(*part(batches(SAMPLES, step), shard, rt.shard_count)) * rt.loss_scale
+            loss.backward()
+            total += loss.item() / rt.loss_scale
+        rt.step()
+        losses.append(rt.group.all_reduce(np.array([total])).wait()[0] / rt.shard_count)
+    return np.array(losses)
+
+
+def losses_of(factory, group, steps, *, batches=text, plan=3, units=None, optimizer=None, **options):
+    """Return the losses of a sharded run."""
+    optimizer = optimizer or zr.AdamW(lr=LR)
+    with zr.open(plan=zr.Plan.zero(plan), optimizer=optimizer, group=group, **options) as rt:
+        return train_sharded(zt.shard(make(factory), rt, units=units), rt, steps, batches=batches)
+
+
+def assert_same(got, expected, tolerance=1e-5):
+    """Compare losses, relative to the expected ones, as far as there are any."""
+    expected = expected[: len(got)]
+    worst = np.max(np.abs(got - expected) / np.abs(expected))
+    assert worst <= tolerance, f"{worst:.2e}: {got} against {expected}"

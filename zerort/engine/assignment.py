@@ -1,0 +1,58 @@
+"""`assign_values`: new values for the parameters of a unit, agreed on by all ranks. May import: comm, engine.*."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zerort.comm.agreement import expect_same, raise_together
+from zerort.engine.tensors import TensorSpec
+from zerort.engine.values import agree_on_values
+from zerort.errors import CallError, UnitStateError, ZerortError
+from zerort.typing import Array
+
+if TYPE_CHECKING:
+    from zerort.engine.runtime import Runtime
+    from zerort.engine.unit import Unit
+
+__all__ = ["assign_values"]
+
+
+def assign_values(rt: Runtime, unit: Unit, values: Mapping[str, Array], *, broadcast: bool) -> None:
+    """Set parameters of ``unit``; see `Unit.assign`. Every rank calls this."""
+    error: ZerortError | None = None
+    declared: dict[str, TensorSpec] = {}
+    try:
+        declared = _declare(unit, values)
+    except ZerortError as caught:
+        error = caught
+    raise_together(rt.world, error, name="assign")
+    expect_same(rt.world, [unit.name, list(declared)], what="what is assigned", error=CallError)
+    agreed = agree_on_values(rt, unit.name, declared, dict(values), broadcast=broadcast)
+    rt.wait_for_gathers()
+    rt.world.barrier(name="assign").wait()  # nobody reads what is about to change
+    for name, value in agreed.items():
+        home, full = unit.place_of(name)
+        for section in home.sections:
+            if full in section.names:
+                section.assign({full: value})
+    rt.world.barrier(name="assign").wait()  # all have written their parts
+
+
+def _declare(unit: Unit, values: Mapping[str, Array]) -> dict[str, TensorSpec]:
+    declared = {}
+    for name, value in values.items():
+        if name not in unit.names:
+            raise CallError(f"Expected one of {', '.join(map(repr, unit.names))} of unit {unit.name!r}; got {name!r}.")
+        home, full = unit.place_of(name)
+        if home.is_gathered:
+            raise UnitStateError(f"Expected unit {home.name!r} released before assign(), got it gathered.")
+        section = next(section for section in home.sections if full in section.names)
+        shape, dtype = section.layout.of(full).shape, section.layout.dtype
+        if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype.name != dtype:
+            got = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+            raise CallError(f"Expected {name!r} of unit {unit.name!r} as {dtype}{list(shape)}, got {got}.")
+        declared[name] = TensorSpec(shape, dtype)
+    return declared

@@ -1,0 +1,51 @@
+"""`agree_on_values`: parameters get the same values on every rank, or all raise. May import: comm, native, engine.*."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zerort import native
+from zerort.comm.agreement import gather_json
+from zerort.engine.tensors import TensorSpec
+from zerort.errors import CallError
+from zerort.native.dtypes import numpy_dtype
+from zerort.typing import Array
+
+if TYPE_CHECKING:
+    from zerort.engine.runtime import Runtime
+
+__all__ = ["agree_on_values"]
+
+
+def agree_on_values(
+    rt: Runtime, name: str, declared: Mapping[str, TensorSpec], values: dict[str, Array], *, broadcast: bool
+) -> dict[str, Array]:
+    """Return the values that every rank packs: the same on all of them, or rank 0's. Every rank calls this."""
+    if not broadcast:
+        checksum = 0
+        for value in values.values():
+            checksum = native.crc32c(np.ascontiguousarray(value).reshape(-1).view(np.uint8), checksum)
+        found = gather_json(rt.world, [sorted(values), checksum], name="initial values")
+        odd = next((rank for rank, one in enumerate(found) if one != found[0]), None)
+        if odd is not None:
+            raise CallError(
+                f"Expected the same initial values of unit {name!r} on every rank, got others on rank {odd} than on "
+                "rank 0. Seed all ranks alike, or pass broadcast=True to take rank 0's."
+            )
+        return values
+    sent: dict[str, Array] = {}
+    for local in _names_on_root(rt, values):
+        spec = declared[local]
+        given = values.get(local)
+        whole = np.zeros(spec.shape, numpy_dtype(spec.dtype)) if given is None else np.array(given, order="C")
+        rt.world.broadcast(whole.reshape(-1), name="initial values").wait()
+        sent[local] = whole
+    return sent
+
+
+def _names_on_root(rt: Runtime, values: Iterable[str]) -> list[str]:
+    found: list[str] = gather_json(rt.world, list(values), name="initial values")[0]
+    return found

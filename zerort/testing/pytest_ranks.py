@@ -1,0 +1,65 @@
+"""Ranks under pytest: a test that fails on one rank fails on all, and rank 0 tells the story.
+
+A ``conftest.py`` takes these in by name; ``python -m zerort.testing 1 2 3 4 8 -- tests/ranks`` then makes each size one
+mpirun of ``pytest --with-mpi``. May import: comm, config.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import signal
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+from zerort.comm.failure import abort_job_on_exception
+from zerort.config import GroupOptions
+
+__all__ = ["options", "pytest_configure", "pytest_runtest_makereport"]
+
+WORLD = MPI.COMM_WORLD
+NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115 (open until the process ends)
+atexit.register(NOWHERE.close)
+
+faulthandler.register(signal.SIGUSR1, all_threads=True)
+abort_job_on_exception()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: Any) -> None:
+    """Let rank 0 alone write: eight reports of one run help nobody; failures go through it."""
+    if WORLD.rank > 0:
+        config.pluginmanager.get_plugin("terminalreporter")._tw._file = NOWHERE
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]:
+    """Make a failure on any rank a failure on all."""
+    report = yield
+    stories = WORLD.allgather(report.longreprtext if report.failed else "")
+    failed = [f"-- rank {rank}\n{story}" for rank, story in enumerate(stories) if story]
+    if failed and not (report.failed and len(failed) == WORLD.size):
+        report.outcome = "failed"
+        report.longrepr = "\n".join(failed)
+    return report
+
+
+@pytest.fixture(scope="session")
+def options() -> Iterator[GroupOptions]:
+    """Slabs of a few pages, so that small arrays already need rounds; a timeout that a broken test soon reaches."""
+    # Not pytest's tmp_path: ranks that start at once trip over each other in cleaning up what older runs left.
+    with tempfile.TemporaryDirectory() as flights:
+        yield GroupOptions(
+            timeout=20.0,
+            staging_nbytes=64 * 1024,
+            exchange_nbytes=64 * 1024,
+            message_nbytes=16 * 1024,
+            eager_nbytes=32 * 1024,
+            flight_dir=flights,
+        )
