@@ -22,7 +22,7 @@ import numpy as np
 
 import zerort as zr
 import zerort_numpy as zn
-from training import PLANS, Screen, add_options, check_options, whole  # examples/training.py
+from common import PLANS, Screen, add_options, check_options, whole  # examples/common.py
 from zerort import checkpoint
 from zerort.workload import ByteModel, ByteText
 

@@ -23,7 +23,7 @@ from torch.nn import functional as fn
 
 import zerort as zr
 import zerort_torch as zt
-from training import PLANS, Screen, add_options, check_options, whole  # examples/training.py
+from common import PLANS, Screen, add_options, check_options, whole  # examples/common.py
 from zerort import checkpoint
 from zerort.workload import ByteText
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import zerort_torch as zt
-
 import zerort as zr
+import zerort_torch as zt
 from peers.work import ADAMW, Running, Work
 
 
