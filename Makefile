@@ -56,13 +56,14 @@ test-unit: $(VENV)/.dev ## Run tests that need no mpirun, and doctests
 	$(BIN)/python -m pytest -q --doctest-modules zerort
 
 test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashes, hosts, examples
-	$(BIN)/python -m pytest -q tests/jobs
+	$(BIN)/python -m pytest -q tests/jobs --ignore=tests/jobs/test_examples_torch.py
 
 test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 	$(BIN)/python -m zerort.testing $(SIZES) -- tests/ranks
 
-test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks
+test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks, and its examples
 	$(BIN)/python -m zerort.testing $(filter-out 8,$(SIZES)) -- tests/torch
+	$(BIN)/python -m pytest -q tests/jobs/test_examples_torch.py
 
 bench: $(VENV)/.installed ## Measure collectives against MPI, the optimizers, and training steps
 	$(BIN)/zerort bench collectives --ranks 2 --compare mpi
