@@ -31,8 +31,7 @@ import zerort as zr
 import zerort_numpy as zn
 from zerort import checkpoint
 from zerort.config import format_bytes
-from zerort.testing.byte_model import ByteModel
-from zerort.testing.byte_text import ByteText
+from zerort.workload import ByteModel, ByteText
 
 PLANS = {f"zero{stage}": zr.Plan.zero(stage) for stage in range(4)}
 SHARDS = 8  # with --deterministic a batch is always computed in eight parts, however many ranks share them

@@ -10,8 +10,9 @@
         block.reduce(gradients)                       # or write into block.gradients(): nothing is copied
         report = rt.step()
 
-A view that is used after its block raises `StaleViewError` and names the tensor. ``np.asarray(view)`` is the way to a
-plain array for those who look after its lifetime themselves. Imports zerort and NumPy only.
+A view that is used after its block raises `StaleViewError` and names the tensor. What NumPy reads without asking the
+array (``np.array(view)``, ``x[...] = view``, ``memoryview(view)``, pickling) is not caught, and ``np.asarray(view)`` is
+the way to a plain array for those who look after its lifetime themselves. Imports zerort and NumPy only.
 """
 
 from zerort_numpy.unit import NumpyUnit, register

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from zerort.buffer import Views
 from zerort.engine import Runtime, TensorSpec, Unit
-from zerort_numpy.view import Life, as_view
+from zerort_numpy.view import Life, View, as_view
 
 if TYPE_CHECKING:
     from zerort.engine.tensors import Frozen
@@ -43,6 +45,7 @@ class NumpyUnit:
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
+        self._filling = Life(unit.name)
 
     @property
     def name(self) -> str:
@@ -70,8 +73,12 @@ class NumpyUnit:
                 guarded.expire()
 
     def gradients(self) -> dict[str, Array]:
-        """Return arrays to write this micro-step's gradients into; then call `reduce()`. Nothing is copied."""
-        return self.unit.gradients()
+        """Return arrays to write this micro-step's gradients into; then call `reduce()`. Nothing is copied.
+
+        They end with that `reduce`: the memory serves other units then.
+        """
+        self._filling = Life(self.unit.name)
+        return {name: as_view(array, life=self._filling, name=name) for name, array in self.unit.gradients().items()}
 
     def contribute(self, name: str, gradient: Array) -> None:
         """Add one tensor's gradient; the unit is reduced when all of its tensors have theirs."""
@@ -79,7 +86,11 @@ class NumpyUnit:
 
     def reduce(self, gradients: Mapping[str, Array] | None = None) -> None:
         """Sum the gradients over the ranks while the caller computes on. See `zerort.engine.Unit.reduce`."""
-        self.unit.reduce(gradients)
+        plain = gradients
+        if isinstance(gradients, Mapping):
+            plain = {name: np.asarray(one) if isinstance(one, View) else one for name, one in gradients.items()}
+        self.unit.reduce(plain)
+        self._filling.over = True
 
     def __repr__(self) -> str:
         return f"Numpy{self.unit!r}"

@@ -51,16 +51,25 @@ class View(np.ndarray):
         out = kwargs.get("out")
         if out is not None:
             kwargs["out"] = tuple(_plain(one) for one in out)
-        return getattr(ufunc, method)(*[_plain(one) for one in inputs], **kwargs)
+        result = getattr(ufunc, method)(*[_plain(one) for one in inputs], **kwargs)
+        return result if out is None or len(out) != 1 else out[0]  # so that ``view += x`` stays a View
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Call a NumPy function with plain arrays."""
-        return function(*_plain_all(args), **_plain_all(kwargs))
+        """Call a NumPy function with plain arrays; what it returns of this memory is a View again."""
+        result = function(*_plain_all(args), **_plain_all(kwargs))
+        if isinstance(result, list):
+            return [_guard(one, self) for one in result]
+        return _guard(result, self)
 
     def __getitem__(self, index: Any) -> Any:
         """Return an element, a slice (a View) or a selection (a copy)."""
         _check(self)
         return super().__getitem__(_plain_all(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write, where the view is of something to be written: a gradient."""
+        _check(self)
+        np.asarray(self)[_plain_all(index)] = _plain(value)
 
     def __len__(self) -> int:
         _check(self)
@@ -84,6 +93,14 @@ def as_view(array: np.ndarray[Any, Any], *, life: Life, name: str) -> View:
     view = array.view(View)
     view._life, view._name = life, name
     return view
+
+
+def _guard(result: Any, view: View) -> Any:
+    """Return what shares memory with a view as a view of the same life."""
+    life = view._life
+    if life is None or type(result) is not np.ndarray or not np.may_share_memory(result, np.asarray(view)):
+        return result
+    return as_view(result, life=life, name=view._name)
 
 
 def _check(view: View) -> None:

@@ -10,9 +10,9 @@ from mpi4py import MPI
 import zerort as zr
 from zerort.comm import open_group
 from zerort.errors import PlanError
-from zerort.testing.byte_model import ByteModel
-from zerort.testing.byte_text import ByteText
-from zerort.testing.walk import Walk
+from zerort.workload.byte_model import ByteModel
+from zerort.workload.byte_text import ByteText
+from zerort.workload.walk import Walk
 
 WORLD = MPI.COMM_WORLD
 pytestmark = pytest.mark.mpi

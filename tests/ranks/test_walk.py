@@ -9,9 +9,9 @@ from mpi4py import MPI
 import zerort as zr
 from zerort.comm import Group, open_group
 from zerort.comm.bootstrap import best_transport
-from zerort.testing.byte_model import ByteModel
-from zerort.testing.byte_text import ByteText
-from zerort.testing.walk import Reference, Walk
+from zerort.workload.byte_model import ByteModel
+from zerort.workload.byte_text import ByteText
+from zerort.workload.walk import Reference, Walk
 
 WORLD = MPI.COMM_WORLD
 pytestmark = pytest.mark.mpi

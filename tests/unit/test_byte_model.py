@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from zerort import native
-from zerort.testing.byte_model import ByteModel
-from zerort.testing.byte_text import ByteText
+from zerort.workload.byte_model import ByteModel
+from zerort.workload.byte_text import ByteText
 
 SMALL = ByteModel(width=8, layers=2, context=7, heads=2)
 KINDS = [(unit, name) for unit in SMALL.units for name in SMALL.shapes(unit)]

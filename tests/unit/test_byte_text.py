@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from zerort.testing.byte_text import ByteText
+from zerort.workload.byte_text import ByteText
 
 TEXT = ByteText(rows=13, context=24, limit=50_000)
 

@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
         partition = Partition.build(layout.numel, group.size)
         mine = np.ones(partition.counts[group.rank], np.float32)
         values = [Value(kind=kind, layout=layout, partition=partition, mine=mine) for kind in ("parameter", "exp_avg")]
-        meta = {"loss_scale": 65536.0, "step": 120, "plan": "ZeRO-3", "optimizer": {"name": "adamw", "lr": 1e-3}}
+        meta = {"loss_scale": 65536.0, "updates": 120, "plan": "ZeRO-3", "optimizer": {"name": "adamw", "lr": 1e-3}}
         save(tmp_path / "c", group, values, meta=meta, progress={"epoch": group.rank})
 
     run_threads(3, body)
@@ -41,7 +41,7 @@ def test_inspect_shows_what_it_holds(path: Path, capsys: pytest.CaptureFixture[s
     out = capsys.readouterr().out
     lines = [line.split() for line in out.splitlines()]
     assert ["checkpoint", str(path)] in lines
-    assert ["step", "120"] in lines
+    assert ["updates", "120"] in lines
     assert ["plan", "ZeRO-3"] in lines
     assert ["optimizer", '{"name":', '"adamw",', '"lr":', "0.001}"] in lines
     assert ["loss_scale", "65536.0"] in lines
@@ -58,7 +58,7 @@ def test_inspect_shows_what_it_holds(path: Path, capsys: pytest.CaptureFixture[s
 def test_inspect_as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ckpt", "inspect", str(path), "--json", "--tensors"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["meta"]["step"] == 120
+    assert document["meta"]["updates"] == 120
     assert document["progress"] == [{"epoch": 0}, {"epoch": 1}, {"epoch": 2}]
     assert document["kinds"]["exp_avg"]["nbytes"] == 12004
     assert document["kinds"]["parameter"]["names"]["block0.w"]["shape"] == [100, 30]
@@ -120,7 +120,7 @@ def test_wrong_words_are_one_line_and_code_2(
 
 def test_a_damaged_manifest_is_code_1(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (path / "manifest.json").read_text()
-    (path / "manifest.json").write_text(text.replace('"step":120', '"step":121'))
+    (path / "manifest.json").write_text(text.replace('"updates":120', '"updates":121'))
     for verb in ("inspect", "verify"):
         assert main(["ckpt", verb, str(path)]) == 1
         assert "the manifest is damaged" in capsys.readouterr().err

@@ -42,7 +42,7 @@ def store(path: Path, dtypes: tuple[str, ...] = ("float32",), *, shapes=None, me
             partition = Partition.build(layout.numel, group.size)
             mine = buffer[partition.of(group.rank).slice]
             values.append(Value(kind="parameter", layout=layout, partition=partition, mine=mine))
-        save(path, group, values, meta={"step": 12} if meta is None else meta)
+        save(path, group, values, meta={"updates": 12} if meta is None else meta)
 
     run_threads(ranks, body)
     return tensors
@@ -59,7 +59,7 @@ def test_the_real_library_reads_every_tensor(tmp_path: Path) -> None:
         assert found[name].shape == tensor.shape
         assert found[name].tobytes() == tensor.tobytes()
     with safe_open(tmp_path / "m.safetensors", "np") as file:
-        assert file.metadata() == {"format": "np", "step": "12"}
+        assert file.metadata() == {"format": "np", "updates": "12"}
     assert sorted(os.listdir(tmp_path)) == ["c", "m.safetensors"]
 
 

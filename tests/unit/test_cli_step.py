@@ -16,8 +16,8 @@ from zerort.cli.steps import PARTS, FloorSteps, PlanSteps, Sample, TimedModel, t
 from zerort.comm import open_group
 from zerort.config import Plan
 from zerort.engine import open_runtime
-from zerort.testing.byte_text import ByteText
-from zerort.testing.walk import Walk
+from zerort.workload.byte_text import ByteText
+from zerort.workload.walk import Walk
 
 
 def sample(step: float, compute: float, **parts: float) -> Sample:

@@ -70,7 +70,7 @@ class GradientBucket:
         self._needed = needed
         self._slots = slots
         self._traffic = traffic
-        self._tree = TreeSum() if tree else None
+        self._tree = TreeSum(micro_steps, numel=layout.numel, dtype=self.dtype) if tree else None
         self._own = partition.of(group.rank).slice
         keep_whole = resident or micro_steps > 1 or tree or placement is not Placement.SHARDED
         self._resident = group.empty(layout.numel, self.dtype, name=name) if keep_whole else None
@@ -135,15 +135,18 @@ class GradientBucket:
         self._present.add(name)
 
     @property
-    def full(self) -> bool:
-        """Whether every tensor has had its gradient in this round."""
-        return len(self._present) == len(self.layout.extents)
+    def filling(self) -> bool:
+        """Whether gradients of a round that is not closed are here."""
+        return bool(self._present)
 
     def end_round(self) -> None:
         """Close this round: what has no gradient counts as zero. Nothing is communicated."""
         if self._slot is not None and self._resident is not None:  # written through views, beside the sum so far
-            self._find_nonfinite(self._apart())
-            native.add_into(self._resident, self._apart())
+            apart = self._apart()
+            for gap in self._gaps:  # the slot may hold another bucket's gradients there
+                apart[gap] = 0
+            self._find_nonfinite(apart)
+            native.add_into(self._resident, apart)
             self._slot.release()
             self._slot = None
         elif not self._sums_rounds():

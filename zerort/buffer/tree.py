@@ -16,6 +16,7 @@ addition is not associative, so any other grouping would give other bits. May im
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,16 +32,26 @@ __all__ = ["TreeSum", "sum_pairwise", "tree_all_reduce", "tree_reduce_scatter"]
 class TreeSum:
     """Adds arrays that come one after the other, as the tree wants it, with one array per level in hand.
 
-    >>> total = TreeSum()
+    Args:
+        leaves: How many will come.
+        numel: Elements of each.
+        dtype: Of each.
+
+    >>> total = TreeSum(3, numel=1, dtype=np.dtype(float))
     >>> for leaf in (1.0, 2.0, 4.0):
     ...     total.add(np.array([leaf]))
     >>> total.result()
     array([7.])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, leaves: int, *, numel: int, dtype: np.dtype[Any]) -> None:
         self._nodes: list[tuple[int, Array]] = []  # (level, sum), the largest subtree first
-        self._spare: list[Array] = []
+        self._spare: list[Array] = [np.empty(numel, dtype) for _ in range(self.depth(leaves))]
+
+    @staticmethod
+    def depth(leaves: int) -> int:
+        """Return how many arrays are in hand at most."""
+        return leaves.bit_length()
 
     @property
     def empty(self) -> bool:
@@ -49,7 +60,7 @@ class TreeSum:
 
     def add(self, leaf: Array) -> None:
         """Add the next leaf. It is copied, so the caller may reuse its memory."""
-        node = self._spare.pop() if self._spare else np.empty_like(leaf)
+        node = self._spare.pop()
         node[:] = leaf
         level = 0
         while self._nodes and self._nodes[-1][0] == level:

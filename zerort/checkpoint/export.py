@@ -100,8 +100,8 @@ def _dtype_of(tensor: StoredTensor, wanted: str | None) -> str:
 
 
 def _metadata(manifest: Manifest) -> dict[str, str]:
-    step = manifest.meta.get("step")
-    return {"format": "np"} | ({} if step is None else {"step": str(step)})
+    updates = manifest.meta.get("updates")
+    return {"format": "np"} | ({} if updates is None else {"updates": str(updates)})
 
 
 def _blocks(

@@ -190,11 +190,11 @@ class _Save:
         except (CheckpointError, CallError, OSError, MemoryError):
             # All ranks agreed that this save failed, or this one cannot go on: none of them will commit it. After a
             # group's own failure they may not agree; then the files stay, and the next save deletes them.
-            if file is not None:
+            # Rank 0 deletes the others' files, too: its directory must be empty before it can go.
+            for doomed in [os.path.join(self._path, one.name) for one in files] if group.rank == 0 else [name]:
                 with contextlib.suppress(OSError):
-                    os.unlink(name)
-            if group.rank == 0:
-                self._unmake()
+                    os.unlink(doomed)
+            self._unmake()
             raise
         finally:
             if file is not None:

@@ -31,9 +31,9 @@ from zerort.config import Plan, format_bytes
 from zerort.engine import open_runtime
 from zerort.errors import CallError
 from zerort.optim import AdamW
-from zerort.testing.byte_text import ByteText
-from zerort.testing.walk import Walk
 from zerort.trace.files import write_json
+from zerort.workload.byte_text import ByteText
+from zerort.workload.walk import Walk
 
 __all__ = ["run_step"]
 

@@ -162,7 +162,7 @@ def _head(path: str, manifest: Manifest) -> Iterator[str]:
         "checkpoint": os.path.abspath(path),
         "created": f"{manifest.created} by zerort {manifest.zerort} (format {manifest.format})",
     }
-    known = [key for key in ("step", "plan", "optimizer") if key in manifest.meta]
+    known = [key for key in ("updates", "plan", "optimizer") if key in manifest.meta]
     for key in (*known, *(key for key in manifest.meta if key not in known)):
         value = manifest.meta[key]
         text = value if isinstance(value, str) else json.dumps(value)

@@ -19,10 +19,10 @@ from typing import Final, Protocol
 
 from zerort import trace
 from zerort.native.dtypes import numpy_dtype
-from zerort.testing.byte_model import ByteModel, Grads, Params, Saved
-from zerort.testing.byte_text import ByteText
-from zerort.testing.walk import Walk
 from zerort.typing import Array
+from zerort.workload.byte_model import ByteModel, Grads, Params, Saved
+from zerort.workload.byte_text import ByteText
+from zerort.workload.walk import Walk
 
 __all__ = ["PARTS", "Contender", "FloorSteps", "PlanSteps", "Sample", "TimedModel", "time_block"]
 

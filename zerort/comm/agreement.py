@@ -74,7 +74,28 @@ def expect_same(group: Group, value: Any, *, what: str, error: type[Exception] =
     values = gather_json(group, value, name=f"same {what}"[:60])
     odd = next((rank for rank, one in enumerate(values) if one != values[0]), None)
     if odd is not None:
+        path, left, right = _first_difference(values[0], values[odd])
         raise error(
-            f"Expected {what} to be the same on every rank, got {values[0]!r} on rank 0 and {values[odd]!r} on rank "
-            f"{odd}. Every rank runs the same program with the same options."
+            f"Expected {what} to be the same on every rank, got {path}{left} on rank 0 and {right} on rank {odd}. "
+            "Every rank runs the same program with the same options."
         )
+
+
+def _first_difference(left: Any, right: Any, path: str = "") -> tuple[str, str, str]:
+    """Return where two JSON values differ first, and what stands there in each."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        for key in {**left, **right}:
+            if key not in left or key not in right:
+                here, there = ("nothing" if key not in one else _short(one[key]) for one in (left, right))
+                return f"{path}{key}: ", here, there
+            if left[key] != right[key]:
+                return _first_difference(left[key], right[key], f"{path}{key}: ")
+    if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        at = next(index for index, pair in enumerate(zip(left, right, strict=True)) if pair[0] != pair[1])
+        return _first_difference(left[at], right[at], path)
+    return path, _short(left), _short(right)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -67,6 +67,7 @@ class Group:
         self._transport = transport
         self._options = transport.options
         self._calls = Launcher(transport)
+        self._pid = os.getpid()
         self._closed = False
         self._parent: Group | None = None
         self._children: list[Group] = []
@@ -311,7 +312,7 @@ class Group:
 
     def close(self) -> None:
         """Finish what was submitted and leave the group. Closing twice is fine; other ranks need not close at once."""
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:  # a forked child must not leave in its parent's name
             return
         self._closed = True
         _open_groups.discard(self)

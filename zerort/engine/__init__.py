@@ -11,6 +11,7 @@
     prefetch.py       which unit comes next
     snapshot.py       what a checkpoint holds
     attachment.py     what a binding hangs on a runtime
+    forecast.py       how many bytes a plan will take, from shapes alone
     mesh.py           which ranks share shards, and which hold copies
     report.py  ledger.py  options.py  tensors.py      what is told, counted, decided, registered
 

@@ -6,12 +6,14 @@ weights included: `Runtime.memory` counts the arrays and finds the same. May imp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from zerort.buffer import TreeSum
 from zerort.config import Plan
 from zerort.engine.registration import Division, divide
 from zerort.engine.report import MemoryReport
-from zerort.engine.tensors import Frozen, TensorSpec, is_frozen
+from zerort.engine.section import BLOCK
+from zerort.engine.tensors import Frozen, TensorSpec, full_name, is_frozen
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.layout.flat import ALIGNMENT
 from zerort.optim import Optimizer, ParameterGroup, resolve
@@ -31,7 +33,8 @@ def forecast(
     weights: Sequence[float] | None = None,
     gradient_dtype: str | None = None,
     micro_steps: int = 1,
-    alignment: int = ALIGNMENT,
+    virtual_shards: int | None = None,
+    lenders: Collection[str] = (),
 ) -> MemoryReport:
     """Return the bytes that ``rank`` of ``size`` will hold at rest.
 
@@ -46,12 +49,16 @@ def forecast(
         weights: How much of every shard each rank takes.
         gradient_dtype: What gradients are summed in; None: the parameter's dtype.
         micro_steps: Calls of reduce that are summed before anything is communicated.
-        alignment: Elements; where shards may start.
+        virtual_shards: Micro-batches of a step in deterministic mode.
+        lenders: Units that others are tied to.
     """
     parameter = gradient = state = 0
+    alignment, copies = ALIGNMENT, 1  # copies: whole gradients, where whole ones are kept
+    if virtual_shards is not None:
+        alignment, copies = BLOCK, 2 + TreeSum.depth(virtual_shards // size)
     for name, tensors in units.items():
-        full = {f"{name}.{local}": spec for local, spec in tensors.items()}
-        cold = {f"{name}.{local}" for local in tensors if is_frozen(frozen, local)}
+        full = {full_name(name, local): spec for local, spec in tensors.items()}
+        cold = {full_name(name, local) for local in tensors if is_frozen(frozen, local)}
         for part in divide(
             full, frozen=cold.__contains__, resolve=lambda one, shape: resolve(optimizer, groups, one, shape)
         ):
@@ -61,8 +68,8 @@ def forecast(
             parameter += itemsize(part.dtype) * (mine if _is_sharded(plan, "parameter") else layout.numel)
             if part.optimizers is None:
                 continue
-            keeps_shard = _is_sharded(plan, "gradient") and micro_steps == 1
-            gradient += itemsize(gradient_dtype or part.dtype) * (mine if keeps_shard else layout.numel)
+            whole = micro_steps > 1 or copies > 1 or name in lenders or not _is_sharded(plan, "gradient")
+            gradient += itemsize(gradient_dtype or part.dtype) * (copies * layout.numel if whole else mine)
             state += _state_nbytes(part, layout, partition, rank=rank, whole=not _is_sharded(plan, "state"))
     return MemoryReport(parameter=parameter, gradient=gradient, state=state, buckets=0)
 

@@ -12,7 +12,7 @@ from zerort.config import Plan, Tier
 from zerort.engine.mesh import Mesh, mesh
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.runtime import Runtime
-from zerort.errors import CallError, PlanError, ZerortError
+from zerort.errors import CallError, PlanError
 from zerort.optim import AdamW, ElementwiseOptimizer, Optimizer, ParameterGroup
 
 __all__ = ["open_runtime"]
@@ -47,7 +47,7 @@ def open_runtime(
         runtime, error = None, None
         try:
             runtime = _prepare(ranks, plan, optimizer, groups, options)
-        except (ZerortError, TypeError) as caught:
+        except Exception as caught:
             error = caught
         raise_together(ranks.world, error, name="open")
         assert runtime is not None
@@ -111,8 +111,7 @@ def _check_deterministic(ranks: Mesh, optimizer: Optimizer, settings: RuntimeOpt
     if shards % size or (size > 1 and each & (each - 1)):
         raise PlanError(
             f"Expected virtual_shards to be the number of ranks ({size}) times a power of two, got {shards}. Only then "
-            f"is what a rank sums a node of the tree. Use {size * max(1, 1 << (each.bit_length() - 1))}, say, or other "
-            "ranks."
+            f"is what a rank sums a node of the tree. Use {size << max(0, each.bit_length() - 1)}, say, or other ranks."
         )
     if ranks.replicate is not None:
         raise PlanError("Expected one copy of the model in deterministic mode, got several. Use replicate=1.")

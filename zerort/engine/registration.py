@@ -21,7 +21,7 @@ from zerort.engine.section import Section
 from zerort.engine.tensors import TRAINABLE, Frozen, TensorSpec, declare, full_name, is_frozen
 from zerort.engine.unit import Unit
 from zerort.engine.values import agree_on_values
-from zerort.errors import CallError, ZerortError
+from zerort.errors import CallError, UnitStateError
 from zerort.optim import Optimizer, resolve
 from zerort.typing import Array
 
@@ -86,22 +86,25 @@ def register_unit(
     broadcast: bool,
 ) -> Unit:
     """Make a unit; see `Runtime.register`. Every rank calls this."""
-    error: ZerortError | None = None
+    error: Exception | None = None
     declared: dict[str, TensorSpec] = {}
     aliases: dict[str, str] = {}
+    cold: set[str] = set()
     try:
         _check_name(rt, name)
         declared = declare(name, params)
-        _check_ties(rt, name, declared, ties)
-        _check_trainable(name, declared, frozen)
+        cold = {local for local in declared if is_frozen(frozen, local)}
         aliases = _aliases(params)
-    except ZerortError as caught:
+        _check_full_names(rt, name, declared)
+        _check_ties(rt, name, declared, ties)
+        _check_trainable(rt, name, declared, cold, aliases)
+    except Exception as caught:  # also what a callable of the user's raises
         error = caught
     raise_together(rt.world, error, name="register")
     facts = {
         "unit": name,
         "tensors": {local: [list(spec.shape), spec.dtype] for local, spec in declared.items()},
-        "frozen": [local for local in declared if is_frozen(frozen, local)],
+        "frozen": sorted(cold),
         "tied": [sorted(aliases.items()), sorted((local, unit.name, other) for local, (unit, other) in ties.items())],
     }
     expect_same(rt.world, facts, what=f"what is registered as {name!r}"[:60], error=CallError)
@@ -110,7 +113,6 @@ def register_unit(
     values = agree_on_values(rt, name, declared, values, broadcast=broadcast)
 
     own = {full_name(name, local): spec for local, spec in declared.items() if local not in aliases}
-    cold = {full_name(name, local) for local in declared if is_frozen(frozen, local)}
     rt.drop_prefetched()
     sections = tuple(
         Section(
@@ -120,7 +122,9 @@ def register_unit(
             setup=rt.setup,
         )
         for part in divide(
-            own, frozen=cold.__contains__, resolve=lambda full, shape: resolve(rt.optimizer, rt.groups, full, shape)
+            own,
+            frozen={full_name(name, local) for local in cold}.__contains__,
+            resolve=lambda full, shape: resolve(rt.optimizer, rt.groups, full, shape),
         )
     )
     for section in sections:
@@ -134,6 +138,7 @@ def register_unit(
         places[local] = unit.place_of(other)
     made = Unit(rt, name, sections=sections, places=places)
     _reserve_slots(rt, made)
+    made.join_lenders()
     rt.world.barrier(name="register").wait()  # all have written their parts
     return made
 
@@ -145,20 +150,48 @@ def _check_name(rt: Runtime, name: object) -> None:
         raise CallError(f"Expected a new name for a unit, got {name!r}, which is registered. Choose another.")
 
 
+def _check_full_names(rt: Runtime, name: str, declared: Mapping[str, TensorSpec]) -> None:
+    taken = {full: unit.name for unit in rt.units.values() for section in unit.sections for full in section.names}
+    for local in declared:
+        full = full_name(name, local)
+        other = taken.get(full)
+        if other is not None:
+            raise CallError(
+                f"Expected full names of their own for all parameters, got {full!r} of units {name!r} and "
+                f"{other!r}. Rename one of them."
+            )
+
+
 def _check_ties(rt: Runtime, name: str, declared: Mapping[str, TensorSpec], ties: Ties) -> None:
     for local, (unit, other) in ties.items():
         if local in declared:
             raise CallError(f"Expected {local!r} of unit {name!r} either in params or in ties, got both.")
         if rt.units.get(unit.name) is not unit or other not in unit.names:
             raise CallError(f"Expected to tie {local!r} to a parameter of a unit of this runtime, got {other!r}.")
+        if unit.has_gradients:
+            raise UnitStateError(f"Expected to tie to unit {unit.name!r} before its first gradient of a step.")
 
 
-def _check_trainable(name: str, declared: Mapping[str, TensorSpec], frozen: Frozen) -> None:
+def _check_trainable(
+    rt: Runtime, name: str, declared: Mapping[str, TensorSpec], cold: set[str], aliases: Mapping[str, str]
+) -> None:
+    wanted = rt.options.gradient_dtype
     for local, spec in declared.items():
-        if spec.dtype not in TRAINABLE and not is_frozen(frozen, local):
+        if local in aliases and (local in cold) != (aliases[local] in cold):
+            raise CallError(
+                f"Expected {local!r} and {aliases[local]!r} of unit {name!r}, which are one array, both frozen or both "
+                "trainable. Name both in frozen=."
+            )
+        if local in cold:
+            continue
+        if spec.dtype not in TRAINABLE:
             raise CallError(
                 f"Expected {local!r} of unit {name!r} in one of {', '.join(TRAINABLE)}, got {spec.dtype}. Convert it: "
                 f"array.astype('float32'); or register it as frozen=[{local!r}]."
+            )
+        if wanted not in (None, spec.dtype, "float32") and spec.dtype != "float32":
+            raise CallError(
+                f"Expected gradient_dtype to be {spec.dtype} or float32 for {local!r} of unit {name!r}, got {wanted}."
             )
 
 

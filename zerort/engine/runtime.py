@@ -11,17 +11,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from zerort import checkpoint, native
+from zerort import checkpoint
 from zerort.buffer import Slots
 from zerort.comm import Group
-from zerort.comm.agreement import gather_json, raise_together
+from zerort.comm.agreement import raise_together
 from zerort.config import Plan
 from zerort.engine import snapshot
 from zerort.engine.attachment import Attachment
@@ -31,13 +30,13 @@ from zerort.engine.options import RuntimeOptions
 from zerort.engine.prefetch import GatherOrder
 from zerort.engine.registration import register_unit
 from zerort.engine.report import MemoryReport, StepReport
-from zerort.engine.section import Section, SectionSetup
+from zerort.engine.section import BLOCK, Section, SectionSetup
 from zerort.engine.snapshot import Restored
 from zerort.engine.step import take_step
 from zerort.engine.tensors import Frozen, TensorSpec
 from zerort.engine.unit import Unit
 from zerort.errors import ClosedError, ZerortError
-from zerort.layout import Collective, Placement, transition
+from zerort.layout import Placement
 from zerort.layout.flat import ALIGNMENT
 from zerort.optim import LossScale, LossScaler, Optimizer, ParameterGroup, unmatched
 from zerort.typing import Array
@@ -45,10 +44,7 @@ from zerort.typing import Array
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["BLOCK", "Runtime"]
-
-BLOCK = 1024
-"""Elements. In deterministic mode norms are summed over blocks of this size, and no block is cut between ranks."""
+__all__ = ["Runtime"]
 
 
 class Runtime:
@@ -105,6 +101,8 @@ class Runtime:
             allocate=lambda nbytes: shard.empty(nbytes, "uint8", name="bucket"),
             free=shard.forget,
         )
+        self.norm_block = BLOCK if options.deterministic else None
+        """Elements over which squares are summed before the sums meet those of other ranks; None: all of a shard."""
         self._order = GatherOrder(ahead=options.prefetch)
         self._expected: list[str] = []
         self.setup = SectionSetup(
@@ -215,26 +213,24 @@ class Runtime:
 
         Args:
             path: A directory that all ranks see.
-            progress: What this rank needs to go on: data position, RNG state; whatever JSON can carry.
+            progress: What this rank needs to go on, as JSON can carry it: the position in the data, a generator's
+                ``rng.bit_generator.state``. `load` gives it back.
 
         Returns:
             The directory.
         """
         self.check_open("save")
-        error: Exception | None = None
+        where, error = None, None
         try:
-            progress = checkpoint.as_json(progress, what="progress")
-        except ZerortError as caught:
+            where, progress = Path(path), checkpoint.as_json(progress, what="progress")
+        except Exception as caught:
             error = caught
         raise_together(self.world, error, name="save")
-        meta = snapshot.meta_of(self) | {"progress": gather_json(self.world, progress, name="progress")}
-        if self.mesh.copy == 0:
-            try:
-                checkpoint.save(path, self.mesh.shard, list(snapshot.values_of(self)), meta=meta)
-            except ZerortError as caught:
-                error = caught
-        raise_together(self.world, error, name="save")
-        return Path(path)
+        assert where is not None
+        self.wait_for_gathers()
+        values = [snapshot.over_world(self, value) for value in snapshot.values_of(self)]
+        checkpoint.save(where, self.world, values, meta=snapshot.meta_of(self), progress=progress)
+        return where
 
     def load(self, path: str | Path, *, optimizer: bool = True, strict: bool = True) -> Restored:
         """Read a checkpoint, of any number of ranks and any plan, into the registered units.
@@ -251,20 +247,25 @@ class Runtime:
         manifest, error = None, None
         try:
             manifest = checkpoint.read_manifest(path)
-            if optimizer:
-                snapshot.check_optimizer(self, manifest)
-        except ZerortError as caught:
+            snapshot.check_loadable(self, manifest, optimizer=optimizer)
+        except Exception as caught:
             error = caught
         raise_together(self.world, error, name="load")
         assert manifest is not None
+        self.discard_gradients()
+        self.wait_for_gathers()
         values = list(snapshot.values_of(self, optimizer=optimizer))
-        checkpoint.load(path, self.mesh.shard, values, manifest=manifest, strict=strict)
+        try:
+            checkpoint.load(path, self.mesh.shard, values, manifest=manifest, strict=strict)
+        except Exception as caught:
+            error = caught
+        raise_together(self.world, error, name="load")  # the other copies read for themselves
         snapshot.spread_loaded(self, optimizer=optimizer)
         if optimizer:
             snapshot.restore_meta(self, manifest)
-        every = tuple(manifest.meta.get("progress", [None]))
+        every = tuple(manifest.progress)
         mine = every[self.rank] if self.rank < len(every) else every[0]
-        return Restored(updates=int(manifest.meta["updates"]), progress=mine, every_progress=every)
+        return Restored(updates=snapshot.updates_of(manifest), progress=mine, every_progress=every)
 
     def memory(self) -> MemoryReport:
         """Return how many bytes this rank holds, counted from its arrays."""
@@ -283,15 +284,18 @@ class Runtime:
         if self._closed:
             return
         self._closed = True
-        self.wait_for_reductions()
-        self.wait_for_gathers()
-        for unit in self.units.values():
-            unit.close()
-        self.gather_slots.close()
-        self.bucket_slots.close()
-        self.units.clear()
-        self.attachments.clear()
-        self.mesh.close()
+        try:
+            with contextlib.suppress(ZerortError):  # it was raised where it belonged, or nobody asked
+                self.wait_for_reductions()
+                self.wait_for_gathers()
+            for unit in self.units.values():
+                unit.close()
+            self.gather_slots.close()
+            self.bucket_slots.close()
+        finally:
+            self.units.clear()
+            self.attachments.clear()
+            self.mesh.close()
 
     def _warn_of_unmatched_groups(self) -> None:
         shapes = {e.name: e.shape for section in self.trained_sections() for e in section.layout.extents}
@@ -355,52 +359,17 @@ class Runtime:
         self.drop_prefetched()
         self._order.end_step()
 
-    def publish(self, sections: Sequence[Section]) -> None:
-        """Let every rank see what all of them have written. Every rank calls this."""
-        if transition(self.plan.state.placement, to=self.plan.parameter.placement) is Collective.ALL_GATHER:
-            for section in sections:
-                section.parameters.changed()
-                section.parameters.restore()  # travels while the next step begins; its first gather waits for it
-        elif self.plan.parameter.placement is Placement.SHARDED and self.mesh.shard.one_memory:
-            self.mesh.shard.barrier(name="publish").wait()  # one for all units: their gathers need none any more
-
     def sum_over_shards(self, values: Array) -> Array:
         """Return the sum of every rank's ``values``, if ranks hold different parts of the state."""
         if self.plan.state.placement is Placement.REPLICATED:
             return values
         return self.mesh.shard.all_reduce(values, name="statistics").wait()
 
-    @property
-    def norm_block(self) -> int | None:
-        """Elements over which squares are summed before the sums meet those of other ranks; None: all of a shard."""
-        return BLOCK if self.options.deterministic else None
-
-    def sums_of(self, section: Section, rank: int) -> int:
-        """Return how many sums of squares ``rank`` has for ``section``."""
-        count = section.partition.counts[rank]
-        return 1 if self.norm_block is None else -(-count // self.norm_block)
-
-    def settle_loss_scale(self, *, overflow: bool) -> None:
-        """Adapt the loss scale to what this step's gradients were."""
-        if self.scaler is not None:
-            self.scaler.update(overflow)
-
-    def digest(self) -> str:
-        """Return a checksum of all parameters, the same for any number of ranks and any plan. Every rank calls this."""
-        sections = [section for unit in self.units.values() for section in unit.sections]
-        mine = [[native.crc32c(s.parameters.mine.view(np.uint8)), s.parameters.mine.nbytes] for s in sections]
-        total = 0
-        everyone = gather_json(self.mesh.shard, mine, name="digest")
-        for index in range(len(sections)):
-            for rank in everyone:
-                value, nbytes = rank[index]
-                total = native.crc32c_combine(total, value, nbytes)
-        return f"{total:08x}"
-
-    def complain(self, error: ZerortError) -> None:
+    def complain(self, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on as they do, and why."""
-        if self.size > 1 and not isinstance(error, ClosedError):
-            self.mesh.shard.complain(str(error))
+        if not isinstance(error, ClosedError):
+            for group in dict.fromkeys((self.mesh.shard, self.world)):
+                group.complain(str(error))
 
     def check_open(self, verb: str) -> None:
         """Raise if the runtime is closed."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,7 +26,10 @@ from zerort.native.dtypes import numpy_dtype
 from zerort.optim import Optimizer
 from zerort.typing import Array
 
-__all__ = ["Section", "SectionSetup"]
+__all__ = ["BLOCK", "Section", "SectionSetup"]
+
+BLOCK: Final = 1024
+"""Elements. In deterministic mode norms are summed over blocks of this size, and no block is cut between ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

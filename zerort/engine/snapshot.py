@@ -2,7 +2,7 @@
 
     parameter          float32 master weights where there are any, else the parameters themselves
     exp_avg, row …     every kind of optimizer state
-    meta               updates, each tensor's own count, loss scale, optimizer and plan, the ranks' progress
+    meta               updates, each tensor's own count, loss scale, optimizer and plan
 
 Any plan and any number of ranks can read it: values are stored by tensor name. May import: checkpoint, comm, engine.*.
 """
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerort.checkpoint import Manifest, Value
 from zerort.engine.section import Section
-from zerort.errors import CheckpointError
-from zerort.layout import Placement
+from zerort.errors import CheckpointError, UnitStateError
+from zerort.layout import Partition, Placement
 
 if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
@@ -49,6 +49,13 @@ def values_of(rt: Runtime, *, optimizer: bool = True) -> Iterator[Value]:
                     yield Value(kind=kind, layout=kept.layout, partition=kept.partition, mine=kept.of_rank(rank))
 
 
+def over_world(rt: Runtime, value: Value) -> Value:
+    """Return a value as all ranks save it together: the first copy of the model has all of it, the others nothing."""
+    nothing = [0] * (rt.world.size - rt.mesh.shard.size)
+    mine = value.mine if rt.mesh.copy == 0 else value.mine[:0]
+    return replace(value, partition=Partition.of_counts([*value.partition.counts, *nothing]), mine=mine)
+
+
 def _parameters_of(section: Section, rank: int) -> Value:
     state = section.state
     if state is None or state.master is None:
@@ -68,14 +75,22 @@ def meta_of(rt: Runtime) -> dict[str, Any]:
         "loss_scale": rt.scaler.state() if rt.scaler is not None else None,
         "optimizer": rt.optimizer.describe(),
         "plan": str(rt.plan),
-        "ranks": rt.world.size,
     }
 
 
-def check_optimizer(rt: Runtime, manifest: Manifest) -> None:
-    """Refuse a checkpoint whose state belongs to another optimizer."""
-    found = manifest.meta.get("optimizer", {}).get("kind")
-    if found != rt.optimizer.kind:
+def updates_of(manifest: Manifest) -> int:
+    """Return how many updates were done when the checkpoint was written."""
+    return int(manifest.meta.get("updates", 0))
+
+
+def check_loadable(rt: Runtime, manifest: Manifest, *, optimizer: bool) -> None:
+    """Refuse to load over units in use, or the state of another optimizer."""
+    held = [unit.name for unit in rt.units.values() if unit.is_gathered]
+    if held:
+        raise UnitStateError(f"Expected all units released before load(), got {', '.join(held)} gathered.")
+    described = manifest.meta.get("optimizer")
+    found = described.get("kind") if isinstance(described, dict) else None
+    if optimizer and found != rt.optimizer.kind:
         raise CheckpointError(
             f"Expected a checkpoint with the state of {rt.optimizer.kind}, got one of {found}. Open the runtime with "
             "that optimizer, or take the parameters alone: rt.load(path, optimizer=False)."
@@ -85,7 +100,7 @@ def check_optimizer(rt: Runtime, manifest: Manifest) -> None:
 def restore_meta(rt: Runtime, manifest: Manifest) -> None:
     """Take the numbers over."""
     meta = manifest.meta
-    rt.updates = int(meta["updates"])
+    rt.updates = updates_of(manifest)
     for section in rt.trained_sections():
         assert section.state is not None
         for name in section.state.steps:

@@ -39,6 +39,10 @@ class Kept:
     whole: bool
     """Whether every rank holds all of it."""
 
+    def has(self, name: str) -> bool:
+        """Say whether a tensor has this kind of state."""
+        return any(extent.name == name for extent in self.layout.extents)
+
     def of_rank(self, rank: int) -> Array:
         """Return ``rank``'s range of the array, where this rank holds it."""
         return self.array[self.partition.of(rank).slice] if self.whole else self.array
@@ -102,6 +106,11 @@ class OptimizerState:
         return shape
 
     @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers of its tensors, each once, in the same order on every rank."""
+        return list({id(one): one for one in self._optimizers.values()}.values())
+
+    @property
     def nbytes(self) -> int:
         """Bytes that this rank holds."""
         held = sum(kept.array.nbytes for kept in self.kept.values())
@@ -115,7 +124,7 @@ class OptimizerState:
         grad: Array,
         *,
         present: set[str],
-        update: int,
+        rates: Mapping[int, float],
         grad_scale: float,
         sum_over_ranks: SumOverRanks,
     ) -> None:
@@ -125,55 +134,58 @@ class OptimizerState:
             param: The owned range of the parameters, in the layout's dtype.
             grad: The owned range of the summed gradient.
             present: Tensors that have a gradient; the same on every rank.
-            update: Which update this is, counted from 1.
+            rates: The learning rate of every optimizer, by its `id`.
             grad_scale: What gradients are multiplied by first.
             sum_over_ranks: Sums small float64 arrays over the ranks, for optimizers that look at whole tensors.
         """
         for name in present:
             self.steps[name] += 1
         target, copy_out = (param, None) if self.master is None else (self.master, param)
-        for optimizer in {id(one): one for one in self._optimizers.values()}.values():
+        for optimizer in self.optimizers:
             if isinstance(optimizer, TensorOptimizer):
                 parts = [
-                    self._part(name, optimizer, target, grad, copy_out, update, grad_scale)
+                    self._part(name, rates[id(optimizer)], target, grad, copy_out, grad_scale)
                     for name in self.steps
                     if name in present and self._optimizers[name] is optimizer
                 ]
                 _drive(optimizer, parts, sum_over_ranks)
-        for optimizer, step, run in self._runs(present):
-            if not isinstance(optimizer, ElementwiseOptimizer):
-                continue
-            optimizer.update_(
-                target[run],
-                grad[run],
-                {name: kept.array[run] for name, kept in self.kept.items()},
-                lr=optimizer.lr_at(update),
-                step=step,
-                grad_scale=grad_scale,
-                copy_out=None if copy_out is None else copy_out[run],
-            )
+        for optimizer, step, run, state in self._runs(present):
+            if isinstance(optimizer, ElementwiseOptimizer):
+                optimizer.update_(
+                    target[run],
+                    grad[run],
+                    state,
+                    lr=rates[id(optimizer)],
+                    step=step,
+                    grad_scale=grad_scale,
+                    copy_out=None if copy_out is None else copy_out[run],
+                )
 
-    def _runs(self, present: set[str]) -> Iterator[tuple[Optimizer, int, slice]]:
-        """Yield stretches of the owned range that one kernel call can update: (optimizer, step, where)."""
+    def _runs(self, present: set[str]) -> Iterator[tuple[Optimizer, int, slice, dict[str, Array]]]:
+        """Yield stretches of the owned range that one kernel call can update: (optimizer, step, where, state)."""
+        # State that only some tensors have lies without gaps for the others: then each tensor is a stretch of its own.
+        alike = all(len(kept.layout.extents) == len(self.layout.extents) for kept in self.kept.values())
 
-        def settings(overlap: Overlap) -> tuple[bool, int, int]:
+        def settings(overlap: Overlap) -> tuple[bool, int, int, str]:
             name = overlap.extent.name
-            return name in present, id(self._optimizers[name]), self.steps[name]
+            return name in present, id(self._optimizers[name]), self.steps[name], "" if alike else name
 
         overlaps = self.layout.overlaps(self.owned.first, self.owned.last)
-        for (here, _, step), group in groupby(overlaps, key=settings):
+        for (here, _, step, _), group in groupby(overlaps, key=settings):
             if here:
-                run = list(group)
-                yield self._optimizers[run[0].extent.name], step, slice(run[0].in_range.start, run[-1].in_range.stop)
+                stretch = list(group)
+                name = stretch[0].extent.name
+                run = slice(stretch[0].in_range.start, stretch[-1].in_range.stop)
+                state = {kind: kept.array[run] for kind, kept in self.kept.items()} if alike else self._states_of(name)
+                yield self._optimizers[name], step, run, state
 
     def _part(
         self,
         name: str,
-        optimizer: Optimizer,
+        rate: float,
         target: Array,
         grad: Array,
         copy_out: Array | None,
-        update: int,
         grad_scale: float,
     ) -> TensorPart:
         extent = self.layout.of(name)
@@ -182,19 +194,22 @@ class OptimizerState:
             here, first = slice(0, 0), extent.offset  # nothing of it is here
         else:
             here = slice(first - self.owned.first, last - self.owned.first)
-        state = {kind: self._state_of(kept, name) for kind, kept in self.kept.items() if name in _names(kept.layout)}
         return TensorPart(
             name=name,
             shape=extent.shape,
             first=first - extent.offset,
             param=target[here],
             grad=grad[here],
-            state=state,
-            lr=optimizer.lr_at(update),
+            state=self._states_of(name),
+            lr=rate,
             step=self.steps[name],
             grad_scale=grad_scale,
             copy_out=None if copy_out is None else copy_out[here],
         )
+
+    def _states_of(self, name: str) -> dict[str, Array]:
+        """Return one tensor's part of every kind of state that it has."""
+        return {kind: self._state_of(kept, name) for kind, kept in self.kept.items() if kept.has(name)}
 
     def _state_of(self, kept: Kept, name: str) -> Array:
         """Return one tensor's part of a kind of state: in its own shape, or 1-D beside the parameter's part."""
@@ -231,10 +246,6 @@ def _drive(optimizer: TensorOptimizer, parts: Sequence[TensorPart], sum_over_ran
             asked = update.send(sum_over_ranks(asked))
     except StopIteration:
         return
-
-
-def _names(layout: FlatLayout) -> set[str]:
-    return {extent.name for extent in layout.extents}
 
 
 def _zeros(numel: int, dtype: str) -> Array:

@@ -21,8 +21,8 @@ import numpy as np
 from zerort import native, trace
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine.report import StepReport
-from zerort.errors import NonFiniteError, UnitStateError
-from zerort.layout import Placement
+from zerort.errors import CallError, NonFiniteError, UnitStateError
+from zerort.layout import Collective, Placement, transition
 from zerort.optim import clip_factor, norm_of, square_sums
 from zerort.typing import Array
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
     from zerort.engine.section import Section
 
-__all__ = ["take_step"]
+__all__ = ["digest_of", "take_step"]
 
 
 class _Facts(NamedTuple):
@@ -40,6 +40,8 @@ class _Facts(NamedTuple):
     """Tensors for which some rank has a gradient."""
     nonfinite: str
     """Where NaN or infinity was found, as a phrase; empty if nowhere."""
+    rates: dict[int, float]
+    """The learning rate of every optimizer in use, by its `id`."""
 
 
 def take_step(rt: Runtime) -> StepReport:
@@ -54,11 +56,18 @@ def take_step(rt: Runtime) -> StepReport:
 def _walk(rt: Runtime) -> StepReport:
     rt.complete_attachments("step")
     with rt.ledger.stall("reduce"):
-        rt.wait_for_reductions()  # before anything else is said: a rank that could not reduce has complained there
+        try:
+            rt.wait_for_reductions()  # before anything else is said: a rank that could not reduce has complained there
+        except CallError as error:
+            if rt.mesh.replicate is not None:  # the other copies have heard nothing yet
+                rt.world.complain(str(error))
+            raise
     with rt.ledger.stall("gather"):
         rt.wait_for_gathers()
     with rt.ledger.stall("step"):
         facts = _agree(rt)
+    if not facts.present:
+        return _report(rt, facts, updated=False, why="no rank has a gradient", grad_norm=0.0, loss_scale=rt.loss_scale)
     sections = [
         section for unit in rt.units.values() if unit.reduced for section in unit.sections if section.bucket is not None
     ]
@@ -70,7 +79,8 @@ def _walk(rt: Runtime) -> StepReport:
     grad_scale = 1.0 / (used_scale * rt.denominator)
     norm *= grad_scale
     why = facts.nonfinite or where
-    rt.settle_loss_scale(overflow=bool(why))
+    if rt.scaler is not None:
+        rt.scaler.update(overflow=bool(why))
     if why:
         why = f"NaN or infinity in the gradient of {why}"
         if rt.options.nonfinite == "raise" and rt.options.loss_scale is None:
@@ -89,12 +99,12 @@ def _walk(rt: Runtime) -> StepReport:
                 section.owned,
                 gradient,
                 present=facts.present & section.state.steps.keys(),
-                update=rt.updates,
+                rates=facts.rates,
                 grad_scale=grad_scale * clip,
                 sum_over_ranks=rt.sum_over_shards,
             )
     with rt.ledger.stall("step"):
-        rt.publish(sections)
+        _publish(rt, sections)
     return _report(rt, facts, updated=True, grad_norm=norm, clipped=clip < 1.0, loss_scale=used_scale)
 
 
@@ -120,10 +130,21 @@ def _agree(rt: Runtime) -> _Facts:
                 present.append(extent.name in section.bucket.seen)
     if not trouble and not any(unit.reduced for unit in units):
         trouble = "Expected gradients before step(), got none since the last one. Call unit.reduce(gradients) first."
-    mine = np.array([bool(trouble), first, *(unit.reduced for unit in units), *present], np.int64)
+    problem: Exception | None = UnitStateError(trouble) if trouble else None
+    rates, error = _rates(rt)
+    problem = problem or error
+    mine = np.array([problem is not None, first, *(unit.reduced for unit in units), *present], np.int64)
+    mine = np.concatenate([np.array([*rates.values()], np.float64).view(np.int64), mine])
     everyone = rt.world.all_gather(mine, name="step").wait().reshape(rt.world.size, -1)
+    everyone, told = everyone[:, len(rates) :], everyone[:, : len(rates)]
     if everyone[:, 0].any():
-        raise_together(rt.world, UnitStateError(trouble) if trouble else None, name="step")
+        raise_together(rt.world, problem, name="step")
+    if (told != told[0]).any():
+        odd = int(np.flatnonzero((told != told[0]).any(1))[0])
+        raise UnitStateError(
+            f"Expected the same learning rates on every rank, got {told[0].view(np.float64)[:3]} on rank 0 and "
+            f"{told[odd].view(np.float64)[:3]} on rank {odd}. A schedule may depend on the update alone."
+        )
     reduced = everyone[:, 2 : 2 + len(units)]
     for unit, ranks in zip(units, reduced.T, strict=True):
         if 0 < ranks.sum() < rt.world.size:
@@ -136,7 +157,21 @@ def _agree(rt: Runtime) -> _Facts:
     for rank, index in enumerate(everyone[:, 1]):
         if index >= 0 and not where:
             where = f"{tensors[index]!r} on rank {rank}"
-    return _Facts({name for name, here in zip(tensors, found, strict=True) if here}, where)
+    return _Facts({name for name, here in zip(tensors, found, strict=True) if here}, where, rates)
+
+
+def _rates(rt: Runtime) -> tuple[dict[int, float], Exception | None]:
+    """Return the next update's learning rate of every optimizer in use, and what a schedule raised."""
+    optimizers = {
+        id(one): one
+        for section in rt.trained_sections()
+        if section.state is not None
+        for one in section.state.optimizers
+    }
+    try:
+        return {key: one.lr_at(rt.updates + 1) for key, one in optimizers.items()}, None
+    except Exception as error:  # a schedule is the user's: nothing has changed yet, so all ranks can still stop
+        return dict.fromkeys(optimizers, 0.0), error
 
 
 def _settle(rt: Runtime, section: Section) -> Array:
@@ -150,8 +185,7 @@ def _settle(rt: Runtime, section: Section) -> Array:
 
 def _measure(rt: Runtime, sections: list[Section], gradients: list[Array]) -> tuple[float, str]:
     """Return the norm of the summed gradients, and where they are not finite, as a phrase."""
-    block = rt.norm_block
-    sums = [square_sums(gradient, block) for gradient in gradients]
+    sums = [square_sums(gradient, rt.norm_block) for gradient in gradients]
     if rt.plan.state.placement is Placement.SHARDED and rt.mesh.shard.size > 1:
         sums = _gather_sums(rt, sections, sums)
     norm = norm_of(np.concatenate(sums)) if sums else 0.0
@@ -171,7 +205,7 @@ def _measure(rt: Runtime, sections: list[Section], gradients: list[Array]) -> tu
 
 def _gather_sums(rt: Runtime, sections: list[Section], sums: list[Array]) -> list[Array]:
     """Return every section's sums over all ranks, in the order of its elements, whoever computed them."""
-    counts = [[rt.sums_of(section, rank) for section in sections] for rank in range(rt.mesh.shard.size)]
+    counts = [[_sums_of(rt, section, rank) for section in sections] for rank in range(rt.mesh.shard.size)]
     flat = rt.mesh.shard.all_gather(np.concatenate(sums), counts=[sum(row) for row in counts], name="norm").wait()
     parts: list[list[Array]] = [[] for _ in sections]
     cursor = 0
@@ -180,6 +214,34 @@ def _gather_sums(rt: Runtime, sections: list[Section], sums: list[Array]) -> lis
             parts[index].append(flat[cursor : cursor + count])
             cursor += count
     return [np.concatenate(part) for part in parts]
+
+
+def _sums_of(rt: Runtime, section: Section, rank: int) -> int:
+    """Return how many sums of squares ``rank`` has for ``section``."""
+    return 1 if rt.norm_block is None else -(-section.partition.counts[rank] // rt.norm_block)
+
+
+def _publish(rt: Runtime, sections: list[Section]) -> None:
+    """Let every rank see what all of them have written."""
+    if transition(rt.plan.state.placement, to=rt.plan.parameter.placement) is Collective.ALL_GATHER:
+        for section in sections:
+            section.parameters.changed()
+            section.parameters.restore()  # travels while the next step begins; its first gather waits for it
+    elif rt.plan.parameter.placement is Placement.SHARDED and rt.mesh.shard.one_memory:
+        rt.mesh.shard.barrier(name="publish").wait()  # one for all units: their gathers need none any more
+
+
+def digest_of(rt: Runtime) -> str:
+    """Return a checksum of all parameters, the same for any number of ranks and any plan. Every rank calls this."""
+    sections = [section for unit in rt.units.values() for section in unit.sections]
+    mine = [[native.crc32c(s.parameters.mine.view(np.uint8)), s.parameters.mine.nbytes] for s in sections]
+    total = 0
+    everyone = gather_json(rt.mesh.shard, mine, name="digest")
+    for index in range(len(sections)):
+        for rank in everyone:
+            value, nbytes = rank[index]
+            total = native.crc32c_combine(total, value, nbytes)
+    return f"{total:08x}"
 
 
 def _report(
@@ -195,7 +257,7 @@ def _report(
     trainable = [
         name for unit in rt.units.values() for s in unit.sections if s.state is not None for name in s.state.steps
     ]
-    digest = rt.digest() if rt.options.deterministic else ""
+    digest = digest_of(rt) if rt.options.deterministic else ""
     moved, stalls = rt.ledger.turn()
     return StepReport(
         update=rt.updates,

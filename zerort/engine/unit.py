@@ -21,7 +21,7 @@ from zerort.device import Ticket, joined
 from zerort.engine.assignment import assign_values
 from zerort.engine.section import Section
 from zerort.engine.tensors import check_gradient
-from zerort.errors import CallError, UnitStateError, ZerortError
+from zerort.errors import CallError, UnitStateError
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -62,14 +62,13 @@ class Unit:
         }
         self._lenders = tuple({id(unit): unit for unit, _ in self._places.values() if unit is not self}.values())
         self._sources = 1  # units whose gradients end up here: itself, and those that are tied to it
-        for lender in self._lenders:
-            lender._gain_source()
         self._state = RESTING
         self._holders = 0  # who needs the gathered form: itself, and units that are tied to it
         self._slot: Slot | None = None
         self._views: Views | None = None
         self._fetched: Ticket[Any] | None = None
         self._turns = 0  # calls of reduce since the last step, of all sources
+        self._contributed: set[str] = set()  # in this micro-step, one by one
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -222,7 +221,8 @@ class Unit:
     def contribute(self, name: str, gradient: Array) -> None:
         """Add one tensor's gradient to this micro-step; the unit is reduced when all of its tensors have theirs."""
         self.add(name, gradient)
-        if not self._lenders and all(section.bucket.full for section in self.sections if section.bucket is not None):
+        self._contributed.add(name)
+        if self._contributed.issuperset(self.trainable):
             self.reduce()
 
     def reduce(self, gradients: Mapping[str, Array] | None = None) -> None:
@@ -235,9 +235,12 @@ class Unit:
             gradients: By name; None or some of them if others came by `gradients` or `contribute`.
         """
         self._expect_room_for_gradients()
+        if not isinstance(gradients, (Mapping, type(None))):
+            self._fail(CallError(f"Expected gradients by name, as a mapping; got {type(gradients).__name__}."))
         with trace.span(f"pack {self.name}"):
             for name, gradient in (gradients or {}).items():
                 self.add(name, gradient)
+        self._contributed.clear()
         for unit in (self, *self._lenders):
             unit._end_turn()
 
@@ -257,13 +260,14 @@ class Unit:
                 )
             )
         home._expect_room_for_gradients()
+        gradient = np.asarray(gradient) if isinstance(gradient, np.generic) else gradient  # of a scalar parameter
         try:
             check_gradient(
                 self.name, name, gradient, shape=section.layout.of(full).shape, dtypes=section.gradient_dtypes
             )
-        except CallError as error:
+            section.bucket.add(full, gradient)
+        except Exception as error:
             self._fail(error)
-        section.bucket.add(full, gradient)
 
     def _expect_room_for_gradients(self) -> None:
         if self._turns >= self._runtime.micro_steps * self._sources:
@@ -287,13 +291,13 @@ class Unit:
                     with trace.span(f"reduce {self.name}"):
                         section.bucket.fire()
 
-    def _gain_source(self) -> None:
-        if self._turns:
-            self._fail(UnitStateError(f"Expected to tie to unit {self.name!r} before its first gradient of a step."))
-        self._sources += 1
-        for section in self.sections:
-            if section.bucket is not None:
-                section.make_bucket(resident=True)
+    def join_lenders(self) -> None:
+        """Let the units that hold tied parameters wait for this one's gradients, too. Every rank calls this."""
+        for lender in self._lenders:
+            lender._sources += 1
+            for section in lender.sections:
+                if section.bucket is not None:
+                    section.make_bucket(resident=True)
 
     # -- the step --------------------------------------------------------------------------------------------------
 
@@ -302,7 +306,9 @@ class Unit:
         """What is missing of this step's gradients, as a sentence; empty if nothing is, or if there are none at all."""
         turns, due = self._turns, self._runtime.micro_steps * self._sources
         if turns in (0, due):
-            return ""
+            if not any(section.bucket.filling for section in self.sections if section.bucket is not None):
+                return ""
+            return f"Expected reduce() of unit {self.name!r} after its gradients were handed in, got step()."
         return (
             f"Expected {due} reduce() of unit {self.name!r} before step(), got {turns}. "
             "Reduce every micro-step, and every unit that is tied to it."
@@ -314,6 +320,11 @@ class Unit:
         return self._turns == self._runtime.micro_steps * self._sources
 
     @property
+    def has_gradients(self) -> bool:
+        """Whether gradients were handed in since the last step."""
+        return self._turns > 0
+
+    @property
     def is_gathered(self) -> bool:
         """Whether somebody is inside its `gathered`."""
         return self._state == GATHERED
@@ -321,6 +332,7 @@ class Unit:
     def forget_gradients(self) -> None:
         """Start anew after a step, done or not."""
         self._turns = 0
+        self._contributed.clear()
         for section in self.sections:
             if section.bucket is not None:
                 section.bucket.reset()
@@ -340,7 +352,7 @@ class Unit:
             self._fail(UnitStateError(f"Unit {self.name!r} cannot {verb}: it is {self._state}. {cure}"))
         self._state = leads
 
-    def _fail(self, error: ZerortError) -> NoReturn:
+    def _fail(self, error: Exception) -> NoReturn:
         """Raise here, and let the other ranks raise, too."""
         self._runtime.complain(error)
         raise error

@@ -25,16 +25,18 @@ def agree_on_values(
 ) -> dict[str, Array]:
     """Return the values that every rank packs: the same on all of them, or rank 0's. Every rank calls this."""
     if not broadcast:
-        checksum = 0
-        for value in values.values():
-            checksum = native.crc32c(np.ascontiguousarray(value).reshape(-1).view(np.uint8), checksum)
-        found = gather_json(rt.world, [sorted(values), checksum], name="initial values")
-        odd = next((rank for rank, one in enumerate(found) if one != found[0]), None)
-        if odd is not None:
-            raise CallError(
-                f"Expected the same initial values of unit {name!r} on every rank, got others on rank {odd} than on "
-                "rank 0. Seed all ranks alike, or pass broadcast=True to take rank 0's."
-            )
+        mine = {
+            local: native.crc32c(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+            for local, value in values.items()
+        }
+        found = gather_json(rt.world, mine, name="initial values")
+        for rank, other in enumerate(found):
+            odd = next((local for local in declared if other.get(local) != found[0].get(local)), None)
+            if odd is not None:
+                raise CallError(
+                    f"Expected the same initial values of unit {name!r} on every rank, got others of {odd!r} on rank "
+                    f"{rank} than on rank 0. Seed all ranks alike, or pass broadcast=True to take rank 0's."
+                )
         return values
     sent: dict[str, Array] = {}
     for local in _names_on_root(rt, values):

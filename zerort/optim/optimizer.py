@@ -194,6 +194,8 @@ def _as_json(value: Any) -> JSON:
         return value
     if isinstance(value, (tuple, list)):
         return [_as_json(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return repr(value)  # a schedule of ours: with its numbers
     if callable(value):
         return qualified_name(value)
     raise CallError(

@@ -5,8 +5,6 @@
     device_contract.py   what every Device holds
     threads.py           `run_threads`: N ranks as threads of this process
     jobs.py              `run_job`: N ranks as processes under mpirun, with a timeout that dumps every rank's stacks
-    byte_model.py        `ByteModel`: a small transformer in units, plain NumPy, to train with any plan
-    byte_text.py         `ByteText`: what it learns, in batches that any number of ranks can share
 
 ``python -m zerort.testing 1 2 3 4 8 -- tests/ranks`` runs pytest under mpirun at each of these sizes. May import:
 everything.

@@ -16,7 +16,7 @@ def main() -> int:
         epilog="words after -- go to pytest",
     )
     parser.add_argument("sizes", nargs="+", type=int, help="how many ranks, for one run each")
-    parser.add_argument("--timeout", type=float, default=240.0, help="seconds per run (default: %(default)s)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds per run (default: %(default)s)")
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = parser.parse_args(sys.argv[1:split])
     for size in options.sizes:

@@ -15,9 +15,9 @@ import numpy as np
 
 from zerort.engine import Runtime, StepReport, Unit
 from zerort.native.dtypes import numpy_dtype
-from zerort.testing.byte_model import ByteModel
-from zerort.testing.byte_text import ByteText
 from zerort.typing import Array
+from zerort.workload.byte_model import ByteModel
+from zerort.workload.byte_text import ByteText
 
 __all__ = ["Reference", "Walk"]
 
@@ -97,7 +97,9 @@ class Reference:
         model: What to train.
         text: Its batches.
         lr: From the number of the update, counted from 1, to the learning rate.
-        decay: Which parameters decay, by full name.
+        weight_decay: Of those that decay.
+        decays: Which do, by full name.
+        clip_norm: Largest norm of all gradients together.
         shards: Micro-batches that a step's rows are cut into; what sums them up is float64.
     """
 
