@@ -114,6 +114,7 @@ class TorchUnit:
 
     def _hold_own(self) -> None:
         if self._holders == 0 and self.unit is not None:
+            self._check_requires_grad()
             if self.in_memory:
                 self._stay.enter_context(self.unit.gathered())
             elif not self.flats:
@@ -164,13 +165,17 @@ class TorchUnit:
         if not self._holders:
             self._unpoint()
 
-    def _put_live(self) -> None:
+    def _check_requires_grad(self) -> None:
         for weight in self.weights:
             if weight.live.requires_grad is not weight.trainable:
+                weight.live.requires_grad = weight.trainable  # or nobody could ever reach it again
                 raise CallError(
                     f"Expected requires_grad of {weight.full!r} to stay {weight.trainable} after sharding, got "
-                    f"{weight.live.requires_grad}. Freeze and unfreeze before zt.shard(model, rt)."
+                    f"{not weight.trainable}. Freeze and unfreeze before zt.shard(model, rt)."
                 )
+
+    def _put_live(self) -> None:
+        for weight in self.weights:
             weight.put(weight.live)
 
     def _point(self, flats: list[torch.Tensor]) -> None:

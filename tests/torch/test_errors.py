@@ -73,6 +73,8 @@ def test_requires_grad_stays_as_it_was(rt):
         model.head.weight.requires_grad = False
     with pytest.raises(CallError, match=r"Expected requires_grad of 'head.weight' to stay True"):
         model(*text(2, 0))
+    model(*text(2, 0)).backward()
+    assert rt.step().without_gradient == ()
 
 
 def test_an_optimizer_over_the_models_own_parameters_is_refused(rt):

@@ -21,7 +21,17 @@ __all__ = ["assign_values"]
 
 
 def assign_values(rt: Runtime, unit: Unit, values: Mapping[str, Array], *, broadcast: bool) -> None:
-    """Set parameters of ``unit``; see `Unit.assign`. Every rank calls this."""
+    """Set parameters of a unit, master weights included; optimizer state stays. Every rank calls this, between steps.
+
+    Args:
+        rt: The owner.
+        unit: The unit; released.
+        values: Whole tensors by name, the same on every rank; those that are not named stay as they are.
+        broadcast: Take rank 0's values instead of checking that all ranks have the same.
+
+    Raises:
+        CallError: A name or a value cannot be used, or differs between ranks; on every rank.
+    """
     error: ZerortError | None = None
     declared: dict[str, TensorSpec] = {}
     try:

@@ -13,7 +13,7 @@ from zerort.config import Plan
 from zerort.engine.registration import Division, divide
 from zerort.engine.report import MemoryReport
 from zerort.engine.section import BLOCK
-from zerort.engine.tensors import Frozen, TensorSpec, is_frozen
+from zerort.engine.tensors import Frozen, TensorSpec, full_name, is_frozen
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.layout.flat import ALIGNMENT
 from zerort.optim import Optimizer, ParameterGroup, resolve
@@ -57,8 +57,8 @@ def forecast(
     if virtual_shards is not None:
         alignment, copies = BLOCK, 2 + TreeSum.depth(virtual_shards // size)
     for name, tensors in units.items():
-        full = {f"{name}.{local}": spec for local, spec in tensors.items()}
-        cold = {f"{name}.{local}" for local in tensors if is_frozen(frozen, local)}
+        full = {full_name(name, local): spec for local, spec in tensors.items()}
+        cold = {full_name(name, local) for local in tensors if is_frozen(frozen, local)}
         for part in divide(
             full, frozen=cold.__contains__, resolve=lambda one, shape: resolve(optimizer, groups, one, shape)
         ):

@@ -113,7 +113,6 @@ def register_unit(
     values = agree_on_values(rt, name, declared, values, broadcast=broadcast)
 
     own = {full_name(name, local): spec for local, spec in declared.items() if local not in aliases}
-    cold_names = {full_name(name, local) for local in cold}
     rt.drop_prefetched()
     sections = tuple(
         Section(
@@ -124,7 +123,7 @@ def register_unit(
         )
         for part in divide(
             own,
-            frozen=cold_names.__contains__,
+            frozen={full_name(name, local) for local in cold}.__contains__,
             resolve=lambda full, shape: resolve(rt.optimizer, rt.groups, full, shape),
         )
     )
@@ -154,10 +153,11 @@ def _check_name(rt: Runtime, name: object) -> None:
 def _check_full_names(rt: Runtime, name: str, declared: Mapping[str, TensorSpec]) -> None:
     taken = {full: unit.name for unit in rt.units.values() for section in unit.sections for full in section.names}
     for local in declared:
-        other = taken.get(full_name(name, local))
+        full = full_name(name, local)
+        other = taken.get(full)
         if other is not None:
             raise CallError(
-                f"Expected full names that differ, got {full_name(name, local)!r} of units {name!r} and "
+                f"Expected full names of their own for all parameters, got {full!r} of units {name!r} and "
                 f"{other!r}. Rename one of them."
             )
 

@@ -144,15 +144,7 @@ class Unit:
             self.release()
 
     def assign(self, values: Mapping[str, Array], *, broadcast: bool = False) -> None:
-        """Set parameters, master weights included; optimizer state stays. Every rank calls this, between steps.
-
-        Args:
-            values: Whole tensors by name, the same on every rank; those that are not named stay as they are.
-            broadcast: Take rank 0's values instead of checking that all ranks have the same.
-
-        Raises:
-            CallError: A name or a value cannot be used, or differs between ranks; on every rank.
-        """
+        """Set parameters by name, master weights included. Every rank calls this between steps; see `assign_values`."""
         assign_values(self._runtime, self, values, broadcast=broadcast)
 
     def fetch(self) -> bool:
