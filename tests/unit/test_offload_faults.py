@@ -86,6 +86,7 @@ def test_without_the_variable_nothing_is_asked(tmp_path, monkeypatch):
     with NvmeStore(tmp_path) as store:
         store.create("value", 10)
         store.write("value", np.ones(10, np.uint8)).wait()
+        assert store.read("value", np.zeros(10, np.uint8)).wait().sum() == 10
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import atexit
 import contextlib
 import json
 import os
-import socket
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -293,7 +292,7 @@ class Group:
         Returns:
             The path, on rank 0; None elsewhere.
         """
-        payload = json.dumps(trace.rank_events(self.rank, socket.gethostname())).encode()
+        payload = json.dumps(trace.rank_events(self.rank, os.uname().nodename)).encode()
         sizes = self.all_gather(np.array([len(payload)]), name="trace sizes").wait()
         events = self.all_gather(
             np.frombuffer(payload, np.uint8), counts=[int(size) for size in sizes], name="trace"

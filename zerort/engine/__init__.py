@@ -22,9 +22,8 @@ from zerort.engine.attachment import Attachment
 from zerort.engine.mesh import Mesh, mesh
 from zerort.engine.opening import open_runtime
 from zerort.engine.options import RuntimeOptions
-from zerort.engine.report import MemoryReport, StepReport
+from zerort.engine.report import MemoryReport, Restored, StepReport
 from zerort.engine.runtime import Runtime
-from zerort.engine.snapshot import Restored
 from zerort.engine.tensors import TensorSpec
 from zerort.engine.unit import Unit
 

@@ -1,13 +1,14 @@
-"""What a runtime tells: `StepReport` of every step, `MemoryReport` of what it holds. May import: config."""
+"""What a runtime tells: `StepReport` of every step, `MemoryReport`, `Restored`. May import: config."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from zerort.config import format_bytes
 
-__all__ = ["MemoryReport", "StepReport"]
+__all__ = ["MemoryReport", "Restored", "StepReport"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +91,17 @@ class MemoryReport:
     def __str__(self) -> str:
         parts = ("parameter", "gradient", "state", "buckets", "gathered")
         return ", ".join(f"{part} {format_bytes(getattr(self, part))}" for part in parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What `Runtime.load` found beside the values."""
+
+    updates: int
+    """Updates done when the checkpoint was written."""
+
+    progress: Any
+    """What this rank had passed to `save` as ``progress``; rank 0's if there were fewer ranks then."""
+
+    every_progress: tuple[Any, ...]
+    """What every rank had passed, by the rank it had then."""

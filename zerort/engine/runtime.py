@@ -17,21 +17,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from zerort import checkpoint
 from zerort.buffer import Slots
 from zerort.comm import Group
 from zerort.comm.agreement import raise_together
 from zerort.config import Plan
-from zerort.engine import snapshot
 from zerort.engine.attachment import Attachment
 from zerort.engine.ledger import Ledger
 from zerort.engine.mesh import Mesh
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.prefetch import GatherOrder
 from zerort.engine.registration import register_unit
-from zerort.engine.report import MemoryReport, StepReport
+from zerort.engine.report import MemoryReport, Restored, StepReport
 from zerort.engine.section import BLOCK, Section, SectionSetup
-from zerort.engine.snapshot import Restored
 from zerort.engine.step import take_step
 from zerort.engine.tensors import Frozen, TensorSpec
 from zerort.engine.unit import Unit
@@ -219,6 +216,9 @@ class Runtime:
         Returns:
             The directory.
         """
+        from zerort import checkpoint  # here: it takes a third of the time that all of zerort takes to import
+        from zerort.engine import snapshot
+
         self.check_open("save")
         where, error = None, None
         try:
@@ -243,6 +243,9 @@ class Runtime:
         Raises:
             CheckpointError: It is damaged, or of another model or optimizer; on every rank.
         """
+        from zerort import checkpoint
+        from zerort.engine import snapshot
+
         self.check_open("load")
         manifest, error = None, None
         try:

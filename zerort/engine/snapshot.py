@@ -10,7 +10,7 @@ Any plan and any number of ranks can read it: values are stored by tensor name. 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerort.checkpoint import Manifest, Value
@@ -21,21 +21,7 @@ from zerort.layout import Partition, Placement
 if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
 
-__all__ = ["Restored", "meta_of", "restore_meta", "spread_loaded", "values_of"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """What `Runtime.load` found beside the values."""
-
-    updates: int
-    """Updates done when the checkpoint was written."""
-
-    progress: Any
-    """What this rank had passed to `save` as ``progress``; rank 0's if there were fewer ranks then."""
-
-    every_progress: tuple[Any, ...]
-    """What every rank had passed, by the rank it had then."""
+__all__ = ["meta_of", "restore_meta", "spread_loaded", "values_of"]
 
 
 def values_of(rt: Runtime, *, optimizer: bool = True) -> Iterator[Value]:

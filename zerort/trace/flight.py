@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import socket
 import warnings
 from pathlib import Path
 from time import perf_counter_ns
@@ -130,7 +129,7 @@ class FlightRecorder:
         Returns:
             The file, or None if it could not be written; then a RuntimeWarning says why.
         """
-        host = socket.gethostname()
+        host = os.uname().nodename
         target = Path(path_or_dir)
         if target.suffix != ".json":
             safe = re.sub(r"[^\w.-]", "_", host)
