@@ -17,7 +17,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here needs the network
 import argparse
 import importlib.util
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    raise SystemExit(
+        "train_hf.py needs torch, which is not installed: pip install torch (a CPU build will do)"
+    ) from None
 
 import zerort as zr
 import zerort_torch as zt

@@ -17,9 +17,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a rank is a worker already: mor
 
 import argparse
 
-import torch
-from torch import nn
-from torch.nn import functional as fn
+try:
+    import torch
+    from torch import nn
+    from torch.nn import functional as fn
+except ModuleNotFoundError:
+    raise SystemExit(
+        "train_torch.py needs torch, which is not installed: pip install torch (a CPU build will do)"
+    ) from None
 
 import zerort as zr
 import zerort_torch as zt
