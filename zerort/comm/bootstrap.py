@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from zerort import native
 from zerort.comm.environment import load_mpi
-from zerort.comm.failure import abort_job_on_exception
+from zerort.comm.failure import abort_job_on_exception, end_job
 from zerort.comm.group import Group
 from zerort.comm.node import NodeTransport, open_control
 from zerort.comm.solo import SoloTransport
@@ -193,13 +192,10 @@ def _watched(comm: MPI.Intracomm, *, name: str, timeout: float) -> Iterator[None
     """End the job if not every rank comes to open the group: MPI's own collectives would wait for ever."""
 
     def end() -> None:
-        print(
-            f"zerort: rank {comm.Get_rank()}: Expected all {comm.Get_size()} ranks to open group {name!r} within "
-            f"{timeout:.0f} s, got fewer. Every rank must call open_group; ZERORT_TIMEOUT=seconds waits longer.",
-            file=sys.stderr,
-            flush=True,
+        end_job(
+            f"waited for others. Expected all {comm.Get_size()} ranks to open group {name!r} within {timeout:.0f} s, "
+            "got fewer. Every rank must call open_group; ZERORT_TIMEOUT=seconds waits longer."
         )
-        comm.Abort(1)
 
     timer = threading.Timer(timeout, end)
     timer.daemon = True

@@ -20,7 +20,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["abort_job_on_exception"]
+__all__ = ["abort_job_on_exception", "end_job"]
 
 _installed = False
 
@@ -39,33 +39,36 @@ def abort_job_on_exception() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if earlier_hook is not sys.__excepthook__:
             earlier_hook(kind, error, trace)
-        _end_job(error)
+        _end_job_over(error)
 
     def thread_hook(arguments: threading.ExceptHookArgs) -> None:
         earlier_thread_hook(arguments)
         if arguments.exc_value is not None and arguments.exc_type is not SystemExit:  # which ends its thread only
-            _end_job(arguments.exc_value)
+            _end_job_over(arguments.exc_value)
 
     sys.excepthook, threading.excepthook = hook, thread_hook
 
 
-def _end_job(error: BaseException) -> None:
+def _end_job_over(error: BaseException) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        end_job("was interrupted; ending all ranks.", code=130)
+    else:
+        end_job("raised; ending all ranks.\n" + "".join(traceback.format_exception(error)))
+
+
+def end_job(story: str, *, code: int = 1) -> None:
+    """End all ranks, once this one's ``story`` has been read by whoever shows it."""
     from mpi4py import MPI
 
     rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
-    interrupted = isinstance(error, KeyboardInterrupt)
     try:
-        if interrupted:
-            text = f"zerort: rank {rank} of {size} was interrupted; ending all ranks.\n"
-        else:
-            story = "".join(traceback.format_exception(error))
-            text = f"zerort: rank {rank} of {size} raised; ending all ranks.\n{story}"
+        text = f"zerort: rank {rank} of {size} {story.rstrip()}\n"
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         _write_all("".join(f"[rank {rank}] {line}" for line in text.splitlines(keepends=True)).encode())
         _unlink_segments_of_mpich()
     finally:
-        MPI.COMM_WORLD.Abort(130 if interrupted else 1)
+        MPI.COMM_WORLD.Abort(code)
 
 
 def _write_all(raw: bytes) -> None:
