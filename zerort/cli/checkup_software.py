@@ -17,11 +17,13 @@ from zerort.cli.machine import core_count
 from zerort.cli.probe import answer_of
 from zerort.cli.ranks import run_here
 from zerort.config import ENVIRONMENT, GroupOptions
+from zerort.engine.offload_options import OFFLOAD_ENVIRONMENT, SCRATCH
 from zerort.errors import CallError
 
 __all__ = ["KNOWN_VARIABLES", "check_software", "group_options"]
 
-KNOWN_VARIABLES = (*ENVIRONMENT, "ZERORT_NATIVE", "ZERORT_STACKS", "ZERORT_JOB")
+_OTHERS = (SCRATCH, "ZERORT_FAULT", "ZERORT_NATIVE", "ZERORT_STACKS", "ZERORT_JOB")
+KNOWN_VARIABLES = (*ENVIRONMENT, *OFFLOAD_ENVIRONMENT, *_OTHERS)
 """Every environment variable that zerort reads."""
 
 

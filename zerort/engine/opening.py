@@ -90,7 +90,7 @@ def _prepare(
         raise CallError(f"Expected an optimizer such as AdamW(lr=1e-3), got {optimizer!r}.")
     for one in groups:
         one.check(optimizer)
-    for part in ("parameter", "gradient", "state"):
+    for part in ("parameter", "gradient"):
         if getattr(plan, part).tier is Tier.NVME:
             raise PlanError(f"Expected the {part} in device or host memory, got NVME, which has no store yet.")
     if settings.weights is not None and len(settings.weights) != ranks.shard.size:

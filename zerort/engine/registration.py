@@ -10,7 +10,7 @@ May import: comm, optim, engine.*.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from zerort.engine.section import Section
 from zerort.engine.tensors import TRAINABLE, Frozen, TensorSpec, declare, full_name, is_frozen
 from zerort.engine.unit import Unit
 from zerort.engine.values import agree_on_values
-from zerort.errors import CallError, UnitStateError
+from zerort.errors import CallError, StorageError, UnitStateError, ZerortError
 from zerort.optim import Optimizer, resolve
 from zerort.typing import Array
 
@@ -127,10 +127,9 @@ def register_unit(
             resolve=lambda full, shape: resolve(rt.optimizer, rt.groups, full, shape),
         )
     )
-    for section in sections:
-        section.pack(
-            {full: value for local, value in values.items() if (full := full_name(name, local)) in section.names}
-        )
+    if any(section.tiers.streams for section in sections):
+        _make_resting(rt, name, sections)
+    error = _pack(sections, {full_name(name, local): value for local, value in values.items()})
     places: dict[str, tuple[Unit | None, str]] = {}
     for local in declared:
         places[local] = (None, full_name(name, aliases.get(local, local)))
@@ -139,8 +138,40 @@ def register_unit(
     made = Unit(rt, name, sections=sections, places=places)
     _reserve_slots(rt, made)
     made.join_lenders()
-    rt.world.barrier(name="register").wait()  # all have written their parts
+    try:
+        raise_together(rt.world, error, name="register")  # all have written their parts
+    except ZerortError:
+        made.withdraw()
+        raise
     return made
+
+
+def _pack(sections: Sequence[Section], values: Mapping[str, Array]) -> Exception | None:
+    """Write this rank's part of the initial values, and return what a disk had against it."""
+    try:
+        for section in sections:
+            section.pack({full: value for full, value in values.items() if full in section.names})
+    except StorageError as error:
+        return error
+    return None
+
+
+def _make_resting(rt: Runtime, name: str, sections: Sequence[Section]) -> None:
+    """Make what of the unit rests on a disk, on all ranks or on none."""
+    columns = [column for section in sections for column in section.columns]
+    error: Exception | None = None
+    try:
+        rt.tiers.prepare(sum(column.resting_nbytes for column in columns), what=f"unit {name!r}")
+        try:
+            for column in columns:
+                column.create()
+        except ZerortError as caught:
+            error = caught
+        raise_together(rt.world, error, name="offload")
+    except ZerortError:
+        for section in sections:
+            section.withdraw()
+        raise
 
 
 def _check_name(rt: Runtime, name: object) -> None:

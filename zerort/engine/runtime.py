@@ -29,10 +29,12 @@ from zerort.engine.prefetch import GatherOrder
 from zerort.engine.registration import register_unit
 from zerort.engine.report import MemoryReport, Restored, StepReport
 from zerort.engine.section import BLOCK, Section, SectionSetup
+from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.step import take_step
 from zerort.engine.tensors import Frozen, TensorSpec
+from zerort.engine.tiers import Tiers
 from zerort.engine.unit import Unit
-from zerort.errors import ClosedError, ZerortError
+from zerort.errors import ClosedError, StorageError, ZerortError
 from zerort.layout import Placement
 from zerort.layout.flat import ALIGNMENT
 from zerort.optim import LossScale, LossScaler, Optimizer, ParameterGroup, unmatched
@@ -76,6 +78,8 @@ class Runtime:
         self.attachments: list[Attachment] = []
         """Bindings that collect gradients on their own; asked before every step, and told after it."""
         self.ledger = Ledger()
+        self.tiers = Tiers(mesh.world, scratch=options.scratch, options=options.offload, ledger=self.ledger)
+        """What rests on a disk."""
         self._closed = self._stepped = False
         self.micro_steps = options.micro_steps
         """Calls of `Unit.reduce` per unit and step, on this rank."""
@@ -112,6 +116,8 @@ class Runtime:
             deterministic=options.deterministic,
             bucket_slots=self.bucket_slots,
             ledger=self.ledger,
+            tiers=self.tiers,
+            tiers_of=lambda name: SectionTiers.of(plan),
         )
 
     # -- who and what ----------------------------------------------------------------------------------------------
@@ -193,7 +199,7 @@ class Runtime:
             NonFiniteError: A gradient holds NaN or infinity (``nonfinite="raise"``, no loss scaling); on every rank.
                 Nothing was updated.
         """
-        self.check_open("step")
+        self.check_whole("step")
         if not self._stepped:
             self._stepped = True
             self._warn_of_unmatched_groups()
@@ -219,7 +225,7 @@ class Runtime:
         from zerort import checkpoint  # here: it takes a third of the time that all of zerort takes to import
         from zerort.engine import snapshot
 
-        self.check_open("save")
+        self.check_whole("save")
         where, error = None, None
         try:
             where, progress = Path(path), checkpoint.as_json(progress, what="progress")
@@ -257,15 +263,19 @@ class Runtime:
         assert manifest is not None
         self.discard_gradients()
         self.wait_for_gathers()
-        values = list(snapshot.values_of(self, optimizer=optimizer))
-        try:
-            checkpoint.load(path, self.mesh.shard, values, manifest=manifest, strict=strict)
-        except Exception as caught:
-            error = caught
-        raise_together(self.world, error, name="load")  # the other copies read for themselves
-        snapshot.spread_loaded(self, optimizer=optimizer)
+        with self.tiers.tearing("a load", by=StorageError):
+            try:
+                if self.tiers.is_torn:
+                    snapshot.renew(self)
+                values = list(snapshot.values_of(self, optimizer=optimizer))
+                checkpoint.load(path, self.mesh.shard, values, manifest=manifest, strict=strict)
+            except Exception as caught:
+                error = caught
+            raise_together(self.world, error, name="load")  # the other copies read for themselves
+            snapshot.spread_loaded(self, optimizer=optimizer)
         if optimizer:
             snapshot.restore_meta(self, manifest)
+            self.tiers.mend()
         every = tuple(manifest.progress)
         mine = every[self.rank] if self.rank < len(every) else every[0]
         return Restored(updates=snapshot.updates_of(manifest), progress=mine, every_progress=every)
@@ -280,6 +290,8 @@ class Runtime:
             buckets=self.bucket_slots.nbytes,
             gathered=self.gather_slots.nbytes,
             gathered_peak=self.gather_slots.peak_nbytes,
+            streaming=self.tiers.memory_nbytes,
+            nvme=self.tiers.resting_nbytes,
         )
 
     def close(self) -> None:
@@ -298,7 +310,9 @@ class Runtime:
         finally:
             self.units.clear()
             self.attachments.clear()
-            self.mesh.close()
+            with contextlib.ExitStack() as stack:  # whatever fails, the rest is closed, too
+                stack.callback(self.mesh.close)
+                stack.callback(self.tiers.close)
 
     def _warn_of_unmatched_groups(self) -> None:
         shapes = {e.name: e.shape for section in self.trained_sections() for e in section.layout.extents}
@@ -374,6 +388,11 @@ class Runtime:
             for group in dict.fromkeys((self.mesh.shard, self.world)):
                 group.complain(str(error))
 
+    def check_whole(self, verb: str) -> None:
+        """Raise if the runtime is closed, or if a disk failed in the middle of an update."""
+        self.check_open(verb)
+        self.tiers.check_whole(verb)
+
     def check_open(self, verb: str) -> None:
         """Raise if the runtime is closed."""
         if self._closed:
@@ -387,9 +406,12 @@ class Runtime:
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is None:
             self.close()
-        else:  # what is under way may never end: leave the memory to the group, and go
+        else:  # what the ranks have under way may never end: leave the memory to the group, and go
             self._closed = True
-            self.mesh.close()
+            try:
+                self.mesh.close()  # first: the others may wait for this rank
+            finally:
+                self.tiers.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.units)} units, {self.updates} updates"

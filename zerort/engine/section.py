@@ -3,27 +3,34 @@
     trainable    parameters (FlatBuffer), gradients (GradientBucket), optimizer state
     frozen       parameters only: no gradient, no state, no reduction
 
-A section is what a plan is applied to: each of the three parts lies and rests as its residence says. May import:
-buffer, optim, comm, config, layout.
+A section is what a plan is applied to: each of the three parts lies as its residence says, and rests where its
+`SectionTiers` say. May import: buffer, optim, comm, config, layout, engine.*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from zerort.buffer import FlatBuffer, GradientBucket, Slots
 from zerort.comm import Group
-from zerort.config import Plan
+from zerort.config import Plan, Tier
+from zerort.engine.column import Column
+from zerort.engine.kept import Streaming
 from zerort.engine.ledger import Ledger
+from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.state import OptimizerState
 from zerort.engine.tensors import TensorSpec
+from zerort.engine.tiers import Tiers
+from zerort.errors import ZerortError
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
-from zerort.optim import Optimizer
+from zerort.optim import Optimizer, TensorOptimizer
 from zerort.typing import Array
 
 __all__ = ["BLOCK", "Section", "SectionSetup"]
@@ -47,6 +54,9 @@ class SectionSetup:
     deterministic: bool
     bucket_slots: Slots
     ledger: Ledger
+    tiers: Tiers
+    tiers_of: Callable[[str], SectionTiers]
+    """Where the parts of a section rest, by its name; the same on every rank."""
 
 
 class Section:
@@ -78,6 +88,9 @@ class Section:
         )
         self._group = group
         self._setup = setup
+        self.looks_at_tensors = any(isinstance(one, TensorOptimizer) for one in (optimizers or {}).values())
+        """Whether an optimizer of its tensors looks at whole ones: then all of it is in memory."""
+        self.tiers = self._resting_tiers(setup.tiers_of(name))
         self.parameters = FlatBuffer(
             self.layout,
             self.partition,
@@ -96,8 +109,38 @@ class Section:
                 rank=group.rank,
                 whole=plan.state.placement is Placement.REPLICATED,
                 optimizers=optimizers,
+                name=name,
+                streaming=self._streaming(),
             )
             self.make_bucket(resident=resident)
+
+    def _resting_tiers(self, asked: SectionTiers) -> SectionTiers:
+        """Return where the parts rest, as far as the optimizers of its tensors allow it."""
+        if not (self.looks_at_tensors and asked.streams):
+            return asked
+        if self._group.rank == 0:
+            warnings.warn(
+                f"The state of {self.name!r} stays in memory: an optimizer that looks at whole tensors cannot update "
+                "it chunk by chunk. Use AdamW, SGD or Lion for what should rest on NVME.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return replace(asked, state=Tier.DEVICE)
+
+    def _streaming(self) -> Streaming | None:
+        if not self.tiers.streams:
+            return None
+        return Streaming(
+            tiers=self._setup.tiers,
+            chunk_numel=self._setup.tiers.options.chunk_nbytes // 4,
+            state=self.tiers.state is Tier.NVME,
+            resident_nbytes=self.tiers.state_resident_nbytes,
+        )
+
+    @property
+    def columns(self) -> list[Column]:
+        """Everything of it that may rest elsewhere than in memory."""
+        return [] if self.state is None else list(self.state.columns.values())
 
     def make_bucket(self, *, resident: bool) -> None:
         """Make the place where gradients are collected, or make it anew. Every rank calls this."""
@@ -127,11 +170,13 @@ class Section:
         return frozenset(extent.name for extent in self.layout.extents)
 
     @property
-    def owned(self) -> Array:
-        """The range of the parameters that this rank updates: 1-D. All of it if every rank has state for all."""
+    def owned(self) -> Column:
+        """The range of the parameters that this rank updates. All of it if every rank has state for all."""
         if self._setup.plan.state.placement is Placement.REPLICATED:
-            return self.parameters.restore().wait()
-        return self.parameters.mine
+            array = self.parameters.restore().wait()
+        else:
+            array = self.parameters.mine
+        return Column(self.name, (0, array.size) if self.state is None else self.state.cuts, array)
 
     def pack(self, values: Mapping[str, Array]) -> None:
         """Write initial values; master weights follow. No communication."""
@@ -153,3 +198,10 @@ class Section:
         if self.bucket is not None:
             self.bucket.close()
         self.parameters.close()
+
+    def withdraw(self) -> None:
+        """Close a section that could not be made as a whole: what it has put into a store goes, too."""
+        for column in self.columns:
+            with contextlib.suppress(ZerortError):
+                column.delete()
+        self.close()

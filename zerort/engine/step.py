@@ -21,6 +21,7 @@ import numpy as np
 from zerort import native, trace
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine.report import StepReport
+from zerort.engine.update import update_sections
 from zerort.errors import CallError, NonFiniteError, UnitStateError
 from zerort.layout import Collective, Placement, transition
 from zerort.optim import clip_factor, norm_of, square_sums
@@ -93,16 +94,7 @@ def _walk(rt: Runtime) -> StepReport:
     clip = 1.0 if rt.options.clip_norm is None else clip_factor(norm, rt.options.clip_norm)
     rt.updates += 1
     with trace.span("update", update=rt.updates):
-        for section, gradient in zip(sections, gradients, strict=True):
-            assert section.state is not None
-            section.state.update_(
-                section.owned,
-                gradient,
-                present=facts.present & section.state.steps.keys(),
-                rates=facts.rates,
-                grad_scale=grad_scale * clip,
-                sum_over_ranks=rt.sum_over_shards,
-            )
+        update_sections(rt, sections, gradients, present=facts.present, rates=facts.rates, scale=grad_scale * clip)
     with rt.ledger.stall("step"):
         _publish(rt, sections)
     return _report(rt, facts, updated=True, grad_norm=norm, clipped=clip < 1.0, loss_scale=used_scale)
@@ -258,7 +250,7 @@ def _report(
         name for unit in rt.units.values() for s in unit.sections if s.state is not None for name in s.state.steps
     ]
     digest = digest_of(rt) if rt.options.deterministic else ""
-    moved, stalls = rt.ledger.turn()
+    moved, tiered, stalls = rt.ledger.turn()
     return StepReport(
         update=rt.updates,
         updated=updated,
@@ -269,6 +261,7 @@ def _report(
         loss_scale=loss_scale,
         without_gradient=tuple(name for name in trainable if name not in facts.present),
         bytes_moved=moved,
+        bytes_tiered=tiered,
         stalls=stalls,
         digest=digest,
     )

@@ -329,6 +329,11 @@ class Unit:
             if section.bucket is not None:
                 section.bucket.reset()
 
+    def withdraw(self) -> None:
+        """Close a unit that could not be registered: what it has put into a store goes, too."""
+        for section in self.sections:
+            section.withdraw()
+
     def close(self) -> None:
         """Give the memory back."""
         if self._views is not None:
@@ -339,6 +344,8 @@ class Unit:
 
     def _move(self, verb: str) -> None:
         self._runtime.check_open(verb)
+        if verb == "gather":
+            self._runtime.tiers.check_whole(verb)
         needs, leads, cure = _MOVES[verb]
         if self._state != needs:
             self._fail(UnitStateError(f"Unit {self.name!r} cannot {verb}: it is {self._state}. {cure}"))

@@ -1,0 +1,233 @@
+"""`Tiers`: what of a runtime rests on a disk: this rank's store, and the pipeline that streams it through memory.
+
+    prepare     all ranks: is there a disk, is there room, what can it do?      before anything is put there
+    read write  a range of a value, between steps
+    run         chunks through the pipeline: read, compute, write back          the update
+    close       wait, delete the files
+
+Nothing is opened before a section needs it, so a plan that rests in memory has no store, no thread and no file. May
+import: comm, trace, offload, engine.*.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from zerort import trace
+from zerort.comm import Group
+from zerort.comm.agreement import gather_json, raise_together
+from zerort.device import Ticket
+from zerort.engine.ledger import Ledger
+from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
+from zerort.errors import ClosedError, StorageError
+from zerort.typing import Array
+
+if TYPE_CHECKING:
+    from zerort.offload import DirectoryReport, Part, Pipeline, Store
+
+__all__ = ["Tiers"]
+
+_SAMPLE_NBYTES = 16 * 1024**2
+"""Written and read by the first rank of a host to see how fast its disk is."""
+
+
+class Tiers:
+    """This rank's store and pipeline. Every rank has one.
+
+    Args:
+        world: All ranks.
+        scratch: The directories for files; the environment's or the system's if None.
+        options: How values stream; the environment's if None.
+        ledger: Where bytes and waits are counted.
+    """
+
+    def __init__(
+        self, world: Group, *, scratch: Scratch | None, options: OffloadOptions | None, ledger: Ledger
+    ) -> None:
+        self.options = OffloadOptions.from_environment() if options is None else options
+        self.directories = scratch_directories(scratch)
+        """Where files go."""
+        self.disks: tuple[DirectoryReport, ...] = ()
+        """What was found out about them; on the first rank of each host, once something rests there."""
+        self._world = world
+        self._ledger = ledger
+        self._store: Store | None = None
+        self._pipeline: Pipeline | None = None
+        self._counting = threading.Lock()
+        self._torn = ""
+
+    @property
+    def store(self) -> Store:
+        """This rank's values."""
+        if self._store is None:
+            raise ClosedError("Expected an open store for offloaded values, got none: the runtime is closed.")
+        return self._store
+
+    @property
+    def resting_nbytes(self) -> int:
+        """Bytes of this rank that rest on a disk."""
+        return 0 if self._store is None else self._store.nbytes
+
+    @property
+    def memory_nbytes(self) -> int:
+        """Memory that chunks take on their way."""
+        return 0 if self._pipeline is None else self._pipeline.nbytes
+
+    # -- before anything is put there ------------------------------------------------------------------------------
+
+    def prepare(self, nbytes: int, *, what: str) -> None:
+        """Open the store if any rank needs it, and refuse what has no room. Every rank calls this.
+
+        Args:
+            nbytes: What this rank is about to put there.
+            what: What that is, as a noun phrase.
+
+        Raises:
+            StorageError: A directory cannot be used, or has too little room for all ranks of its host; on every rank.
+        """
+        told = gather_json(self._world, [socket.gethostname(), nbytes], name="offload")
+        if not any(need for _, need in told):
+            return
+        host = told[self._world.rank][0]
+        is_first = all(other != host for other, _ in told[: self._world.rank])
+        error: Exception | None = None
+        try:
+            self._look(sum(need for other, need in told if other == host), what=what, measures=is_first)
+        except Exception as caught:
+            error = caught
+        raise_together(self._world, error, name="offload")
+        try:
+            if self._store is None:
+                self._store = self._open()
+        except Exception as caught:
+            error = caught
+        raise_together(self._world, error, name="offload")
+
+    def _look(self, needed: int, *, what: str, measures: bool) -> None:
+        from zerort.offload.preflight import inspect
+        from zerort.offload.refusal import free_nbytes, no_room
+
+        if measures and not self.disks:
+            self.disks = tuple(
+                inspect(one, what=what, rank=self._world.rank, sample_nbytes=_SAMPLE_NBYTES) for one in self.directories
+            )
+            self._warn_of_memory()
+        free = [free_nbytes(one) for one in self.directories]
+        if None not in free and sum(filter(None, free)) < needed:
+            where = " + ".join(self.directories)
+            raise no_room(where, what=what, needed=needed, why="all ranks of this host together need more")
+
+    def _warn_of_memory(self) -> None:
+        from zerort.offload.preflight import file_system
+
+        for one in self.directories:
+            if file_system(one) in ("tmpfs", "ramfs"):
+                warnings.warn(
+                    f"Expected a disk for what rests on NVME, got {one}, which is memory ({file_system(one)}). Nothing "
+                    'is saved by it. Name a disk: zr.open(scratch="/mnt/nvme"), or ZERORT_SCRATCH=/mnt/nvme.',
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def _open(self) -> Store:
+        from zerort.offload import NvmeOptions, NvmeStore, StripedStore
+
+        options = NvmeOptions(
+            threads=self.options.threads,
+            checksum=self.options.checksum,
+            direct=self.options.direct,
+            retries=self.options.retries,
+        )
+        rank = self._world.rank
+        if len(self.directories) == 1:
+            return NvmeStore(self.directories[0], rank=rank, options=options)
+        return StripedStore.open(
+            self.directories, rank=rank, name="nvme", options=options, sample_nbytes=_SAMPLE_NBYTES
+        )
+
+    # -- moving ----------------------------------------------------------------------------------------------------
+
+    def read(self, name: str, out: Array, *, offset: int = 0) -> Ticket[Array]:
+        """Read from a value, as `Store.read` does."""
+        self._count(read=out.nbytes)
+        return self.store.read(name, out, offset=offset)
+
+    def write(self, name: str, source: Array, *, offset: int = 0) -> Ticket[Array]:
+        """Write to a value, as `Store.write` does."""
+        self._count(written=source.nbytes)
+        return self.store.write(name, source, offset=offset)
+
+    def run(self, chunks: Sequence[Sequence[Part]], compute: Callable[..., object]) -> None:
+        """Stream chunks through memory, as `Pipeline.run` does."""
+        report = self._pipeline_for(chunks).run(chunks, compute)
+        self._count(read=report.read_nbytes, written=report.written_nbytes)
+        self._ledger.stalled["nvme"] += int(report.stall_seconds * 1e9)
+
+    def _count(self, *, read: int = 0, written: int = 0) -> None:
+        with self._counting:  # checkpoints read and write with several threads
+            self._ledger.tiered["nvme read"] += read
+            self._ledger.tiered["nvme write"] += written
+
+    def _pipeline_for(self, chunks: Sequence[Sequence[Part]]) -> Pipeline:
+        from zerort.offload import Pipeline
+
+        needed = Pipeline.slot_nbytes_of(chunks)
+        if self._pipeline is not None and self._pipeline.slots.slot_nbytes < needed:
+            self._pipeline.close()
+            self._pipeline = None
+        if self._pipeline is None:
+            self._pipeline = Pipeline(slot_nbytes=needed, depth=self.options.depth, name="offload")
+        return self._pipeline
+
+    # -- what a failure leaves -------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def tearing(self, what: str, *, by: type[BaseException] = BaseException) -> Iterator[None]:
+        """Note that what is changed inside is half done if the block ends with an error.
+
+        Args:
+            what: What is changed, as a noun phrase.
+            by: Which errors leave something half done.
+        """
+        try:
+            yield
+        except by as error:
+            self._torn = f"{what}, half done when it ended with {type(error).__name__}: {error}"
+            raise
+
+    def check_whole(self, verb: str) -> None:
+        """Raise if parameters and state are not those of one update: all ranks know.
+
+        Raises:
+            StorageError: They are not, and why.
+        """
+        if self._torn:
+            raise StorageError(
+                f"{verb}: Expected parameters and state of one update, got those of {self._torn} Go back to a "
+                "checkpoint: rt.load(path)."
+            )
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether parameters and state are not those of one update."""
+        return bool(self._torn)
+
+    def mend(self) -> None:
+        """Note that parameters and state are whole again."""
+        self._torn = ""
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for what is under way and delete the files, or keep them. Closing twice is fine."""
+        pipeline, store, self._pipeline, self._store = self._pipeline, self._store, None, None
+        with contextlib.ExitStack() as stack, trace.span("close", track="offload"):
+            if store is not None:
+                stack.callback(store.close, keep=self.options.keep)
+            if pipeline is not None:
+                stack.callback(pipeline.close)
