@@ -129,7 +129,7 @@ class Gradients:
 
     def _pack(self, account: _Account, local: str, gradient: torch.Tensor) -> None:
         assert account.unit.unit is not None
-        account.unit.unit.add(local, as_array(gradient))
+        account.unit.unit.add(local, as_array(gradient), given=True)
 
     def _end_round(self, account: _Account) -> None:
         assert account.unit.unit is not None

@@ -21,6 +21,7 @@ from zerort.buffer import Slots
 from zerort.comm import Group
 from zerort.comm.agreement import raise_together
 from zerort.config import Plan
+from zerort.device import HostDevice
 from zerort.engine.attachment import Attachment
 from zerort.engine.ledger import Ledger
 from zerort.engine.mesh import Mesh
@@ -99,8 +100,13 @@ class Runtime:
         self.bucket_slots = Slots(
             "gradient buckets",
             cure="Reduce units before the next one's gradients are asked for, or open the runtime with more buckets.",
-            allocate=lambda nbytes: shard.empty(nbytes, "uint8", name="bucket"),
+            allocate=(
+                (lambda nbytes: HostDevice().empty(nbytes, "uint8"))
+                if shard.reads_in_place
+                else (lambda nbytes: shard.empty(nbytes, "uint8", name="bucket"))
+            ),
             free=shard.forget,
+            lasting=not shard.reads_in_place,
         )
         self.norm_block = BLOCK if options.deterministic else None
         """Elements over which squares are summed before the sums meet those of other ranks; None: all of a shard."""
@@ -343,6 +349,7 @@ class Runtime:
             unit.forget_gradients()
         for one in self.attachments:
             one.forget()
+        self.bucket_slots.rest()
 
     def wait_for_gathers(self) -> None:
         """Wait until no rank reads this one's parameters any more: they are about to change."""

@@ -236,8 +236,14 @@ class Unit:
         for unit in (self, *self._lenders):
             unit._end_turn()
 
-    def add(self, name: str, gradient: Array) -> None:
-        """Add one tensor's gradient to this micro-step, which `reduce` ends; one that comes twice is summed."""
+    def add(self, name: str, gradient: Array, *, given: bool = False) -> None:
+        """Add one tensor's gradient to this micro-step, which `reduce` ends; one that comes twice is summed.
+
+        Args:
+            name: Whose it is.
+            gradient: The whole of it.
+            given: The array is the runtime's from now on, which may use it where it lies instead of copying it.
+        """
         home, full = self._places.get(name, (None, ""))
         if home is None:
             self._fail(
@@ -257,7 +263,7 @@ class Unit:
             check_gradient(
                 self.name, name, gradient, shape=section.layout.of(full).shape, dtypes=section.gradient_dtypes
             )
-            section.bucket.add(full, gradient)
+            section.bucket.add(full, gradient, given=given)
         except Exception as error:
             self._fail(error)
 
