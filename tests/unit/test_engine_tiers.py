@@ -25,6 +25,8 @@ from zerort.offload.faults import injected
 from zerort.testing.threads import run_threads
 
 NVME, DEVICE = zr.Tier.NVME, zr.Tier.DEVICE
+STATE = zr.Plan.zero(3, state=NVME)
+EVERYTHING = zr.Plan.zero(3, parameter=NVME, gradient=NVME, state=NVME)
 SMALL = zr.OffloadOptions(chunk_nbytes=8192, threads=2, retries=0)
 NUMEL = 9000
 
@@ -175,8 +177,7 @@ def test_memory_in_a_disks_place_is_said_loudly(tmp_path):
 # -- a runtime ---------------------------------------------------------------------------------------------------------
 
 
-def open_runtime(group, scratch, **options):
-    plan = zr.Plan.zero(3, state=NVME)
+def open_runtime(group, scratch, plan=STATE, **options):
     return zr.open(plan=plan, group=group, optimizer=zr.AdamW(lr=0.1), scratch=scratch, offload=SMALL, **options)
 
 
@@ -302,6 +303,99 @@ def test_a_disk_that_fails_in_an_update_ends_it_on_all_ranks_and_a_checkpoint_me
         np.testing.assert_array_equal(found[0][name], value)
     assert verify(path) == []
     assert os.listdir(scratch) == []
+
+
+def test_a_gather_that_a_disk_refuses_is_told_to_all_ranks_and_may_be_repeated(tmp_path):
+    def body(group):
+        with open_runtime(group, tmp_path, EVERYTHING) as rt:
+            for at in range(2):
+                rt.register(f"unit{at}", values(at))
+            steps(rt, range(2))
+            before = weights(rt)
+            for _ in range(3):  # the slot is given back each time
+                with (
+                    faults(group, "eio@1:op=read:times=all:file=-r1-"),
+                    pytest.raises(StorageError, match=r"parameter.* on rank 1, got Input/output error"),
+                ):
+                    rt.units["unit1"].gather()
+            for name, value in weights(rt).items():
+                np.testing.assert_array_equal(value, before[name])
+            steps(rt, range(2, 4))
+
+    run_threads(2, body)
+    assert os.listdir(tmp_path) == []
+
+
+def test_gradients_that_cannot_be_put_away_stop_the_step_before_anything_changed(tmp_path):
+    def body(group):
+        with open_runtime(group, tmp_path, EVERYTHING) as rt:
+            for at in range(2):
+                rt.register(f"unit{at}", values(at))
+            steps(rt, range(2))
+            before = weights(rt)
+            fault = "enospc@1:op=write:times=all:file=gradient"
+            with faults(group, fault), pytest.raises(StorageError, match=r"gradient.*No space left"):
+                steps(rt, [2])
+            for name, value in weights(rt).items():
+                np.testing.assert_array_equal(value, before[name])
+            assert steps(rt, [2]).update == 3
+            return weights(rt)
+
+    def undisturbed(group):
+        with zr.open(plan=zr.Plan.zero(3), group=group, optimizer=zr.AdamW(lr=0.1)) as rt:
+            for at in range(2):
+                rt.register(f"unit{at}", values(at))
+            steps(rt, range(3))
+            return weights(rt)
+
+    found, expected = run_threads(2, body), run_threads(2, undisturbed)
+    for name, value in expected[0].items():
+        np.testing.assert_array_equal(found[0][name], value)
+
+
+def test_frozen_parameters_are_read_and_never_written_back(tmp_path):
+    def body(group):
+        with open_runtime(group, tmp_path, zr.Plan.zero(3, parameter=NVME)) as rt:
+            rt.register("cold", values(0), frozen=True)
+            rt.register("warm", values(1))
+            for _ in range(2):
+                for unit in rt.units.values():
+                    with unit.gathered() as p:
+                        if unit.name == "cold":
+                            np.testing.assert_array_equal(p["w"], values(0)["w"])
+                rt.units["warm"].reduce({"w": np.ones(NUMEL, np.float32)})
+                report = rt.step()
+            nbytes = 4 * 9024
+            assert report.bytes_tiered == {"nvme read": 3 * nbytes, "nvme write": nbytes}
+            assert rt.memory().nvme == 2 * nbytes
+
+    run_threads(1, body)
+
+
+@pytest.mark.parametrize("options", [{"micro_steps": 2}, {"deterministic": True, "virtual_shards": 2}])
+def test_gradients_that_are_summed_more_than_once_stay_in_memory(tmp_path, options):
+    def body(group):
+        with pytest.raises(PlanError, match=r"with gradients on NVME, got another.*gradient=Tier.HOST"):
+            open_runtime(group, tmp_path, EVERYTHING, **options)
+
+    run_threads(2, body)
+
+
+def test_new_values_reach_what_rests(tmp_path):
+    def body(group):
+        with open_runtime(group, tmp_path, EVERYTHING) as rt:
+            unit = rt.register("a", {"w": np.zeros(NUMEL, "bfloat16"), "b": np.ones(7, "bfloat16")})
+            unit.assign({"w": np.full(NUMEL, 3, "bfloat16")})
+            with unit.gathered() as p:
+                assert (p["w"] == 3).all()
+                assert (p["b"] == 1).all()
+            unit.reduce({"b": np.ones(7, "bfloat16")})
+            rt.step()
+            with unit.gathered() as p:
+                assert (p["w"] == 3).all()  # its master weights were told
+                assert (p["b"] != 1).all()
+
+    run_threads(2, body)
 
 
 def test_an_exception_in_the_users_loop_leaves_no_files(tmp_path):

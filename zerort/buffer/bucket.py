@@ -19,6 +19,8 @@ where ranks can read each other's memory in place.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -32,7 +34,14 @@ from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
-__all__ = ["GradientBucket"]
+__all__ = ["GradientBucket", "Rest"]
+
+
+class Rest(Protocol):
+    """Where a summed gradient rests, if that is not in memory."""
+
+    def put(self, reduce_into: Callable[[Array], Ticket[Array]], /) -> Ticket[Array]:
+        """Start a reduction into memory of its own and put the result away; done when it is."""
 
 
 class GradientBucket:
@@ -46,6 +55,7 @@ class GradientBucket:
         needed: How the optimizer wants them: REPLICATED or SHARDED.
         micro_steps: Rounds of gradients that are summed before they are reduced.
         slots: Where gradients are collected.
+        rest: Puts the sum away where it is SHARDED, instead of keeping it in memory.
         tree: Sum in one fixed pairwise tree, at the step.
         resident: Keep a whole array even where a slot would do: for gradients that come from several places.
         name: What to call it in errors and traces.
@@ -61,6 +71,7 @@ class GradientBucket:
         placement: Placement,
         needed: Placement,
         slots: Slots,
+        rest: Rest | None = None,
         micro_steps: int = 1,
         tree: bool = False,
         resident: bool = False,
@@ -80,6 +91,8 @@ class GradientBucket:
         self._own = partition.of(group.rank).slice
         keep_whole = resident or micro_steps > 1 or tree or placement is not Placement.SHARDED
         self._resident = group.empty(layout.numel, self.dtype, name=name) if keep_whole else None
+        self.rest = None if keep_whole else rest
+        """What puts the sum away; None if it stays in memory."""
         self._leaf = np.empty(layout.numel, self.dtype) if tree else None
         self.needs_slots = not keep_whole or (micro_steps > 1 and not tree)
         """Whether gradients may be collected in slots."""
@@ -89,14 +102,15 @@ class GradientBucket:
         self._slot: Slot | None = None
         self.reduction: Ticket[Array] | None = None
         """The sum, from when it was fired."""
+        self._read: Ticket[Array] | None = None  # done when the slot is no longer read
         self.reset()
 
     def reset(self) -> None:
         """Forget all gradients."""
         if self._slot is not None:
-            self._slot.release(after=self.reduction)
+            self._slot.release(after=self._read)
             self._slot = None
-        self.reduction = None
+        self.reduction = self._read = None
         self._present: set[str] = set()  # in this round
         self._unseen = False  # gradients were written behind our back
         self.seen: set[str] = set()
@@ -113,7 +127,7 @@ class GradientBucket:
     def nbytes(self) -> int:
         """Bytes that this rank holds from the reduction to the step; all the time, if the bucket is resident."""
         if self._resident is None:
-            return self._partition.counts[self._group.rank] * self.dtype.itemsize
+            return 0 if self.rest is not None else self._partition.counts[self._group.rank] * self.dtype.itemsize
         leaf = 0 if self._leaf is None else self._leaf.nbytes
         return self._resident.nbytes + leaf + (0 if self._tree is None else self._tree.nbytes)
 
@@ -210,7 +224,7 @@ class GradientBucket:
         if self._tree is None:
             self._move(self._rests)
         if self._slot is not None:
-            self._slot.release(after=self.reduction)
+            self._slot.release(after=self._read)
             self._slot = None
 
     def settle(self) -> Array:
@@ -227,20 +241,27 @@ class GradientBucket:
             source = self.reduction.wait()
         else:
             source = self._apart() if self._resident is None else self._resident
-        out = source
-        if to is Placement.SHARDED:
-            out = source[self._own] if self._resident is not None else self._new_shard()
-        self.reduction = redistribute(
-            self._group,
-            source,
-            placement=self._placed,
-            to=to,
-            partition=self._partition,
-            out=out,
-            name=self.name,
-            tree=self._tree is not None,
-            traffic=self._traffic,
-        )
+
+        def reduce_into(out: Array) -> Ticket[Array]:
+            self._read = redistribute(
+                self._group,
+                source,
+                placement=self._placed,
+                to=to,
+                partition=self._partition,
+                out=out,
+                name=self.name,
+                tree=self._tree is not None,
+                traffic=self._traffic,
+            )
+            return self._read
+
+        if to is not Placement.SHARDED:
+            self.reduction = reduce_into(source)
+        elif self.rest is not None:
+            self.reduction = self.rest.put(reduce_into)
+        else:
+            self.reduction = reduce_into(source[self._own] if self._resident is not None else self._new_shard())
         self._placed = to
 
     def _new_shard(self) -> Array:

@@ -30,7 +30,7 @@ _NOTHING: Array = np.empty(0, np.uint8)
 class Slot:
     """One piece of memory on lease."""
 
-    __slots__ = ("_owner", "busy", "memory", "nbytes")
+    __slots__ = ("_owner", "busy", "idle_since", "memory", "nbytes")
 
     def __init__(self, owner: Slots, memory: Array) -> None:
         self._owner = owner
@@ -38,6 +38,8 @@ class Slot:
         self.nbytes = 0  # what the lease asked for
         self.busy: Ticket[Any] | None = None
         """Work that still reads or writes the memory after its release."""
+        self.idle_since = -1
+        """The count of the ranks' meetings when it was last released, for owners who keep one."""
 
     def array(self, numel: int, dtype: np.dtype[Any]) -> Array:
         """Return the slot's first ``numel`` elements: 1-D."""

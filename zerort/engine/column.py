@@ -18,6 +18,7 @@ import numpy as np
 
 from zerort.device import HostDevice, Ticket, joined
 from zerort.errors import CallError
+from zerort.native import crc32c
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
@@ -154,6 +155,13 @@ class Column:
         if not self.is_resting(at):
             return self.piece(at)
         return self.read(self.cuts[at], np.empty(self._numel(at), self.dtype)).wait()
+
+    def checksum(self) -> tuple[int, int]:
+        """Return the crc32c of all bytes, and how many there are."""
+        total = 0
+        for at in range(len(self.cuts) - 1):
+            total = crc32c(self.chunk(at).view(np.uint8), total)
+        return total, self.size * self.dtype.itemsize
 
     def _overlaps(self, first: int, numel: int) -> Iterator[tuple[int, slice, slice]]:
         """Yield (chunk, where in it, where in the range); chunk -1 is all that is in memory."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from zerort.buffer import Slots
 from zerort.comm import Group
-from zerort.comm.agreement import raise_together
 from zerort.config import Plan
 from zerort.device import HostDevice
 from zerort.engine.attachment import Attachment
@@ -35,7 +34,7 @@ from zerort.engine.step import take_step
 from zerort.engine.tensors import Frozen, TensorSpec
 from zerort.engine.tiers import Tiers
 from zerort.engine.unit import Unit
-from zerort.errors import ClosedError, StorageError, ZerortError
+from zerort.errors import ClosedError, ZerortError
 from zerort.layout import Placement
 from zerort.layout.flat import ALIGNMENT
 from zerort.optim import LossScale, LossScaler, Optimizer, ParameterGroup, unmatched
@@ -108,8 +107,15 @@ class Runtime:
             free=shard.forget,
             lasting=not shard.reads_in_place,
         )
-        self.norm_block = BLOCK if options.deterministic else None
-        """Elements over which squares are summed before the sums meet those of other ranks; None: all of a shard."""
+        self.gradient_slots = Slots(
+            "slots for summed gradients",
+            cure="Open the runtime with more buckets.",
+            allocate=lambda nbytes: HostDevice().empty(nbytes, "uint8", alignment=4096),
+            free=lambda memory: None,
+            lasting=False,
+        )
+        self.meetings = 0
+        """How often all ranks that share slots have met, as far as it matters to who may write to them."""
         self._order = GatherOrder(ahead=options.prefetch)
         self._expected: list[str] = []
         self.setup = SectionSetup(
@@ -122,7 +128,9 @@ class Runtime:
             deterministic=options.deterministic,
             bucket_slots=self.bucket_slots,
             ledger=self.ledger,
+            norm_block=BLOCK if options.deterministic else None,
             tiers=self.tiers,
+            gradient_slots=self.gradient_slots,
             tiers_of=lambda name: SectionTiers.of(plan),
         )
 
@@ -228,21 +236,10 @@ class Runtime:
         Returns:
             The directory.
         """
-        from zerort import checkpoint  # here: it takes a third of the time that all of zerort takes to import
-        from zerort.engine import snapshot
+        from zerort.engine.saving import save  # here: it takes a third of the time that all of zerort takes to import
 
         self.check_whole("save")
-        where, error = None, None
-        try:
-            where, progress = Path(path), checkpoint.as_json(progress, what="progress")
-        except Exception as caught:
-            error = caught
-        raise_together(self.world, error, name="save")
-        assert where is not None
-        self.wait_for_gathers()
-        values = [snapshot.over_world(self, value) for value in snapshot.values_of(self)]
-        checkpoint.save(where, self.world, values, meta=snapshot.meta_of(self), progress=progress)
-        return where
+        return save(self, path, progress=progress)
 
     def load(self, path: str | Path, *, optimizer: bool = True, strict: bool = True) -> Restored:
         """Read a checkpoint, of any number of ranks and any plan, into the registered units.
@@ -255,36 +252,10 @@ class Runtime:
         Raises:
             CheckpointError: It is damaged, or of another model or optimizer; on every rank.
         """
-        from zerort import checkpoint
-        from zerort.engine import snapshot
+        from zerort.engine.saving import load
 
         self.check_open("load")
-        manifest, error = None, None
-        try:
-            manifest = checkpoint.read_manifest(path)
-            snapshot.check_loadable(self, manifest, optimizer=optimizer)
-        except Exception as caught:
-            error = caught
-        raise_together(self.world, error, name="load")
-        assert manifest is not None
-        self.discard_gradients()
-        self.wait_for_gathers()
-        with self.tiers.tearing("a load", by=StorageError):
-            try:
-                if self.tiers.is_torn:
-                    snapshot.renew(self)
-                values = list(snapshot.values_of(self, optimizer=optimizer))
-                checkpoint.load(path, self.mesh.shard, values, manifest=manifest, strict=strict)
-            except Exception as caught:
-                error = caught
-            raise_together(self.world, error, name="load")  # the other copies read for themselves
-            snapshot.spread_loaded(self, optimizer=optimizer)
-        if optimizer:
-            snapshot.restore_meta(self, manifest)
-            self.tiers.mend()
-        every = tuple(manifest.progress)
-        mine = every[self.rank] if self.rank < len(every) else every[0]
-        return Restored(updates=snapshot.updates_of(manifest), progress=mine, every_progress=every)
+        return load(self, path, optimizer=optimizer, strict=strict)
 
     def memory(self) -> MemoryReport:
         """Return how many bytes this rank holds, counted from its arrays."""
@@ -293,7 +264,7 @@ class Runtime:
             parameter=sum(section.parameters.nbytes for section in sections),
             gradient=sum(section.bucket.nbytes for section in sections if section.bucket is not None),
             state=sum(section.state.nbytes for section in sections if section.state is not None),
-            buckets=self.bucket_slots.nbytes,
+            buckets=self.bucket_slots.nbytes + self.gradient_slots.nbytes,
             gathered=self.gather_slots.nbytes,
             gathered_peak=self.gather_slots.peak_nbytes,
             streaming=self.tiers.memory_nbytes,
@@ -313,6 +284,7 @@ class Runtime:
                 unit.close()
             self.gather_slots.close()
             self.bucket_slots.close()
+            self.gradient_slots.close()
         finally:
             self.units.clear()
             self.attachments.clear()
@@ -350,6 +322,7 @@ class Runtime:
         for one in self.attachments:
             one.forget()
         self.bucket_slots.rest()
+        self.gradient_slots.rest()
 
     def wait_for_gathers(self) -> None:
         """Wait until no rank reads this one's parameters any more: they are about to change."""
@@ -370,13 +343,13 @@ class Runtime:
     def prefetch(self) -> None:
         """Start to gather the units that are expected next, as far as there is room."""
         for name in self._expected:
-            if not self.units[name].fetch():
+            if not self.units[name].form.fetch():
                 break
 
     def drop_prefetched(self) -> None:
         """Let go of units that were gathered ahead and that nobody holds."""
         for unit in self.units.values():
-            unit.drop()
+            unit.form.drop()
 
     def end_gather_order(self) -> None:
         """Start a new step's order of gathers; what was gathered ahead is out of date."""

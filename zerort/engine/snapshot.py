@@ -51,10 +51,10 @@ def over_world(rt: Runtime, value: Value) -> Value:
 
 def _parameters_of(section: Section, rank: int) -> Value:
     state = section.state
-    if state is None or state.master is None:
-        mine = section.parameters.mine
-        return Value(kind="parameter", layout=section.layout, partition=section.partition, mine=mine)
     own = section.partition.of(rank)
+    if state is None or state.master is None:
+        mine = _range_of(section.shard, own, first=own.first)
+        return Value(kind="parameter", layout=section.layout, partition=section.partition, mine=mine)
     layout = replace(section.layout, dtype="float32")
     master = _range_of(state.master, own, first=state.owned.first)
     return Value(kind="parameter", layout=layout, partition=section.partition, mine=master)

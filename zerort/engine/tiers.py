@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from zerort import trace
 from zerort.comm import Group
 from zerort.comm.agreement import gather_json, raise_together
-from zerort.device import Ticket
+from zerort.device import HostStream, Ticket
 from zerort.engine.ledger import Ledger
 from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
 from zerort.errors import ClosedError, StorageError
@@ -58,6 +58,7 @@ class Tiers:
         self._ledger = ledger
         self._store: Store | None = None
         self._pipeline: Pipeline | None = None
+        self._stream: HostStream | None = None
         self._counting = threading.Lock()
         self._torn = ""
 
@@ -67,6 +68,18 @@ class Tiers:
         if self._store is None:
             raise ClosedError("Expected an open store for offloaded values, got none: the runtime is closed.")
         return self._store
+
+    @property
+    def chunk_numel(self) -> int:
+        """Elements of a chunk, at most."""
+        return self.options.chunk_nbytes // 4
+
+    @property
+    def stream(self) -> HostStream:
+        """Does what follows a reduction: puts gradients away."""
+        if self._stream is None:
+            self._stream = HostStream("offload gradients")
+        return self._stream
 
     @property
     def resting_nbytes(self) -> int:
@@ -231,3 +244,5 @@ class Tiers:
                 stack.callback(store.close, keep=self.options.keep)
             if pipeline is not None:
                 stack.callback(pipeline.close)
+            if self._stream is not None:
+                stack.callback(self._stream.close)

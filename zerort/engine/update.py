@@ -13,10 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerort import native
 from zerort.comm.agreement import raise_together
 from zerort.engine.column import Column
 from zerort.engine.section import Section
 from zerort.engine.state import Rates
+from zerort.engine.summed import SummedGradient
 from zerort.errors import StorageError
 from zerort.typing import Array
 
@@ -52,7 +54,17 @@ class _Chunk:
 
     def parts(self) -> list[Part]:
         """Return what the pipeline brings, in the order of `resting`."""
-        return [self.columns[kind].part(self.at, write=kind != "gradient") for kind in self.resting]
+        return [
+            self.columns[kind].part(
+                self.at, read=not (kind == "parameter" and self._is_rounded), write=kind != "gradient"
+            )
+            for kind in self.resting
+        ]
+
+    @property
+    def _is_rounded(self) -> bool:
+        """Whether parameters are what their master weights round to: then they need not be read."""
+        return "master" in self.columns
 
     def update(self, settings: _Settings, brought: Sequence[Array] = ()) -> None:
         """Update the chunk, given what the pipeline has brought."""
@@ -60,6 +72,8 @@ class _Chunk:
         for kind, column in self.columns.items():
             if kind not in arrays:
                 arrays[kind] = column.piece(self.at)
+        if "parameter" in self.resting and self._is_rounded:  # also of tensors that are not updated now
+            native.cast_into(arrays["parameter"], arrays["master"])
         state = self.section.state
         assert state is not None
         state.update_chunk_(
@@ -76,7 +90,7 @@ class _Chunk:
 def update_sections(
     rt: Runtime,
     sections: Sequence[Section],
-    gradients: Sequence[Array],
+    gradients: Sequence[SummedGradient],
     *,
     present: set[str],
     rates: Rates,
@@ -87,7 +101,7 @@ def update_sections(
     Args:
         rt: The owner.
         sections: Whose turn it is.
-        gradients: The owned range of each one's summed gradient.
+        gradients: Each one's summed gradient, of the owned range.
         present: Tensors that have a gradient; the same on every rank.
         rates: The learning rate of every optimizer, by its `id`.
         scale: What gradients are multiplied by first.
@@ -100,13 +114,13 @@ def update_sections(
         if section.looks_at_tensors:
             section.state.update_tensors_(
                 section.owned.memory,
-                gradient,
+                gradient.column.memory,
                 present=present,
                 rates=rates,
                 grad_scale=scale,
                 sum_over_ranks=rt.sum_over_shards,
             )
-        for chunk in _chunks_of(section, gradient, present):
+        for chunk in _chunks_of(section, gradient.column, present):
             if chunk.resting:
                 streamed.append(chunk)
             else:
@@ -130,12 +144,12 @@ def _stream(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
         raise_together(rt.world, error, name="update")
 
 
-def _chunks_of(section: Section, gradient: Array, present: set[str]) -> Iterator[_Chunk]:
+def _chunks_of(section: Section, gradient: Column, present: set[str]) -> Iterator[_Chunk]:
     state = section.state
     assert state is not None
     columns = {
         "parameter": section.owned,
-        "gradient": Column("gradient", state.cuts, gradient),
+        "gradient": gradient,
         **state.columns,
     }
     for at in state.chunks_with(present):
