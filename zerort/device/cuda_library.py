@@ -10,7 +10,7 @@ from typing import Any
 
 from zerort.errors import DeviceError
 
-__all__ = ["count_gpus", "cupy", "is_out_of_memory"]
+__all__ = ["count_gpus", "cupy", "is_out_of_memory", "load_nccl"]
 
 try:
     import cupy as _cupy
@@ -40,6 +40,24 @@ def count_gpus() -> int:
             "--gpus all."
         ) from error
     return count
+
+
+def load_nccl() -> Any:
+    """Return ``cupy.cuda.nccl``, with its library loaded.
+
+    Raises:
+        DeviceError: CuPy finds no libnccl.
+    """
+    try:
+        from cupy.cuda import nccl
+
+        nccl.get_version()
+    except Exception as error:  # an import, a library or a symbol, depending on CuPy's version
+        raise DeviceError(
+            f"Expected NCCL, over which GPUs talk, got: {type(error).__name__}: {error}. "
+            "Run pip install nvidia-nccl-cu12 (nvidia-nccl-cu13 for CUDA 13)."
+        ) from error
+    return nccl
 
 
 def is_out_of_memory(error: BaseException) -> bool:
