@@ -174,9 +174,10 @@ class NcclTransport(Transport):
             made.fill(0)
         except DeviceMemoryError as error:
             story = f"{error} (rank {self.rank})"
-        for text in self.tell(story):
-            if text:
-                raise DeviceMemoryError(text)
+        stories = [text for text in self.tell(story) if text]
+        if stories:
+            del made  # whoever looks at the error must not hold the memory
+            raise DeviceMemoryError(stories[0])
         return made
 
     allocate_shared = allocate
