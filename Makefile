@@ -53,7 +53,7 @@ contracts: $(VENV)/.dev ## Check that imports only go down (import-linter)
 
 test-unit: $(VENV)/.dev ## Run tests that need no mpirun, and doctests
 	$(BIN)/python -m pytest -q tests/unit
-	$(BIN)/python -m pytest -q --doctest-modules zerort
+	$(BIN)/python -m pytest -q --doctest-modules zerort --ignore-glob='*cuda*.py' --ignore-glob='*/nccl*.py'
 
 test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashes, hosts, examples
 	$(BIN)/python -m pytest -q tests/jobs --ignore=tests/jobs/test_examples_torch.py

@@ -1,3 +1,6 @@
-"""Ranks under pytest; see `zerort.testing.pytest_ranks`."""
+"""Tests of the GPU path: here those of one process, in `ranks` those of several (`python -m zerort.testing`)."""
 
-from zerort.testing.pytest_ranks import options, pytest_configure, pytest_runtest_makereport  # noqa: F401
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # nvrtc.py
