@@ -19,7 +19,7 @@ endif
 TORCH   ?= torch==2.13.0
 
 # CuPy's wheel, as released, runs on the emulated device of tests/cusim; CUDA's headers are what that is compiled with.
-CUPY    ?= cupy-cuda12x==14.2.0 nvidia-cuda-runtime-cu12==12.9.79
+CUPY    ?= cupy-cuda12x==14.2.0 nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-nvrtc-cu12==12.9.86
 
 # Open MPI's mpirun wants to be told that it may run as root and with more ranks than cores; its window errors are noise.
 ifeq ($(MPI),openmpi)
@@ -70,6 +70,8 @@ test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks, an
 
 test-cuda: $(VENV)/.cuda ## Run what needs CuPy, on an emulated device: no GPU
 	$(BIN)/python -m pytest -q tests/cusim
+	$(BIN)/python -m pytest -q tests/cuda --ignore=tests/cuda/ranks
+	$(BIN)/python -m zerort.testing $(filter-out 8,$(SIZES)) -- tests/cuda/ranks
 
 bench: $(VENV)/.installed ## Measure collectives against MPI, the optimizers, and training steps
 	$(BIN)/zerort bench collectives --ranks 2 --compare mpi

@@ -1,6 +1,6 @@
 """Compile a CUDA source with the real NVRTC, which needs no GPU: ``python nvrtc.py source.cu include option…``.
 
-Prints a line ``sm_XX kernel kernel …`` for each architecture that this NVRTC knows, with the kernels found in its PTX.
+Prints a line ``sm_XX kernel kernel …`` for each architecture from Volta on that this NVRTC knows, with the kernels found in its PTX.
 A process of its own: where the tests run, an emulated NVRTC may have taken the name.
 """
 
@@ -27,6 +27,10 @@ def find_headers(package="nvidia-cuda-runtime-cu12"):
     except metadata.PackageNotFoundError:
         return None
     return next((str(Path(file.locate()).parent) for file in files if file.name == "cuda_fp16.h"), None)
+
+
+OLDEST = 70
+"""Volta: what CUDA 12 still makes code for, and CuPy still runs on, of the GPUs that train."""
 
 
 class Nvrtc:
@@ -68,7 +72,7 @@ class Nvrtc:
 def main():
     source, include, *options = sys.argv[1:]
     nvrtc = Nvrtc(find_library())
-    for architecture in nvrtc.architectures():
+    for architecture in (one for one in nvrtc.architectures() if one >= OLDEST):
         ptx = nvrtc.compile(
             Path(source).read_text(),
             [*options, f"--include-path={include}", f"--gpu-architecture=compute_{architecture}"],

@@ -17,7 +17,7 @@ from zerort.optim import kernels_cuda as cuda  # noqa: E402
 from zerort.optim.kernels import kernels_for  # noqa: E402
 
 DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-SIZES = [0, 1, 33, 1000, 70_001]
+SIZES = [0, 33, 5_003]
 STEPS = 4
 
 
@@ -83,7 +83,7 @@ def test_casts_give_the_hosts_bits(other):
     special = [0.0, -0.0, np.inf, -np.inf, 65504, 65520, 1e-8, 6e-8, 3e38, 1e-45, 1.0039062, 1.0117188]
     for source_dtype, out_dtype in (("float32", other), (other, "float32")):
         with np.errstate(all="ignore"):
-            source = np.concatenate([numbers(20_001, seed=3, spread=8.0), special]).astype(DTYPES[source_dtype])
+            source = np.concatenate([numbers(5_001, seed=3, spread=8.0), special]).astype(DTYPES[source_dtype])
         out = np.empty(source.size, DTYPES[out_dtype])
         there = cupy.empty(source.size, out.dtype)
         native.cast_into(out, source)
@@ -109,9 +109,9 @@ def test_square_sums_give_the_hosts_bits(dtype, numel):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_first_that_is_not_finite_is_found(dtype):
-    array = numbers(10_000, dtype, seed=5, spread=1.0)
+    array = numbers(4_000, dtype, seed=5, spread=1.0)
     assert cuda.first_nonfinite(cupy.asarray(array)) == -1
-    for place, value in ((9_999, np.nan), (5_000, -np.inf), (4_999, np.inf), (0, np.nan)):
+    for place, value in ((3_999, np.nan), (2_000, -np.inf), (1_999, np.inf), (0, np.nan)):
         array[place] = value
         assert cuda.first_nonfinite(cupy.asarray(array)) == place == native.first_nonfinite(array)
     assert cuda.first_nonfinite(cupy.empty(0, array.dtype)) == -1

@@ -123,7 +123,9 @@ class Launcher:
             self._number(call)
         title = f"{op} {name}" if name and trace.is_enabled() else op
         work = functools.partial(self._perform, call)
-        return self._stream.submit(work, name=title, eager=call.nbytes <= eager_nbytes)
+        # A call over a device's arrays lets go of them when it is queued; the device is not done with them then.
+        keep = (call.source, call.out) if call.where else ()
+        return self._stream.submit(work, name=title, keep=keep, eager=call.nbytes <= eager_nbytes)
 
     def _number(self, call: Call) -> Call:
         call.sequence = self._sequence
