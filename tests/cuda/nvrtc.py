@@ -1,6 +1,6 @@
 """Compile a CUDA source with the real NVRTC, which needs no GPU: ``python nvrtc.py source.cu include option…``.
 
-Prints a line ``sm_XX kernel kernel …`` for each architecture from Volta on that this NVRTC knows, with the kernels found in its PTX.
+Prints a line ``sm_XX kernel kernel …`` for each architecture from Volta on that this NVRTC knows, and its kernels.
 A process of its own: where the tests run, an emulated NVRTC may have taken the name.
 """
 

@@ -99,7 +99,7 @@ class NcclTransport(Transport):
 
     def open_stream(self) -> CudaStream:
         """Return a stream of the GPU, ahead of others: what it carries, other ranks wait for."""
-        return self.device.stream(f"comm {self.name}", priority=-1, helping=False, trouble=lambda: self.broken)
+        return self.device.stream(f"comm {self.name}", priority=-1, helping=False, trouble=self._look)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,12 @@ class NcclTransport(Transport):
         """Tell the others on the host."""
         self.host.spread(why)
 
+    def _look(self) -> CollectiveError | None:
+        return self.broken if self.broken is not None else self._watch.look()
+
     def _break(self, error: CollectiveError) -> None:
+        if self.broken is not None:
+            return
         self.broken = error
         self.flights.dump(self.options.flight_dir, rank=self.rank, reason="a call did not end on the GPU")
         self.spread(why_failed(Call(op="watch", site="the GPU"), error))

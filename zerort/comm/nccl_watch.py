@@ -27,6 +27,9 @@ _EVERY = 0.1
 _GRACE = 3.0
 """Seconds that a call gets to end after a rank was seen to have gone: it may have done its part of it before."""
 
+_NAMED_WITHIN = 1.0
+"""Seconds in which the host gets to say which rank an error of NCCL comes from."""
+
 _DEADLINE = 10.0
 """Seconds that NCCL gets to abort or to end."""
 
@@ -69,6 +72,8 @@ class NcclWatch:
         self._title, self._rank, self._timeout = title, rank, timeout
         self._trouble, self._on_break = trouble, on_break
         self._flights: collections.deque[_Flight] = collections.deque()
+        self._latest = "a call"
+        self._error: CollectiveError | None = None
         self._seen_at: float | None = None  # since when another rank is in trouble
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -77,21 +82,23 @@ class NcclWatch:
 
     def follow(self, text: str, event: Any) -> None:
         """Watch a call until its event has fired."""
+        self._latest = text
         self._flights.append(_Flight(text, event, time.monotonic()))
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name=f"zerort-watch {self._title}", daemon=True)
             self._thread.start()
 
-    def check(self) -> str:
-        """Return the error that NCCL found since it was last asked, or the empty text."""
+    def look(self) -> CollectiveError | None:
+        """Return the error that the group has, or that NCCL has found meanwhile; then the group breaks."""
         with self._asking:
-            if self._ended.locked():
-                return ""
-            try:
-                self._communicator.check_async_error()
-            except Exception as error:  # CuPy does not know the names of all of them
-                return f"{type(error).__name__}: {error}"
-        return ""
+            if self._error is None and not self._ended.locked():
+                try:
+                    self._communicator.check_async_error()
+                except Exception as error:  # CuPy does not know the names of all of them
+                    self._error = self._nccl_error(f"{type(error).__name__}: {error}")
+        if self._error is not None:
+            self._break(self._error)
+        return self._error
 
     def abort(self) -> None:
         """End what is under way, and give NCCL's memory back, within a deadline."""
@@ -127,9 +134,26 @@ class NcclWatch:
             while not self._stop.wait(_EVERY):
                 error = self._judge()
                 if error is not None:
-                    with contextlib.suppress(Exception):  # telling others must not keep the GPU from being freed
-                        self._on_break(error)
-                    self.abort()
+                    self._error = error
+                    self._break(error)
+
+    def _break(self, error: CollectiveError) -> None:
+        if not self._ended.locked():
+            with contextlib.suppress(Exception):  # telling others must not keep the GPU from being freed
+                self._on_break(error)
+            self.abort()
+
+    def _nccl_error(self, found: str) -> RankFailedError:
+        # NCCL says that something went wrong; the host, perhaps a moment later, with whom.
+        until, trouble = time.monotonic() + _NAMED_WITHIN, self._trouble()
+        while not trouble and time.monotonic() < until:
+            time.sleep(0.02)
+            trouble = self._trouble()
+        return RankFailedError(
+            f"Expected every rank of {self._title} to finish {self._latest}, got an error of NCCL on rank "
+            f"{self._rank}: {found}{f'; {trouble}' if trouble else ''}. Nothing that was under way can be relied on. "
+            "Run with NCCL_DEBUG=WARN to see its cause, then open a new group."
+        )
 
     def _judge(self) -> CollectiveError | None:
         """Return why the oldest call under way can no longer end; None if it may."""
@@ -139,13 +163,9 @@ class NcclWatch:
             self._seen_at = None
             return None
         flight, now = self._flights[0], time.monotonic()
-        found = self.check()
-        if found:
-            return RankFailedError(
-                f"Expected every rank of {self._title} to finish {flight.text}, got an error of NCCL on rank "
-                f"{self._rank}: {found}. Nothing that was under way can be relied on. Run with NCCL_DEBUG=WARN to see "
-                "its cause, then open a new group."
-            )
+        found = self.look()
+        if found is not None:
+            return found
         trouble = self._trouble()
         if trouble:
             self._seen_at = self._seen_at or now

@@ -44,6 +44,10 @@ _LONGEST_SLEEP = 500e-6
 """Seconds. A wait looks, it does not block in CUDA: so Ctrl-C works, and a broken group is noticed."""
 
 
+_LAST_WORK = 2.0
+"""Seconds that work which was given up gets to end when its stream closes, so that its memory comes back."""
+
+
 class CudaEvent:
     """A point in a CUDA stream's work, on the host and on the GPU."""
 
@@ -72,10 +76,13 @@ class CudaEvent:
         self._issued.wait(timeout)
         looks = 0
         while not self._reached:
-            trouble = self._stream.trouble()
+            reached = self.done()
+            trouble = self._stream.trouble()  # looked for last: work that failed on the GPU ends, too
             if trouble is not None:
-                raise trouble
-            if self.done():
+                self._reached = False
+                # Anew: an error that others hold on to must not hold on to this ticket, and so to arrays.
+                raise type(trouble)(*trouble.args) from trouble
+            if reached:
                 break
             if until is not None and time.monotonic() > until:
                 raise TimeoutError(f"Work on stream {self._stream.name!r} is not done after {timeout} s.")
@@ -185,7 +192,8 @@ class CudaStream:
     def close(self) -> None:
         """Finish what was submitted, on the host and on the GPU, then refuse further work. Closing twice is fine."""
         self._host.close()
-        while self._held and self.trouble() is None:
+        until = time.monotonic() + _LAST_WORK
+        while self._held and (self.trouble() is None or time.monotonic() < until):
             self.sweep()
             time.sleep(10e-6)
 
