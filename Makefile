@@ -18,6 +18,9 @@ endif
 # build where it has been told of one (pip config: find-links). Hugging Face's models are tried where they are installed.
 TORCH   ?= torch==2.13.0
 
+# CuPy's wheel, as released, runs on the emulated device of tests/cusim; CUDA's headers are what that is compiled with.
+CUPY    ?= cupy-cuda12x==14.2.0 nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-nvrtc-cu12==12.9.86
+
 # Open MPI's mpirun wants to be told that it may run as root and with more ranks than cores; its window errors are noise.
 ifeq ($(MPI),openmpi)
 export OMPI_ALLOW_RUN_AS_ROOT = 1
@@ -27,7 +30,7 @@ export OMPI_MCA_osc = ^ucx
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types contracts test-unit test-ranks test-jobs test-torch bench clean
+.PHONY: help setup train test lint types contracts test-unit test-ranks test-jobs test-torch test-cuda bench clean
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -38,7 +41,7 @@ setup: $(VENV)/.installed ## Make .venv and install zerort with an MPI from PyPI
 train: $(VENV)/.installed ## Train the example on 8 ranks (RANKS=n for another number)
 	$(BIN)/mpirun -n $(RANKS) $(BIN)/python examples/train.py
 
-test: lint types contracts test-unit test-jobs test-ranks test-torch ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks
+test: lint types contracts test-unit test-jobs test-ranks test-torch test-cuda ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks
 	@echo "All of make test passed with $(MPI)."
 
 lint: $(VENV)/.dev ## Check style and format (ruff)
@@ -53,7 +56,7 @@ contracts: $(VENV)/.dev ## Check that imports only go down (import-linter)
 
 test-unit: $(VENV)/.dev ## Run tests that need no mpirun, and doctests
 	$(BIN)/python -m pytest -q tests/unit
-	$(BIN)/python -m pytest -q --doctest-modules zerort
+	$(BIN)/python -m pytest -q --doctest-modules zerort --ignore-glob='*cuda*.py' --ignore-glob='*/nccl*.py'
 
 test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashes, hosts, examples
 	$(BIN)/python -m pytest -q tests/jobs --ignore=tests/jobs/test_examples_torch.py
@@ -64,6 +67,11 @@ test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks, and its examples
 	$(BIN)/python -m zerort.testing $(filter-out 8,$(SIZES)) -- tests/torch
 	$(BIN)/python -m pytest -q tests/jobs/test_examples_torch.py
+
+test-cuda: $(VENV)/.cuda ## Run what needs CuPy, on an emulated device: no GPU
+	$(BIN)/python -m pytest -q tests/cusim
+	$(BIN)/python -m pytest -q tests/cuda --ignore=tests/cuda/ranks
+	$(BIN)/python -m zerort.testing $(filter-out 8,$(SIZES)) -- tests/cuda/ranks
 
 bench: $(VENV)/.installed ## Measure collectives against MPI, the optimizers, and training steps
 	$(BIN)/zerort bench collectives --ranks 2 --compare mpi
@@ -89,4 +97,9 @@ $(VENV)/.dev: $(VENV)/.installed
 $(VENV)/.torch: $(VENV)/.dev
 	$(BIN)/pip install --quiet --disable-pip-version-check '$(TORCH)'
 	$(BIN)/pip install --quiet --disable-pip-version-check "transformers~=5.22" || echo "No transformers: their tests are left out."
+	@touch $@
+
+$(VENV)/.cuda: $(VENV)/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check $(CUPY) || \
+	  { echo "CuPy cannot be installed here ($(CUPY)): it has wheels for Linux on x86-64 and aarch64. make test-cuda needs it."; exit 1; }
 	@touch $@

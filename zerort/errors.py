@@ -6,6 +6,8 @@
     ├── BootstrapError                    a group could not be opened
     │   ├── LauncherMismatchError         mpirun belongs to another MPI than the library: N singletons
     │   └── SharedMemoryError             /dev/shm too small, or not shared between the ranks
+    ├── DeviceError                       a GPU that cannot be used: no CuPy, no driver, fewer GPUs than ranks
+    │   └── DeviceMemoryError (MemoryError)  a GPU that has not that much memory left
     ├── CollectiveError                   ranks did not do the same thing
     │   ├── CollectiveMismatchError       they arrived with different calls
     │   ├── CollectiveTimeoutError        one of them did not arrive in time
@@ -34,6 +36,8 @@ __all__ = [
     "CollectiveTimeoutError",
     "CorruptCheckpointError",
     "CorruptStorageError",
+    "DeviceError",
+    "DeviceMemoryError",
     "LauncherMismatchError",
     "NonFiniteError",
     "PlanError",
@@ -68,6 +72,14 @@ class LauncherMismatchError(BootstrapError):
 
 class SharedMemoryError(BootstrapError):
     """Memory shared by the ranks of a node could not be had."""
+
+
+class DeviceError(ZerortError, RuntimeError):
+    """A GPU cannot be used; the message says what is missing."""
+
+
+class DeviceMemoryError(DeviceError, MemoryError):
+    """A GPU has not that much memory left; the message has the numbers."""
 
 
 class CollectiveError(ZerortError, RuntimeError):

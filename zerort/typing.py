@@ -42,6 +42,9 @@ class Stream(Protocol):
     ) -> Any:
         """Queue ``work`` and return its Ticket."""
 
+    def after(self, ticket: Any) -> Any:
+        """Make what is submitted next wait for ``ticket``, and return the Ticket of that wait."""
+
     def synchronize(self) -> None:
         """Block the host until everything submitted so far has happened."""
 

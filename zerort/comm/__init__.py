@@ -7,6 +7,7 @@
     geometry.py   what each collective moves: one table   transport.py    what carries the bytes:
 
         solo · threads · node (node_memory, shelf, window, board, rounds) · mpi (exchange) · hierarchical
+        nccl (nccl_moves, nccl_watch, nccl_bootstrap): GPUs, on top of one of these; imported when asked for
 
 The only room that imports mpi4py, and only when a group is opened. May import: device, trace, config, layout, native.
 """

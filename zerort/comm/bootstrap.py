@@ -4,6 +4,7 @@
     all ranks on one machine                node           shared memory
     one rank on each machine                mpi
     several ranks on several machines       hierarchical   shared memory within, MPI between
+    asked for                               nccl           GPUs, on top of one of these
 
 Ranks exchange value-or-error before anything is built, so an error on one is the same error on all. May import:
 everything in comm.
@@ -21,6 +22,7 @@ from zerort import native
 from zerort.comm.environment import load_mpi
 from zerort.comm.failure import abort_job_on_exception, end_job
 from zerort.comm.group import Group
+from zerort.comm.nccl_bootstrap import open_on_gpus
 from zerort.comm.node import NodeTransport, open_control
 from zerort.comm.solo import SoloTransport
 from zerort.comm.transport import Transport
@@ -30,9 +32,11 @@ from zerort.errors import BootstrapError, CallError, SharedMemoryError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from zerort.device.cuda import CudaDevice
+
 __all__ = ["KINDS", "best_transport", "open_group", "open_node"]
 
-KINDS = ("solo", "node", "mpi", "hierarchical")
+KINDS = ("solo", "node", "mpi", "hierarchical", "nccl")
 """What `open_group` can be asked for by name."""
 
 
@@ -42,6 +46,7 @@ def open_group(
     kind: str | None = None,
     name: str = "world",
     options: GroupOptions | None = None,
+    device: CudaDevice | None = None,
 ) -> Group:
     """Open the group of all ranks of ``comm``, over the best there is between them. Every rank calls this.
 
@@ -50,9 +55,11 @@ def open_group(
         kind: One of `KINDS`, to insist on it; None picks by where the ranks are.
         name: What errors and traces call the group.
         options: Timeouts and sizes; from the environment (`zerort.config.ENVIRONMENT`) if None.
+        device: This rank's GPU, for kind ``"nccl"``; one per rank of a machine, in rank order, if None.
 
     Raises:
         BootstrapError: The group cannot be opened; the same error on every rank.
+        DeviceError: A rank has no GPU of its own; the same error on every rank.
         LauncherMismatchError: ``mpirun`` belongs to another MPI than the library.
 
     Without ``mpirun`` this is a group of one:
@@ -68,11 +75,12 @@ def open_group(
         return Group(SoloTransport(name=name, options=options))
     mpi = load_mpi()
     if mpi is None:
-        return Group(SoloTransport(name=name, options=options))
+        alone: Transport = SoloTransport(name=name, options=options)
+        return Group(open_on_gpus(alone, local_rank=0, hosts=[0], device=device) if kind == "nccl" else alone)
     world = mpi.COMM_WORLD if comm is None else comm
     if world.Get_size() > 1:
         abort_job_on_exception()
-    return Group(best_transport(world, name=name, options=options, kind=kind))
+    return Group(best_transport(world, name=name, options=options, kind=kind, device=device))
 
 
 def best_transport(
@@ -82,6 +90,7 @@ def best_transport(
     options: GroupOptions,
     kind: str | None = None,
     machine: MPI.Intracomm | None = None,
+    device: CudaDevice | None = None,
 ) -> Transport:
     """Return the transport of the given kind, or the best one, for the ranks of ``comm``. Collective.
 
@@ -92,6 +101,7 @@ def best_transport(
         kind: One of `KINDS`; None picks by where the ranks are.
         machine: The ranks that share memory with this one; asked of MPI if None. Tests make several hosts of one
             machine with it.
+        device: As in `open_group`.
     """
     size = comm.Get_size()
     with _watched(comm, name=name, timeout=options.timeout):
@@ -115,6 +125,9 @@ def best_transport(
                 f"Expected all {size} ranks on one machine for a node group, got {len(set(hosts))} machines. "
                 "Leave kind out, or ask for 'hierarchical' or 'mpi'."
             )
+        if wanted == "nccl":
+            host = best_transport(comm, name=name, options=options, kind=best, machine=machine)
+            return open_on_gpus(host, local_rank=machine.Get_rank(), hosts=hosts, device=device)
         if wanted == "solo":
             return SoloTransport(name=name, options=options)
         if wanted == "mpi":

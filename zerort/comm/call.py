@@ -2,7 +2,7 @@
 
 Every collective carries its sequence number, operation, dtype, count, name and call site. They are packed into a header
 of `HEADER_BYTES`; its first `AGREED_BYTES` must be equal on all ranks before anything moves. May import: native,
-geometry.
+comm.arrays, comm.geometry.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from zerort.comm.arrays import DeviceArrays
 from zerort.comm.geometry import Geometry
 from zerort.native.rendezvous import AGREED_BYTES, HEADER_BYTES
 from zerort.typing import Array
@@ -53,6 +54,10 @@ class Call:
     """Elements per rank, or the matrix of an all_to_all, when they were given."""
     geometry: Geometry | None = None
     dtype: str = ""
+    device: DeviceArrays | None = field(default=None, repr=False)
+    """The arrays that the transport carries besides NumPy's."""
+    where: str = ""
+    """The mark of `device` if these are its arrays."""
     numel: int = 0
     root: int = -1
     reduction: str = ""
@@ -76,7 +81,14 @@ class Call:
         """Pack the header without the sequence number, which is all that differs when a call is made again."""
         if not self._tail:
             self._tail = _pack(
-                self.op, self.dtype, self.reduction, self.root, self.numel, self.counts, self.name, self.site
+                self.op,
+                self.where + self.dtype,
+                self.reduction,
+                self.root,
+                self.numel,
+                self.counts,
+                self.name,
+                self.site,
             )
         return self._tail
 
@@ -94,7 +106,7 @@ class Call:
 
     def describe(self) -> str:
         """Say what is called, as a person would write it."""
-        text = _describe(self.op, self.dtype, self.reduction, self.root, self.numel, self.name)
+        text = _describe(self.op, self.where + self.dtype, self.reduction, self.root, self.numel, self.name)
         return text if self.counts is None else f"{text} counts={self.counts}"
 
 

@@ -1,8 +1,8 @@
 """What a collective's arguments must be, and the cure when they are not.
 
 Each function takes what the user gave and fills a `Call`, or raises `CallError`. They look at this rank's arguments
-only; whether the ranks fit together is found out when they meet. May import: errors, native.dtypes, comm.call,
-comm.geometry.
+only; whether the ranks fit together is found out when they meet. May import: errors, native.dtypes, comm.arrays,
+comm.call, comm.geometry.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from zerort.comm import geometry
+from zerort.comm.arrays import address_of_any, is_writeable
 from zerort.comm.call import Call
 from zerort.comm.geometry import Counts
 from zerort.errors import CallError
-from zerort.native import address_of
 from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES, numpy_dtype
 from zerort.typing import Array
 
@@ -168,8 +168,9 @@ def fill_all_to_all(call: Call, rank: int, size: int, given: Given) -> None:
 
 
 def _source(call: Call, array: Any) -> Array:
-    call.source = flat = _flat(call.op, array, "source")
-    call.source_address = address_of(flat)
+    call.source = flat = _flat(call, array, "source")
+    call.where = "" if call.device is None or isinstance(flat, np.ndarray) else call.device.mark
+    call.source_address = address_of_any(flat)
     call.nbytes = flat.nbytes
     call.dtype = _dtype_name(flat.dtype)
     return flat
@@ -192,19 +193,24 @@ def _result(call: Call, out: Any, numel: int, *, in_place: int | None, like: Any
     """
     source = cast(Array, call.source)
     if out is None:
-        call.out = np.empty(numel, source.dtype)
-        call.out_address = address_of(call.out)
+        device = call.device if call.where else None
+        call.out = np.empty(numel, source.dtype) if device is None else device.empty(numel, source.dtype)
+        call.out_address = address_of_any(call.out)
         call.nbytes = max(call.nbytes, call.out.nbytes)
         call.result = call.out if like is None else call.out.reshape(like.shape)
         return
-    flat = _flat(call.op, out, "out")
-    if not flat.flags.writeable:
+    flat = _flat(call, out, "out")
+    if isinstance(flat, np.ndarray) != isinstance(source, np.ndarray):
+        raise CallError(
+            f"{call.op}: Expected a {_kind_name(source)} as out, like the source, got a {_kind_name(flat)}. Copy it."
+        )
+    if not is_writeable(flat):
         raise CallError(f"{call.op}: Expected an out that can be written to, got a read-only array. Pass a copy.")
     if flat.dtype != source.dtype:
         raise CallError(f"{call.op}: Expected an out of dtype {source.dtype} like the source, got {flat.dtype}.")
     if flat.size != numel:
         raise CallError(f"{call.op}: Expected an out of {numel} elements, got {flat.size}.")
-    here, there = address_of(flat), call.source_address
+    here, there = address_of_any(flat), call.source_address
     if here < there + source.nbytes and there < here + flat.nbytes:
         shift = (there - here) // source.itemsize
         if shift != in_place:
@@ -217,10 +223,12 @@ def _result(call: Call, out: Any, numel: int, *, in_place: int | None, like: Any
     call.nbytes = max(call.nbytes, flat.nbytes)
 
 
-def _flat(op: str, array: Any, what: str) -> Array:
-    if not isinstance(array, np.ndarray):
+def _flat(call: Call, array: Any, what: str) -> Array:
+    op, device = call.op, call.device
+    if not isinstance(array, np.ndarray) and (device is None or not device.owns(array)):
+        other = "" if device is None else f" or a {device.title}"
         raise CallError(
-            f"{op}: Expected a numpy.ndarray as {what}, got {type(array).__module__}.{type(array).__name__}. "
+            f"{op}: Expected a numpy.ndarray{other} as {what}, got {_kind_name(array)}. "
             "Convert it without a copy: np.from_dlpack(x), or np.asarray(x)."
         )
     if not array.flags.c_contiguous:
@@ -230,10 +238,15 @@ def _flat(op: str, array: Any, what: str) -> Array:
         )
     if array.dtype.hasobject:
         raise CallError(f"{op}: Expected a {what} of numbers, got dtype {array.dtype}.")
-    if not array.dtype.isnative or not array.flags.aligned:
+    if not array.dtype.isnative or (isinstance(array, np.ndarray) and not array.flags.aligned):
         fault = "unaligned" if array.dtype.isnative else f"of foreign byte order ({array.dtype.str})"
         raise CallError(f"{op}: Expected a {what} as this machine computes with it, got one {fault}. Pass a copy.")
-    return array if array.ndim == 1 else array.reshape(-1)
+    flat: Array = array if array.ndim == 1 else array.reshape(-1)
+    return flat
+
+
+def _kind_name(array: Any) -> str:
+    return f"{type(array).__module__}.{type(array).__name__}"
 
 
 def _reduction(call: Call, reduction: str) -> None:

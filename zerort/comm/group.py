@@ -58,8 +58,8 @@ class Group:
     Every rank makes the same calls in the same order, from one thread at a time. A small call waits for the other ranks
     then and there (`GroupOptions.eager_nbytes`), so ranks must take several groups in the same order, too.
 
-    Arrays are C-contiguous NumPy arrays and are taken as 1-D. A verb that returns a Ticket may not have happened yet:
-    leave its arrays alone until ``ticket.wait()`` has returned.
+    Arrays are C-contiguous and are taken as 1-D: NumPy's, or CuPy's as well if the group is NCCL's. A verb that returns
+    a Ticket may not have happened yet: leave its arrays alone until ``ticket.wait()`` has returned.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -86,7 +86,7 @@ class Group:
 
     @property
     def kind(self) -> str:
-        """What carries the bytes: solo, threads, node, mpi or hierarchical."""
+        """What carries the bytes: solo, threads, node, mpi, hierarchical or nccl."""
         return self._transport.kind
 
     @property

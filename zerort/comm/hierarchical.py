@@ -84,6 +84,10 @@ class HierarchicalTransport(MpiTransport):
         self._node.spread(why)
         super().spread(why)
 
+    def trouble(self) -> str:
+        """Say what is known of this host's ranks."""
+        return self._node.trouble()
+
     def _give_up(self, call: Call) -> NoReturn:
         """Break this host's meeting place, too: ranks that talk to no other host wait there."""
         self._node.spread("")

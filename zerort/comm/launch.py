@@ -21,8 +21,8 @@ from zerort.comm.call import INVALID, Call, call_site, users_frame
 from zerort.comm.checks import Given
 from zerort.comm.prepared import PreparedCalls
 from zerort.comm.transport import DONE, STALE, Transport
-from zerort.device import Done, HostStream, Ticket
-from zerort.errors import CallError, ClosedError, CollectiveError, SharedMemoryError
+from zerort.device import Done, Ticket
+from zerort.errors import CallError, ClosedError, CollectiveError, DeviceMemoryError, SharedMemoryError
 
 __all__ = ["Fill", "Launcher"]
 
@@ -47,7 +47,7 @@ class Launcher:
         }[transport.runs_on]
         # The same for a call that should be queued: none, unless the transport knows no other thread.
         self._least_eager_nbytes = sys.maxsize if transport.runs_on == "caller" else -1
-        self._stream = HostStream(f"comm {transport.name}", helping=transport.runs_on == "any thread")
+        self._stream = transport.open_stream()
         self._turn, self._queue = self._stream.turn, self._stream.queue
         self._sequence = 0
         self._prepared = PreparedCalls(transport)
@@ -123,7 +123,9 @@ class Launcher:
             self._number(call)
         title = f"{op} {name}" if name and trace.is_enabled() else op
         work = functools.partial(self._perform, call)
-        return self._stream.submit(work, name=title, eager=call.nbytes <= eager_nbytes)
+        # A call over a device's arrays lets go of them when it is queued; the device is not done with them then.
+        keep = (call.source, call.out) if call.where else ()
+        return self._stream.submit(work, name=title, keep=keep, eager=call.nbytes <= eager_nbytes)
 
     def _number(self, call: Call) -> Call:
         call.sequence = self._sequence
@@ -149,7 +151,7 @@ class Launcher:
     def _new_call(self, op: str, name: str, fill: Fill, given: Given) -> Call:
         self._check_usable(op)
         transport = self._transport
-        call = self._number(Call(op, call_site(), name=name))
+        call = self._number(Call(op, call_site(), name=name, device=transport.device_arrays))
         try:
             checks.check_name(call, name)
             fill(call, transport.rank, transport.size, given)
@@ -184,7 +186,7 @@ class Launcher:
         except BaseException as error:
             flights.end(entry, f"failed: {type(error).__name__}")
             # These are verdicts that all ranks reach together; of anything else only this rank knows.
-            if not isinstance(error, (CallError, CollectiveError, SharedMemoryError)):
+            if not isinstance(error, (CallError, CollectiveError, DeviceMemoryError, SharedMemoryError)):
                 transport.fail(call, error)
             call.finish()
             raise

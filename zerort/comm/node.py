@@ -237,6 +237,14 @@ class NodeTransport(Transport):
         self._board.write_failure(why)
         self._link.give_up()
 
+    def trouble(self) -> str:
+        """Look at the board and at the other processes."""
+        failure = self._board.read_failure()
+        if failure is not None:
+            return f"an error on rank {failure[0]}: {failure[1]}"
+        gone = [str(rank) for rank, slot in enumerate(self._slots()) if slot.left and rank != self.rank]
+        return f"none of rank {', '.join(gone)}: gone" if gone else ""
+
     def _slots(self) -> list[Any]:
         return [read_slot(self._control_view, rank, sees_processes=self._sees_processes) for rank in range(self.size)]
 

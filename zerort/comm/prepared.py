@@ -2,7 +2,7 @@
 
 A training loop makes the same calls over the same arrays again and again; checking them anew each time would cost more
 than a small collective itself. A call is known again by its arrays' identity and the line that makes it, and its arrays
-still have to lie where they lay. May import: comm.call, comm.transport.
+still have to lie where they lay. May import: comm.arrays, comm.call, comm.transport.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+from zerort.comm.arrays import address_of_any, is_writeable
 from zerort.comm.call import Call
 from zerort.comm.transport import Transport
-from zerort.native import address_of
 from zerort.typing import Array
 
 __all__ = ["Prepared", "PreparedCalls"]
@@ -40,7 +40,7 @@ class _Known:
         if self.get() is not array or array is None:
             return array is None and self.dtype is None
         same = array.nbytes == self.nbytes and array.dtype is self.dtype and array.ndim == 1
-        return same and address_of(array) == self.address
+        return same and address_of_any(array) == self.address
 
 
 class Prepared:
@@ -85,7 +85,7 @@ class PreparedCalls:
             call.sequence >= 0  # still under way: each call under way needs an object of its own
             or not known.source.still(source)
             or not known.out.still(out)
-            or (out is not None and not out.flags.writeable)
+            or (out is not None and not is_writeable(out))
         ):
             return None
         call.take(source, out)

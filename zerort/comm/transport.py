@@ -6,21 +6,26 @@
     spread  tell whoever waits that this rank failed, and why
 
 `zerort.comm.Group` checks arguments and keeps order; a transport only ever sees calls that make sense on this rank, one
-at a time. May import: errors, config, trace, comm.call, comm.geometry, comm.verdict.
+at a time. May import: errors, config, trace, device, comm.arrays, comm.call, comm.geometry, comm.verdict.
 """
 
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from zerort import trace
+from zerort.comm.arrays import DeviceArrays
 from zerort.comm.call import Call
 from zerort.comm.verdict import failed_error, mismatch_error, tell_story, why_failed
 from zerort.config import GroupOptions
+from zerort.device import HostStream
 from zerort.errors import CollectiveError
 from zerort.trace import FlightRecorder
 from zerort.typing import Array
+
+if TYPE_CHECKING:
+    from zerort.device.cuda_stream import CudaStream
 
 __all__ = ["DONE", "STALE", "Transport"]
 
@@ -51,6 +56,8 @@ class Transport(abc.ABC):
         self.size = size
         self.name = name
         self.options = options
+        self.device_arrays: DeviceArrays | None = None
+        self.serves = ""
         self.flights = FlightRecorder(options.flight_length)
         self.broken: CollectiveError | None = None
         self.ending = False
@@ -58,7 +65,12 @@ class Transport(abc.ABC):
     @property
     def title(self) -> str:
         """What errors call this group."""
-        return f"group {self.name!r} ({self.kind}, {self.size} ranks)"
+        kind = f"{self.serves} over {self.kind}" if self.serves else self.kind
+        return f"group {self.name!r} ({kind}, {self.size} ranks)"
+
+    def open_stream(self) -> HostStream | CudaStream:
+        """Return the stream on which the group's calls keep their order."""
+        return HostStream(f"comm {self.name}", helping=self.runs_on == "any thread")
 
     def run(self, call: Call) -> None:
         """Do one collective: all of it, on this thread."""
@@ -151,6 +163,10 @@ class Transport(abc.ABC):
 
     def spread(self, why: str) -> None:  # noqa: B027 (a transport of one has nobody to tell)
         """Tell whoever waits, or will wait, for this rank that it failed, and why. Never waits, never raises."""
+
+    def trouble(self) -> str:
+        """Say, without waiting, what another rank is known to suffer from; empty if nothing. Any thread may ask."""
+        return ""
 
     def window_of(self, array: Array) -> int:
         """Return which of the group's windows ``array`` lies in, by a number that is the same on every rank.

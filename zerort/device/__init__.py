@@ -3,6 +3,8 @@
     host.py    NumPy memory; a stream is a worker thread with an ordered queue
     pool.py    fixed slabs, leased and released
     ticket.py  the promise that every asynchronous verb returns
+    cuda.py    a GPU through CuPy: imported by whoever asks for one, never from here
+        cuda_stream (streams, events) · cuda_pinned (host memory for copies) · cuda_library (the import of cupy)
 
 May import: trace, errors, typing.
 """

@@ -144,6 +144,10 @@ class HostStream:
         """Return a Ticket that is done when everything submitted so far is."""
         return self.submit(lambda: None, name="record", eager=True)
 
+    def after(self, ticket: Ticket[Any]) -> Ticket[None]:
+        """Make what is submitted next wait for ``ticket``."""
+        return self.submit(ticket.ready.wait, name="wait", keep=(ticket,))
+
     def synchronize(self) -> None:
         """Block until everything submitted so far has happened."""
         self.record().wait()

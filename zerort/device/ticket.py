@@ -59,7 +59,7 @@ class Ticket(Generic[T]):
 
     def on(self, stream: Stream) -> Ticket[None]:
         """Make ``stream`` wait for this work before it goes on with what is submitted to it next."""
-        ticket: Ticket[None] = stream.submit(self.ready.wait, name="wait", keep=(self,))
+        ticket: Ticket[None] = stream.after(self)
         return ticket
 
     def __repr__(self) -> str:

@@ -1,11 +1,11 @@
-"""AdamW, SGD and Lion: the fused kernels of `zerort.native` with their settings and the names of their state.
+"""AdamW, SGD and Lion: the fused kernels of the array's device with their settings and the names of their state.
 
     optimizer   state per parameter element                bytes
     AdamW       exp_avg, exp_avg_sq                         8
     SGD         momentum_buffer, or none without momentum   4 or 0
     Lion        exp_avg                                     4
 
-May import: native, typing, and this room.
+May import: errors, typing, and this room.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zerort import native
 from zerort.errors import CallError
 from zerort.optim.checks import check_bool, check_lr, check_number, check_pair
+from zerort.optim.kernels import kernels_for
 from zerort.optim.optimizer import ElementwiseOptimizer, Schedule, StateSpec
 from zerort.typing import Array
 
@@ -64,7 +64,7 @@ class AdamW(ElementwiseOptimizer):
         copy_out: Array | None,
     ) -> None:
         """Update in place; see `ElementwiseOptimizer.update_`."""
-        native.adamw_(
+        kernels_for(param).adamw_(
             param,
             grad,
             state["exp_avg"],
@@ -131,7 +131,7 @@ class SGD(ElementwiseOptimizer):
         copy_out: Array | None,
     ) -> None:
         """Update in place; see `ElementwiseOptimizer.update_`."""
-        native.sgd_(
+        kernels_for(param).sgd_(
             param,
             grad,
             state["momentum_buffer"] if self.momentum else None,
@@ -186,7 +186,7 @@ class Lion(ElementwiseOptimizer):
         copy_out: Array | None,
     ) -> None:
         """Update in place; see `ElementwiseOptimizer.update_`."""
-        native.lion_(
+        kernels_for(param).lion_(
             param,
             grad,
             state["exp_avg"],

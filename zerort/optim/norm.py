@@ -5,7 +5,7 @@
 
 A block's sum depends on its elements alone, and the sums are added in an order that their number alone decides: where
 blocks are cut at the same elements, the norm is the same to the bit on any number of ranks.
-May import: native, typing, and the checks of this room.
+May import: errors, typing, and the checks and kernels of this room.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import math
 
 import numpy as np
 
-from zerort import native
 from zerort.errors import CallError
 from zerort.optim.checks import check_count, check_number
+from zerort.optim.kernels import kernels_for
 from zerort.typing import Array
 
 __all__ = ["clip_factor", "norm_of", "square_sums"]
@@ -36,10 +36,10 @@ def square_sums(grad: Array, block: int | None = None) -> Array:
         1-D, float64.
     """
     if block is None:
-        return np.array([native.square_sum(grad)])
+        return np.array([kernels_for(grad).square_sum(grad)])
     check_count("block", block, minimum=1)
-    sums = np.empty(-(-grad.size // block))
-    native.square_sums_into(sums, grad, block)
+    sums = np.empty_like(grad, np.float64, shape=(-(-grad.size // block),))  # where the gradient lies
+    kernels_for(grad).square_sums_into(sums, grad, block)
     return sums
 
 
@@ -59,7 +59,7 @@ def norm_of(sums: Array) -> float:
             paired = sums[0::2].copy()
             paired[: sums.size // 2] += sums[1::2]
             sums = paired
-    return math.sqrt(sums[0]) if sums.size else 0.0
+    return math.sqrt(float(sums[0])) if sums.size else 0.0
 
 
 def clip_factor(norm: float, max_norm: float) -> float:

@@ -33,30 +33,36 @@ class GroupContract(RepeatContract):
     @pytest.mark.parametrize(
         ("left", "right"),
         [
-            (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_gather(np.ones(4))),
-            (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_reduce(np.ones(5))),
-            (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_reduce(np.ones(4, np.float32))),
-            (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_reduce(np.ones(4), reduction="max")),
-            (lambda g: g.all_reduce(np.ones(4), name="loss"), lambda g: g.all_reduce(np.ones(4), name="norm")),
-            (lambda g: g.broadcast(np.ones(4)), lambda g: g.broadcast(np.ones(4), root=1)),
-            (lambda g: g.barrier(), lambda g: g.all_reduce(np.ones(4))),
-            (lambda g: g.all_reduce(np.ones(300_000)), lambda g: g.all_reduce(np.ones(300_001))),
+            (lambda g, put: g.all_reduce(put(np.ones(4))), lambda g, put: g.all_gather(put(np.ones(4)))),
+            (lambda g, put: g.all_reduce(put(np.ones(4))), lambda g, put: g.all_reduce(put(np.ones(5)))),
+            (lambda g, put: g.all_reduce(put(np.ones(4))), lambda g, put: g.all_reduce(put(np.ones(4, np.float32)))),
+            (
+                lambda g, put: g.all_reduce(put(np.ones(4))),
+                lambda g, put: g.all_reduce(put(np.ones(4)), reduction="max"),
+            ),
+            (
+                lambda g, put: g.all_reduce(put(np.ones(4)), name="loss"),
+                lambda g, put: g.all_reduce(put(np.ones(4)), name="norm"),
+            ),
+            (lambda g, put: g.broadcast(put(np.ones(4))), lambda g, put: g.broadcast(put(np.ones(4)), root=1)),
+            (lambda g, put: g.barrier(), lambda g, put: g.all_reduce(put(np.ones(4)))),
+            (lambda g, put: g.all_reduce(put(np.ones(300_000))), lambda g, put: g.all_reduce(put(np.ones(300_001)))),
         ],
         ids=["op", "count", "dtype", "reduction", "name", "root", "barrier", "large"],
     )
     def test_different_calls_are_told_apart(
-        self, on_ranks: OnRanks, left: Callable[[Group], Any], right: Callable[[Group], Any]
+        self, on_ranks: OnRanks, left: Callable[[Group, Any], Any], right: Callable[[Group, Any], Any]
     ) -> None:
         """Ranks that disagree all raise the same error, with both calls and sites; the group stays usable."""
 
         def body(group: Group) -> None:
             if group.size == 1:
-                left(group).wait()
+                left(group, self.put).wait()
                 assert group.rank == 0
                 return
             odd = group.rank == group.size - 1
             with pytest.raises(CollectiveMismatchError) as caught:
-                (right if odd else left)(group).wait()
+                (right if odd else left)(group, self.put).wait()
             text = str(caught.value)
             rows = re.findall(r"^  ranks? ([\d, ]+): (\w+)\((.*)\).* at \S+group_contract\.py:\d+$", text, re.MULTILINE)
             assert [ranks for ranks, _, _ in rows] == [
@@ -65,7 +71,7 @@ class GroupContract(RepeatContract):
             ]
             everyone = gather_text(group, text)
             assert set(everyone) == {text}
-            same(group.all_reduce(np.ones(3)).wait(), np.full(3, float(group.size)))
+            same(group.all_reduce(self.put(np.ones(3))).wait(), np.full(3, float(group.size)))
 
         on_ranks(body)
 
@@ -130,7 +136,7 @@ class GroupContract(RepeatContract):
                 (call(group) if wrong else group.all_reduce(np.ones(4))).wait()
             texts = gather_text(group, str(caught.value))
             assert set(texts) == {str(caught.value)}
-            same(group.all_reduce(np.ones(3)).wait(), np.full(3, float(group.size)))
+            same(group.all_reduce(self.put(np.ones(3))).wait(), np.full(3, float(group.size)))
 
         on_ranks(body)
 
@@ -154,7 +160,7 @@ class GroupContract(RepeatContract):
             wrong = group.rank == group.size - 1
             with pytest.raises(CallError, match="Expected"):
                 call(group) if wrong else group.barrier().wait()
-            same(group.all_reduce(np.ones(3)).wait(), np.full(3, float(group.size)))
+            same(group.all_reduce(self.put(np.ones(3))).wait(), np.full(3, float(group.size)))
 
         on_ranks(body)
 
@@ -232,7 +238,7 @@ class GroupContract(RepeatContract):
             part = group.split(0)
             assert part is not None
             array = part.empty(10_000, "float32")
-            array[:] = pattern(group.rank, 10_000)
+            array[:] = self.put(pattern(group.rank, 10_000))
             part.barrier().wait()
             part.close()
             same(array.copy(), pattern(group.rank, 10_000))

@@ -1,0 +1,178 @@
+"""What only a group over GPUs has: two kinds of arrays, streams that wait for it, pinned memory."""
+
+import mmap
+import warnings
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+from zerort import trace  # noqa: E402
+from zerort.comm import open_group  # noqa: E402
+from zerort.comm.agreement import gather_json, raise_together  # noqa: E402
+from zerort.comm.nccl_pinned import open_pinned  # noqa: E402
+from zerort.errors import CallError, CollectiveMismatchError, DeviceMemoryError  # noqa: E402
+from zerort.testing.collective_contract import pattern, same  # noqa: E402
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def group(options):
+    with open_group(kind="nccl", options=options) as group:
+        yield group
+
+
+@pytest.fixture(scope="module")
+def device(group):
+    return group._transport.device
+
+
+def total(group, numel, times=1):
+    return np.stack([pattern(rank, numel) for rank in range(group.size)]).sum(0) * np.float32(times)
+
+
+def test_each_rank_has_its_gpu(group, device):
+    assert gather_json(group, device.ordinal) == list(range(group.size))
+    assert f"cuda:{group.rank}" in repr(group)
+    assert "agreed over" in repr(group)
+    assert group.kind == "nccl"
+    assert not group.one_memory
+
+
+def test_the_hosts_arrays_travel_too(group):
+    same(group.all_reduce(pattern(group.rank, 5000)).wait(), total(group, 5000))
+    same(group.all_gather(np.array([group.rank])).wait(), np.arange(group.size))
+    with pytest.raises(DeviceMemoryError, match="of rank 0"):
+        raise_together(group, DeviceMemoryError("no memory of rank 0") if group.rank == 0 else None)
+
+
+def test_host_and_gpu_are_told_apart(group):
+    if group.size == 1:
+        return
+    array = np.ones(4, np.float32)
+    with pytest.raises(CollectiveMismatchError, match=r"gpu:float32\[4\]"):
+        group.all_reduce(cupy.asarray(array) if group.rank == 0 else array).wait()
+    same(group.all_reduce(cupy.asarray(array)).wait(), array * group.size)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda g: g.all_reduce(cupy.ones(4, np.float32), out=np.ones(4, np.float32)), "as out, like the source"),
+        (lambda g: g.all_reduce(cupy.ones((4, 4))[:, 1]), "contiguous"),
+        (lambda g: g.all_reduce(cupy.ones(4, np.complex64)), "can be reduced"),
+        (lambda g: g.all_reduce(cupy.ones(4), out=cupy.ones(5)), "4 elements, got 5"),
+        (lambda g: (lambda x: g.all_reduce(x[:4], out=x[2:6]))(cupy.ones(8)), "share no memory"),
+        (lambda g: g.all_reduce([1.0]), "cupy.ndarray on GPU"),
+        (lambda g: g.all_gather(cupy.ones(4), counts=[4 if r == g.rank else 2**40 for r in range(g.size)]), "free of"),
+    ],
+    ids=["kinds", "strided", "complex", "size", "overlap", "list", "no-memory"],
+)
+def test_wrong_arrays_fail_on_every_rank(group, call, match):
+    if group.size == 1 and match == "free of":
+        return
+    with pytest.raises(CallError, match=match):
+        (call(group) if group.rank == group.size - 1 else group.all_reduce(cupy.ones(4))).wait()
+    same(group.all_reduce(cupy.ones(3)).wait(), np.full(3, float(group.size)))
+
+
+def test_arrays_of_another_gpu_are_refused(group, device):
+    count = cupy.cuda.runtime.getDeviceCount()
+    if count == 1:
+        return
+    with cupy.cuda.Device((device.ordinal + 1) % count):
+        elsewhere = cupy.ones(4)
+    with pytest.raises(CallError, match=f"on GPU {group.size - 1}"):
+        group.all_reduce(elsewhere if group.rank == group.size - 1 else cupy.ones(4)).wait()
+
+
+def test_a_call_comes_after_what_its_caller_computed(group):
+    """Whatever stream the caller is on, and without waiting for it."""
+    with cupy.cuda.Stream(non_blocking=True):
+        values = cupy.asarray(pattern(group.rank, 100_000))
+        for _ in range(5):
+            values *= 2
+        ticket = group.all_reduce(values)
+    same(ticket.wait(), total(group, 100_000, 32))
+
+
+def test_streams_wait_for_a_call_on_the_gpu(group, device):
+    compute = device.lane("compute")
+    out, seen = cupy.empty(100_000, np.float32), cupy.empty(100_000, np.float32)
+    for _ in range(5):
+        source = cupy.asarray(pattern(group.rank, 100_000))
+        group.all_reduce(source, out=out).on(compute)
+        looked = compute.submit(lambda: cupy.multiply(out, 2, out=seen))
+        looked.wait()
+        same(seen, total(group, 100_000, 2))
+
+
+def test_spans_are_as_long_as_their_calls(group):
+    trace.reset()
+    trace.enable()
+    try:
+        group.all_reduce(cupy.ones(1000), name="traced").wait()
+    finally:
+        trace.disable()
+    names = [span.name for span in trace.spans()]
+    trace.reset()
+    assert {"meet", "move", "all_reduce traced"} <= set(names)
+
+
+def test_memory_that_one_gpu_lacks_no_rank_gets(group, device):
+    group.barrier().wait()
+    cupy.get_default_memory_pool().free_all_blocks()
+    free, total_nbytes = device.memory()
+    with pytest.raises(DeviceMemoryError, match=rf"on GPU {group.size - 1}, got .* \(rank {group.size - 1}\)"):
+        group.empty(total_nbytes * 2 if group.rank == group.size - 1 else 1000, "uint8")
+    assert device.memory()[0] == free
+    assert group.empty(1000, "uint8").nbytes == 1000
+
+
+def test_pinned_memory_is_one_window(group, device):
+    """A node holds it once: what one rank's GPU wrote, the others' read."""
+    with open_pinned(group, 10 * mmap.PAGESIZE + 5, chunk_nbytes=4 * mmap.PAGESIZE) as pinned:
+        assert pinned.pinned
+        assert pinned.nbytes == 10 * mmap.PAGESIZE + 5
+        board = pinned.empty(group.size * 2000, "float32")
+        mine = board[group.rank * 2000 :][:2000]
+        device.copy(cupy.asarray(pattern(group.rank, 2000)), out=mine).wait()
+        group.barrier().wait()
+        on_gpu = device.copy(board, out=device.empty(board.size, "float32")).wait()
+        same(on_gpu, np.concatenate([pattern(rank, 2000) for rank in range(group.size)]))
+        group.barrier().wait()
+
+
+def test_pinned_memory_must_agree(group):
+    if group.size > 1:
+        with pytest.raises(CollectiveMismatchError):
+            open_pinned(group, 4096 + group.rank)
+    with open_group(kind="solo") as alone, pytest.raises(CallError, match="kind 'nccl'"):
+        open_pinned(alone, 4096)
+
+
+def test_a_group_of_parts_works_beside_its_whole(group):
+    part = group.split(group.rank % 2, name="half")
+    mates = [rank for rank in range(group.size) if rank % 2 == group.rank % 2]
+    for numel in (1, 1000, 70_001):
+        in_part, in_whole = (g.all_reduce(cupy.asarray(pattern(group.rank, numel))) for g in (part, group))
+        same(in_whole.wait(), total(group, numel))
+        same(in_part.wait(), np.stack([pattern(rank, numel) for rank in mates]).sum(0))
+    part.close()
+
+
+def test_closing_gives_memory_back(group, device):
+    group.barrier().wait()
+    cupy.get_default_memory_pool().free_all_blocks()
+    before, _ = device.memory()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        part = group.split(0)
+        arrays = [part.empty(1_000_000, "float32") for _ in range(3)]
+        part.all_reduce(arrays[0], out=arrays[1]).wait()
+        del arrays
+        part.close()
+    cupy.get_default_memory_pool().free_all_blocks()
+    assert device.memory()[0] == before

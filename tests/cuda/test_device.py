@@ -1,0 +1,124 @@
+"""The GPU as a device."""
+
+import gc
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+from zerort.device.cuda import LANES, CudaDevice  # noqa: E402
+from zerort.errors import CallError, DeviceError, DeviceMemoryError  # noqa: E402
+from zerort.testing.device_contract import DeviceContract  # noqa: E402
+
+
+@pytest.fixture
+def device():
+    with CudaDevice(0) as device:
+        yield device
+
+
+class TestCudaDevice(DeviceContract):
+    def address(self, array):
+        return array.data.ptr
+
+
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(DeviceError, match="no more ranks on a host than it has GPUs"):
+        CudaDevice(99)
+
+
+def test_lanes_are_made_once(device):
+    assert [device.lane(name) is device.lane(name) for name in LANES] == [True] * 5
+    with pytest.raises(CallError, match="lanes compute"):
+        device.lane("copy sideways")
+
+
+def test_copies_go_all_four_ways(device):
+    source = np.arange(10_000, dtype=np.int32)
+    there, back, again = device.empty(10_000, "int32"), np.zeros(10_000, np.int32), device.empty(10_000, "int32")
+    arrived = device.copy(source, out=there)
+    arrived.on(device.lane("compute"))
+    moved = device.copy(there, out=again)
+    moved.on(device.lane("copy out"))
+    device.copy(again, out=back).wait()
+    assert (back == source).all()
+    assert (device.copy(source, out=np.empty_like(source)).wait() == source).all()
+
+
+def test_a_copy_waits_for_what_the_caller_computed(device):
+    """The caller's own stream comes first, whichever that is."""
+    here, out = cupy.cuda.Stream(non_blocking=True), np.zeros(100_000, np.float32)
+    with here:
+        values = cupy.zeros(100_000, np.float32)
+        for _ in range(20):
+            values += 1
+        device.copy(values, out=out).wait()
+    assert (out == 20).all()
+
+
+def test_work_can_come_after_tickets_alone(device):
+    """With ``after`` the caller's stream does not matter; the tickets do."""
+    compute, copies = device.lane("compute"), device.lane("copy out")
+    values, out = device.empty(50_000, "float32"), np.zeros(50_000, np.float32)
+    filled = compute.submit(lambda: values.fill(3))
+    copied = copies.submit(
+        lambda: cupy.cuda.runtime.memcpyAsync(out.ctypes.data, values.data.ptr, out.nbytes, 2, copies.cuda.ptr),
+        after=[filled],
+    )
+    copied.wait()
+    assert (out == 3).all()
+
+
+def test_arrays_live_until_the_gpu_is_done(device):
+    """A ticket that is dropped does not free what the GPU still reads."""
+    stream = device.stream("dropped")
+    out = np.zeros(200_000, np.float32)
+    for step in range(20):
+        source = cupy.full(200_000, float(step), np.float32)
+        device.copy(source, out=out, stream=stream)
+        del source
+        cupy.full(200_000, -1.0, np.float32)  # would take the place of what was freed too early
+    stream.synchronize()
+    assert (out == 19).all()
+    assert not stream._held
+
+
+def test_memory_comes_back(device):
+    gc.collect()
+    before, _ = device.memory()
+    arrays = [device.empty(1_000_003, "uint8") for _ in range(3)]
+    held, _ = device.memory()
+    assert 3_000_000 <= before - held < 3_500_000
+    del arrays
+    assert device.memory()[0] == before
+
+
+def test_too_much_memory_is_a_named_error_with_numbers(device):
+    free, total = device.memory()
+    with pytest.raises(
+        DeviceMemoryError, match=rf"Expected {2 * total:,} bytes on GPU 0, got [\d,]+ free of {total:,}"
+    ):
+        device.empty(2 * total, "uint8")
+    assert device.memory()[0] >= free
+    assert device.empty(10, "float32").size == 10
+
+
+def test_the_pool_gives_way(device):
+    """What CuPy's pool keeps for later is no reason to fail."""
+    free, _ = device.memory()
+    hoard = cupy.empty(free // 2, np.uint8)
+    del hoard
+    assert device.empty(free * 3 // 4, "uint8").nbytes == free * 3 // 4
+
+
+def test_strides_are_refused(device):
+    with pytest.raises(CallError, match="contiguous"):
+        device.copy(device.empty(8, "uint8")[::2], out=device.empty(4, "uint8"))
+
+
+def test_repr_tells(device):
+    assert "0 streams" in repr(device)
+    assert "GPU 0" in repr(device.lane("gather"))
+    device.close()
+    assert "closed" in repr(device)

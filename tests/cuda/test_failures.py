@@ -1,0 +1,272 @@
+"""A GPU, a rank or NCCL that fails is a named error on every rank: nothing hangs, and the GPU's memory comes back."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytest.importorskip("cupy")
+cusim = pytest.importorskip("cusim")
+
+from zerort.comm.node import open_control  # noqa: E402
+from zerort.testing.jobs import run_job  # noqa: E402
+
+PRELUDE = """
+import json, os, signal, sys, time, warnings
+import numpy as np
+import zerort as zr
+from zerort.errors import *
+
+rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", 0)))
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def open_group(**options):
+    return zr.open_group(kind="nccl", options=zr.GroupOptions.from_environment(**{"timeout": 5.0, **options}))
+
+def block_this_rank(seconds):
+    # The GPU comes to what is queued behind this when the host function has returned.
+    stream = cupy.cuda.Stream(non_blocking=True)
+    stream.launch_host_func(lambda _: time.sleep(seconds), None)
+    return stream
+
+def close_and_count(group):
+    device = group._transport.device
+    group.close()
+    del group
+    cupy.get_default_memory_pool().free_all_blocks()
+    free, total = device.memory()
+    say("rank", rank, "released", free == total)
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Run a script on some ranks, each with an emulated GPU."""
+
+    def run(ranks, code, *, timeout=60.0, **settings):
+        script = tmp_path / "job.py"
+        script.write_text(PRELUDE + textwrap.dedent(code))
+        env = cusim.environment(**{"devices": ranks, "mem_mb": 256, **settings})
+        env |= {"ZERORT_FLIGHT_DIR": str(tmp_path / "flights"), "PYTHONWARNINGS": "default"}
+        return run_job(ranks, [script], timeout=timeout, env=env, cwd=tmp_path)
+
+    return run
+
+
+def ranks_that(pattern, output):
+    return sorted(re.findall(rf"rank (\d) {pattern}", output))
+
+
+def test_a_killed_rank_is_named_and_the_gpu_is_freed(tmp_path):
+    """Rank 1 dies when the others' GPUs are in the middle of a collective with it."""
+    code = """
+    import cupy
+    from zerort.comm.nccl_bootstrap import open_on_gpus
+    from zerort.comm.node import NodeTransport
+    rank, options = int(sys.argv[1]), zr.GroupOptions.from_environment(timeout=30.0)
+    host = NodeTransport(sys.argv[2], rank, 3, name="world", options=options, in_native=zr.native.AVAILABLE)
+    host.start()
+    group = zr.Group(open_on_gpus(host, local_rank=rank, hosts=[0] * 3, device=None))
+    array = cupy.ones(100_000, np.float32)
+    group.all_reduce(array).wait()
+    if rank == 1:
+        with block_this_rank(60):
+            group.all_reduce(array, name="gradients")
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        group.all_reduce(array, name="gradients").wait()
+    except RankFailedError as error:
+        say("rank", rank, "raised", "'gradients'" in str(error), "rank 1: gone" in str(error))
+    try:
+        group.barrier()
+    except CollectiveError as error:
+        say("rank", rank, "refused")
+    del array
+    close_and_count(group)
+    """
+    script = tmp_path / "job.py"
+    script.write_text(PRELUDE + textwrap.dedent(code))
+    control = open_control(3, "/dev/shm")  # without a launcher: one would end all ranks with the first
+    env = cusim.environment(devices=3, mem_mb=256) | {"ZERORT_FLIGHT_DIR": str(tmp_path)}
+    words = [sys.executable, str(script)]
+    ranks = [
+        subprocess.Popen(
+            [*words, str(rank), control], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for rank in range(3)
+    ]
+    try:
+        # The one that is killed first: until someone has asked how it ended, it counts as a process.
+        output = "".join(ranks[rank].communicate(timeout=60)[0] for rank in (1, 0, 2))
+    finally:
+        for process in ranks:
+            process.kill()
+        os.unlink(control)
+    assert [process.returncode for process in ranks] == [0, -signal.SIGKILL, 0], output
+    assert ranks_that("raised True True", output) == ["0", "2"], output
+    assert ranks_that("refused", output) == ["0", "2"], output
+    assert ranks_that("released True", output) == ["0", "2"], output
+
+
+def test_an_error_of_nccl_is_an_error_on_every_rank(job):
+    """Rank 1 goes to NCCL behind the group's back, so that the ranks are in different calls there."""
+    code = """
+    import cupy
+    group = open_group(timeout=30.0)
+    array = cupy.ones(1000, np.float32)
+    group.all_reduce(array).wait()
+    if rank == 1:
+        communicator = group._transport._watch._communicator
+        stream = cupy.cuda.Stream(non_blocking=True)
+        cupy.cuda.Stream.null.synchronize()
+        communicator.allReduce(array.data.ptr, array.data.ptr, 7, 7, 0, stream.ptr)
+    try:
+        group.all_reduce(array, name="gradients").wait()
+    except RankFailedError as error:
+        say("rank", rank, "raised", "error of NCCL on rank" in str(error), "gradients" in str(error))
+    del array
+    close_and_count(group)
+    """
+    result = job(2, code)
+    assert result.code == 0, result.output
+    assert ranks_that("raised True True", result.output) == ["0", "1"], result.output
+    assert ranks_that("released True", result.output) == ["0", "1"], result.output
+
+
+def test_a_stuck_gpu_is_a_timeout_that_names_the_call(job):
+    code = """
+    import cupy
+    group = open_group(timeout=2.0)
+    array = cupy.ones(1000, np.float32)
+    group.all_reduce(array).wait()
+    with block_this_rank(8 if rank == 1 else 0):
+        ticket = group.all_reduce(array, name="gradients")
+    try:
+        ticket.wait()
+    except (CollectiveTimeoutError, RankFailedError) as error:
+        say("rank", rank, "raised", "'gradients'" in str(error), "within 2.0 s" in str(error), type(error).__name__)
+    group.close()
+    """
+    result = job(2, code)
+    assert result.code == 0, result.output
+    assert ranks_that("raised True True", result.output) == ["0", "1"], result.output
+    assert "CollectiveTimeoutError" in result.output
+
+
+def test_more_ranks_than_gpus_are_refused_together(job):
+    result = job(
+        3,
+        """
+        try:
+            open_group()
+        except DeviceError as error:
+            say("rank", rank, "raised", "GPU for each of 3 ranks on a host, got ranks 0 and 2 both" in str(error))
+        """,
+        devices=2,
+    )
+    assert ranks_that("raised True", result.output) == ["0", "1", "2"], result.output
+
+
+def test_a_rank_without_cupy_is_an_error_on_every_rank(job):
+    result = job(
+        2,
+        """
+        if rank == 1:
+            sys.modules["cupy"] = None
+        try:
+            open_group()
+        except DeviceError as error:
+            say("rank", rank, "raised", "pip install 'zerort[cuda12]'" in str(error), "(rank 1)" in str(error))
+        """,
+    )
+    assert ranks_that("raised True True", result.output) == ["0", "1"], result.output
+
+
+def test_a_rank_that_cannot_pin_makes_all_fall_back(job):
+    result = job(
+        2,
+        """
+        if rank == 1:
+            os.environ["CUSIM_PINNED_MB"] = "1"
+        import cupy
+        from zerort.comm.nccl_pinned import open_pinned
+        with open_group() as group:
+            device = group._transport.device
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                pinned = open_pinned(group, 3_000_000, chunk_nbytes=512 * 1024)
+            told = [str(one.message) for one in caught]
+            array = pinned.empty(300_000, "float32")
+            device.copy(cupy.full(300_000, 5.0, np.float32), out=array).wait()
+            right = bool((array == 5).all())
+            say("rank", rank, "fell back", not pinned.pinned, right, ["1 of 2 ranks" in text for text in told])
+            pinned.close()
+        """,
+    )
+    assert result.code == 0, result.output
+    assert ranks_that(r"fell back True True \[True\]", result.output) == ["0"], result.output
+    assert ranks_that(r"fell back True True \[\]", result.output) == ["1"], result.output
+
+
+def test_a_gpu_without_memory_leaves_the_group_usable(job):
+    result = job(
+        2,
+        """
+        import cupy
+        group = open_group()
+        hoard = group.empty(200 * 1024**2, "uint8")
+        try:
+            group.empty(100 * 1024**2 if rank == 1 else 1000, "uint8")
+        except DeviceMemoryError as error:
+            say("rank", rank, "raised", "Expected 104,857,600 bytes on GPU 1" in str(error), "(rank 1)" in str(error))
+        total = group.all_reduce(cupy.ones(10)).wait()
+        say("rank", rank, "goes on", float(total[0]) == 2.0)
+        del hoard, total
+        close_and_count(group)
+        """,
+    )
+    assert result.code == 0, result.output
+    for what in ("raised True True", "goes on True", "released True"):
+        assert ranks_that(what, result.output) == ["0", "1"], result.output
+
+
+def test_a_process_that_ends_with_calls_under_way_does_not_hang(job):
+    """It never waited, nor closed the group."""
+    result = job(
+        2,
+        """
+        import cupy
+        group = open_group()
+        for _ in range(20):
+            group.all_reduce(cupy.ones(100_000))
+        group.barrier().wait()
+        say("rank", rank, "ends")
+        """,
+        timeout=40,
+    )
+    assert result.code == 0, result.output
+    assert ranks_that("ends", result.output) == ["0", "1"]
+
+
+def test_work_that_fails_on_a_thread_ends_the_job(job):
+    result = job(
+        2,
+        """
+        import cupy
+        group = open_group(timeout=60.0)
+        group.barrier().wait()
+        if rank == 1:
+            raise ZeroDivisionError("batch 17 was empty")
+        group.all_reduce(cupy.ones(8)).wait()
+        """,
+        timeout=40,
+    )
+    assert result.code not in (0, 124), result.output
+    assert "[rank 1] ZeroDivisionError: batch 17 was empty" in result.output

@@ -1,0 +1,170 @@
+"""The kernels of the GPU give the host's bits."""
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import nvrtc
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+from zerort import native  # noqa: E402
+from zerort.errors import CallError  # noqa: E402
+from zerort.optim import SGD, AdamW, Lion, clip_factor, norm_of, square_sums  # noqa: E402
+from zerort.optim import kernels_cuda as cuda  # noqa: E402
+from zerort.optim.kernels import kernels_for  # noqa: E402
+
+DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+SIZES = [0, 33, 5_003]
+STEPS = 4
+
+
+def numbers(numel, dtype="float32", seed=0, spread=3.0):
+    """Numbers of all magnitudes, zeros among them."""
+    lot = np.random.default_rng(seed)
+    values = lot.standard_normal(numel) * np.exp(spread * lot.standard_normal(numel))
+    values[::17] = 0
+    with np.errstate(all="ignore"):
+        return values.astype(DTYPES[dtype])
+
+
+def same_bits(found, expected):
+    assert found.dtype == expected.dtype
+    assert found.get().tobytes() == expected.tobytes()
+
+
+OPTIMIZERS = {
+    "adamw": AdamW(lr=3e-3, weight_decay=0.1),
+    "adamw-plain": AdamW(lr=1e-2, betas=(0.0, 0.5), eps=1e-3, weight_decay=0.0),
+    "sgd": SGD(lr=0.1),
+    "sgd-decay": SGD(lr=0.1, weight_decay=0.3),
+    "sgd-momentum": SGD(lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01),
+    "sgd-nesterov": SGD(lr=0.1, momentum=0.9, nesterov=True),
+    "lion": Lion(lr=1e-3, weight_decay=0.2),
+}
+
+
+@pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize(
+    ("grad_dtype", "copy_dtype"), [("float32", None), ("bfloat16", "bfloat16"), ("float16", "float16")]
+)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_give_the_hosts_bits(name, grad_dtype, copy_dtype, numel):
+    optimizer = OPTIMIZERS[name]
+    here = {"param": numbers(numel, seed=1)}
+    state = {spec.name: np.zeros(numel, spec.dtype) for spec in optimizer.states((numel,))}
+    copy = None if copy_dtype is None else np.zeros(numel, DTYPES[copy_dtype])
+    there, state_there = cupy.asarray(here["param"]), {key: cupy.asarray(array) for key, array in state.items()}
+    copy_there = None if copy is None else cupy.asarray(copy)
+    for step in range(1, STEPS + 1):
+        grad = numbers(numel, grad_dtype, seed=10 + step, spread=1.0)
+        settings = {"lr": optimizer.lr_at(step), "step": step, "grad_scale": 0.37}
+        optimizer.update_(here["param"], grad, state, **settings, copy_out=copy)
+        optimizer.update_(there, cupy.asarray(grad), state_there, **settings, copy_out=copy_there)
+    same_bits(there, here["param"])
+    for key, array in state.items():
+        same_bits(state_there[key], array)
+    if copy is not None:
+        same_bits(copy_there, copy)
+
+
+def test_the_copy_may_take_the_gradients_place():
+    param, grad = numbers(5000), numbers(5000, "bfloat16", seed=2)
+    on_gpu, gradient = cupy.asarray(param), cupy.asarray(grad)
+    SGD(lr=0.1).update_(param, grad, {}, lr=0.1, step=1, grad_scale=1.0, copy_out=grad)
+    SGD(lr=0.1).update_(on_gpu, gradient, {}, lr=0.1, step=1, grad_scale=1.0, copy_out=gradient)
+    same_bits(gradient, grad)
+
+
+@pytest.mark.parametrize("other", ["float32", "float64", "float16", "bfloat16"])
+def test_casts_give_the_hosts_bits(other):
+    special = [0.0, -0.0, np.inf, -np.inf, 65504, 65520, 1e-8, 6e-8, 3e38, 1e-45, 1.0039062, 1.0117188]
+    for source_dtype, out_dtype in (("float32", other), (other, "float32")):
+        with np.errstate(all="ignore"):
+            source = np.concatenate([numbers(5_001, seed=3, spread=8.0), special]).astype(DTYPES[source_dtype])
+        out = np.empty(source.size, DTYPES[out_dtype])
+        there = cupy.empty(source.size, out.dtype)
+        native.cast_into(out, source)
+        cuda.cast_into(there, cupy.asarray(source))
+        same_bits(there, out)
+        cuda.cast_into(there, cupy.full(source.size, np.nan, source.dtype))
+        assert np.isnan(there.get().astype(np.float64)).all()
+
+
+@pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_square_sums_give_the_hosts_bits(dtype, numel):
+    array = numbers(numel, dtype, seed=4, spread=1.0)
+    there = cupy.asarray(array)
+    for block in (1, 31, 1000, 1024):
+        if numel <= 1000 or block > 100:
+            same_bits(square_sums(there, block), square_sums(array, block))
+    assert cuda.square_sum(there) == pytest.approx(native.square_sum(array), rel=1e-12)
+    assert norm_of(square_sums(there, 1024)) == norm_of(square_sums(array, 1024))
+    assert square_sums(there).tolist() == [cuda.square_sum(there)]
+    assert clip_factor(norm_of(square_sums(there, 1024)), 1e9) == 1.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_first_that_is_not_finite_is_found(dtype):
+    array = numbers(4_000, dtype, seed=5, spread=1.0)
+    assert cuda.first_nonfinite(cupy.asarray(array)) == -1
+    for place, value in ((3_999, np.nan), (2_000, -np.inf), (1_999, np.inf), (0, np.nan)):
+        array[place] = value
+        assert cuda.first_nonfinite(cupy.asarray(array)) == place == native.first_nonfinite(array)
+    assert cuda.first_nonfinite(cupy.empty(0, array.dtype)) == -1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unscaling_measures_what_it_leaves(dtype):
+    array = numbers(5_003, dtype, seed=6, spread=1.0)
+    there = cupy.asarray(array)
+    sums, first = cuda.unscale_(there, 1 / 3)
+    scaled = (array.astype(np.float32) * np.float32(1 / 3)).astype(array.dtype)
+    if dtype == "float64":
+        scaled = array * np.float64(np.float32(1 / 3))
+    same_bits(there, scaled)
+    same_bits(sums, square_sums(scaled, 1024))
+    assert int(first[0]) == np.iinfo(np.uint64).max
+    there[4_000] = np.inf
+    assert int(cuda.unscale_(there, 2.0)[1][0]) == 4_000
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda p: cuda.lion_(p, p.get(), p, lr=1, beta1=0, beta2=0, weight_decay=0), "CuPy array like the others"),
+        (lambda p: cuda.sgd_(p, p[:3].copy(), None, lr=1), "of 8 elements, got 3"),
+        (lambda p: cuda.sgd_(p, p.astype(np.int32), None, lr=1), "of dtype float32, bfloat16, float16"),
+        (lambda p: cuda.sgd_(p, cupy.ones((2, 8), np.float32)[:, 0], None, lr=1), "contiguous"),
+        (lambda p: cuda.sgd_(p, p, None, lr=1), "param and grad apart|grad and param apart"),
+        (lambda p: cuda.sgd_(p, p.copy(), None, lr=1, momentum=0.9), "momentum_buffer"),
+        (lambda p: cuda.sgd_(p, p.copy(), None, lr=1, copy_out=p.copy()), "copy_out of dtype bfloat16"),
+        (lambda p: cuda.cast_into(p.astype(np.float64), p.astype(np.float16)), "by way of float32"),
+        (lambda p: cuda.square_sums_into(cupy.empty(1), p, 0), "at least 1"),
+        (lambda p: cuda.square_sums_into(cupy.empty(2), p, 8), "of 1 elements"),
+    ],
+)
+def test_what_kernels_cannot_take_they_refuse(call, match):
+    with pytest.raises(CallError, match=match):
+        call(cupy.ones(8, np.float32))
+
+
+def test_the_arrays_device_decides():
+    assert kernels_for(cupy.ones(1)) is cuda
+    assert kernels_for(np.ones(1)) is native
+
+
+def test_the_real_compiler_takes_every_kernel():
+    """To PTX, for every architecture from Volta on that this NVRTC knows; no product is fused with a sum."""
+    if nvrtc.find_library() is None or nvrtc.find_headers() is None:
+        pytest.skip("pip install nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12")
+    # Isolated: what emulates a GPU for this process must not reach that one.
+    words = [sys.executable, "-I", nvrtc.__file__, str(cuda.SOURCE), nvrtc.find_headers(), *cuda.OPTIONS]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = {line.split()[0]: set(line.split()[1:]) for line in done.stdout.splitlines()}
+    assert {"sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"} <= set(found)
+    assert all(kernels == {"cast", "adamw", "sgd", "lion", "measure"} for kernels in found.values()), found

@@ -1,0 +1,2 @@
+// Included by kernels; all of it is in language.h already.
+#pragma once

@@ -1,0 +1,224 @@
+"""GPUs that talk over NCCL, on ranks that first agree over the host.
+
+    call over CuPy arrays ── meet on the host: compared, or the same error everywhere ──> NCCL, on the group's stream
+    call over NumPy arrays ── all of it on the host
+
+[Note: the host]
+Every NCCL group stands on a host transport of the same ranks, which opened it. There the ranks compare their calls
+before any of them enters NCCL, which would hang otherwise; there they hear of each other's failures; and there small
+things travel that are on the host anyway, such as agreements and traces.
+
+[Note: order]
+One thread enters NCCL, in the order of the calls. A call is over for the host when it is queued; its Ticket is done
+when the GPU is. May import: device.cuda*, comm.transport, comm.nccl_*.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from zerort import trace
+from zerort.comm.call import Call
+from zerort.comm.nccl_moves import NcclMoves
+from zerort.comm.nccl_watch import NcclWatch
+from zerort.comm.transport import Transport
+from zerort.comm.verdict import why_failed
+from zerort.device.cuda import CudaDevice
+from zerort.device.cuda_library import cupy, is_out_of_memory
+from zerort.device.cuda_stream import CudaStream
+from zerort.errors import CallError, CollectiveError, DeviceMemoryError
+
+__all__ = ["CudaArrays", "NcclTransport"]
+
+T = TypeVar("T")
+
+
+class CudaArrays:
+    """CuPy arrays on one GPU, as a group knows them.
+
+    Args:
+        device: The GPU.
+    """
+
+    mark = "gpu:"
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self.title = f"cupy.ndarray on GPU {device.ordinal}"
+
+    def owns(self, array: Any) -> bool:
+        """Say whether ``array`` is CuPy's and lies on this GPU."""
+        return isinstance(array, cupy.ndarray) and array.device.id == self._device.ordinal
+
+    def empty(self, numel: int, dtype: np.dtype[Any]) -> Any:
+        """Return a new array from CuPy's pool: results come and go, and cudaMalloc would stop the GPU each time."""
+        with self._device.cupy_device:
+            try:
+                return cupy.empty(numel, dtype)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise self._device.memory_error(numel * dtype.itemsize) from error
+                raise
+
+
+class NcclTransport(Transport):
+    """One rank's side of a NCCL communicator.
+
+    Args:
+        host: The same ranks on the host; closed with this.
+        device: This rank's GPU.
+        communicator: CuPy's ``NcclCommunicator`` over the same ranks.
+        owns_device: Whether to close the device with this.
+    """
+
+    kind = "nccl"
+
+    def __init__(self, host: Transport, device: CudaDevice, communicator: Any, *, owns_device: bool) -> None:
+        super().__init__(host.rank, host.size, name=host.name, options=host.options)
+        host.serves = self.kind
+        self.host = host
+        self.device = device
+        self.device_arrays = CudaArrays(device)
+        self.flights = host.flights  # one record: the host's errors name it
+        self.runs_on = "caller" if host.runs_on == "caller" else "own thread"
+        self._owns_device = owns_device
+        self._moves = NcclMoves(communicator, host.rank)
+        self._watch = NcclWatch(
+            communicator,
+            device.cupy_device,
+            title=self.title,
+            rank=self.rank,
+            timeout=self.options.timeout,
+            trouble=host.trouble,
+            on_break=self._break,
+        )
+
+    def open_stream(self) -> CudaStream:
+        """Return a stream of the GPU, ahead of others: what it carries, other ranks wait for."""
+        return self.device.stream(f"comm {self.name}", priority=-1, helping=False, trouble=self._look)
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def run(self, call: Call) -> None:
+        """Do a call over CuPy arrays here, one over NumPy arrays on the host."""
+        if call.where:
+            super().run(call)
+        else:
+            self._on_host(lambda: self.host.run(call))
+
+    def meet(self, call: Call) -> None:
+        """Compare the calls on the host, which need not know where the arrays lie."""
+        without_arrays = dataclasses.replace(call, source=None, out=None, geometry=None, places=None)
+        self._on_host(lambda: self.host.meet(without_arrays))
+
+    def move(self, call: Call) -> None:
+        """Queue what the geometry says."""
+        self._moves.move(call)
+        self._follow(call)
+
+    def all_reduce(self, call: Call) -> None:
+        """Queue an all-reduce."""
+        self._moves.all_reduce(call)
+        self._follow(call)
+
+    def _follow(self, call: Call) -> None:
+        event = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
+        self._watch.follow(f"#{call.sequence} {call.describe()} at {call.site}", event)
+        if trace.is_enabled():
+            event.synchronize()  # so that its span is as long as the call, not as its queueing
+
+    def _on_host(self, step: Callable[[], T]) -> T:
+        try:
+            return step()
+        except CollectiveError:
+            if self.host.broken is not None:
+                self.broken = self.host.broken
+                self._watch.abort()
+            raise
+
+    # -- failures --------------------------------------------------------------------------------------------------
+
+    def trouble(self) -> str:
+        """Say what the host knows."""
+        return self.host.trouble()
+
+    def fail(self, call: Call, error: BaseException) -> None:
+        """Break the group because of an error that only this rank knows of, and free the GPU."""
+        super().fail(call, error)
+        self._watch.abort()
+
+    def spread(self, why: str) -> None:
+        """Tell the others on the host."""
+        self.host.spread(why)
+
+    def _look(self) -> CollectiveError | None:
+        return self.broken if self.broken is not None else self._watch.look()
+
+    def _break(self, error: CollectiveError) -> None:
+        if self.broken is not None:
+            return
+        self.broken = error
+        self.flights.dump(self.options.flight_dir, rank=self.rank, reason="a call did not end on the GPU")
+        self.spread(why_failed(Call(op="watch", site="the GPU"), error))
+
+    # -- the rest, which the host does ---------------------------------------------------------------------------------
+
+    def tell(self, text: str) -> list[str]:
+        """Exchange texts on the host."""
+        return self._on_host(lambda: self.host.tell(text))
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return memory of the GPU's, zeroed; if one rank's GPU has not enough, no rank gets any."""
+        made, story = None, ""
+        try:
+            made = self.device.empty(nbytes, "uint8")
+            made.fill(0)
+        except DeviceMemoryError as error:
+            story = f"{error} (rank {self.rank})"
+        stories = [text for text in self.tell(story) if text]
+        if stories:
+            del made  # whoever looks at the error must not hold the memory
+            raise DeviceMemoryError(stories[0])
+        return made
+
+    allocate_shared = allocate
+
+    def window_of(self, array: Any) -> int:
+        """Return 0: what lies on a GPU is in no window. Refuses what is not from here."""
+        if not self.device_arrays or not self.device_arrays.owns(array):
+            raise CallError("free: Expected an array from this group's empty or empty_shared, got one from elsewhere.")
+        return 0
+
+    def split(self, color: int | None, *, key: int, name: str) -> Transport | None:
+        """Split the ranks on the host, and open NCCL anew among those of a color."""
+        from zerort.comm.nccl_bootstrap import open_nccl  # which opens transports of this kind
+
+        part = self._on_host(lambda: self.host.split(color, key=key, name=name))
+        return None if part is None else open_nccl(part, self.device, owns_device=False)
+
+    def leave(self) -> None:
+        """Tell the others on the host."""
+        self.host.leave()
+
+    def end(self) -> None:
+        """Leave, because the process ends: NCCL must not outlive MPI, and cannot wait for anyone."""
+        self._watch.abort()
+        self.host.end()
+
+    def close(self) -> None:
+        """Destroy the communicator, then close the host's side, and the device if it is this group's own."""
+        if self.broken is None:
+            self._watch.close()
+        else:
+            self._watch.abort()
+        self.host.close()
+        if self._owns_device:
+            self.device.close()
+
+    def details(self) -> str:
+        """Say which GPU it is, and how the ranks agree."""
+        return f"{self.device.name}; agreed over {self.host.kind}"

@@ -1,0 +1,71 @@
+"""Pinned memory for the ranks of an NCCL group: the node's shared window, registered with every rank's GPU.
+
+A node holds it once, whatever the number of its ranks, and each of them can copy from and to all of it. If one rank
+cannot pin it, none does: ranks at different speeds would be worse than slow ones. That warns, on rank 0, with the cure.
+May import: device.cuda_pinned, comm.group, comm.nccl.
+"""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+
+from zerort.comm import checks
+from zerort.comm.call import Call
+from zerort.comm.checks import Given
+from zerort.comm.group import Group
+from zerort.comm.nccl import NcclTransport
+from zerort.device.cuda_pinned import CHUNK_NBYTES, PinnedMemory
+from zerort.errors import CallError, DeviceMemoryError
+
+__all__ = ["open_pinned"]
+
+
+def open_pinned(group: Group, nbytes: int, *, chunk_nbytes: int = CHUNK_NBYTES, name: str = "pinned") -> PinnedMemory:
+    """Return ``nbytes`` of host memory that the ranks of a node share and their GPUs can reach. Every rank calls this.
+
+    Args:
+        group: Of kind ``"nccl"``.
+        nbytes: On every rank the same.
+        chunk_nbytes: Bytes to register at once; a multiple of the page size.
+        name: What to call this in errors and traces.
+
+    Returns:
+        The memory; not pinned, on all ranks, if one of them could not.
+
+    Raises:
+        SharedMemoryError: There is not that much shared memory; on every rank.
+    """
+    transport = group._transport
+    if not isinstance(transport, NcclTransport):
+        raise CallError(f"Expected a group of kind 'nccl', got one of kind {group.kind!r}.")
+
+    def fill(call: Call, rank: int, size: int, given: Given) -> None:
+        checks.check_numel(call, nbytes)
+        call.numel = nbytes
+
+    def make() -> PinnedMemory:
+        # Windows start on a page; plain memory, where nobody shares any, does not.
+        room = transport.host.allocate_shared(nbytes + mmap.PAGESIZE)
+        first = -room.ctypes.data % mmap.PAGESIZE
+        memory = room[first : first + nbytes]
+        pinned, story = None, ""
+        try:
+            pinned = PinnedMemory(memory, chunk_nbytes=chunk_nbytes)
+        except DeviceMemoryError as error:
+            story = f"rank {transport.rank}: {error}"
+        stories = [text for text in transport.tell(story) if text]
+        if not stories and pinned is not None:
+            return pinned
+        if pinned is not None:
+            pinned.close()
+        if transport.rank == 0:
+            warnings.warn(
+                f"{len(stories)} of {transport.size} ranks could not pin host memory, so no rank does: copies between "
+                f"host and GPU are slower and hold up the GPU's other work. {stories[0]}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return PinnedMemory(memory, pin=False)
+
+    return group._together("empty_pinned", name, fill, make)

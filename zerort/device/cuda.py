@@ -1,0 +1,197 @@
+"""A GPU as a device: flat buffers owned once, and the streams that work on them.
+
+    lane        reason
+    compute     optimizer kernels and casts, in the order of the step
+    gather      parameters on their way here, ahead of the computing that needs them
+    reduce      gradients on their way out, behind the computing that made them
+    copy in     host to device: the bus runs both ways at once, so each way has a stream
+    copy out    device to host
+
+Memory comes straight from cudaMalloc, to the byte: a flat buffer is made once and lives as long as the run, and CuPy's
+pool would round it up. May import: errors, typing, native, device.ticket, device.cuda_*.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zerort.device.cuda_library import count_gpus, cupy, is_out_of_memory
+from zerort.device.cuda_pinned import seams
+from zerort.device.cuda_stream import CudaStream
+from zerort.device.ticket import Ticket
+from zerort.errors import CallError, ClosedError, DeviceError, DeviceMemoryError
+from zerort.native.dtypes import numpy_dtype
+from zerort.typing import DtypeLike, Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["LANES", "CudaDevice"]
+
+LANES = {"compute": 0, "gather": -1, "reduce": -1, "copy in": 0, "copy out": 0}
+"""The streams that a device has of its own, and their priority. A lower number goes first: other ranks wait for it."""
+
+_CUDA_ALIGNMENT = 256
+"""Bytes to which every allocation of CUDA's is aligned."""
+
+
+class CudaDevice:
+    """One GPU of this process. Opening it makes it the calling thread's current device.
+
+    Args:
+        ordinal: Which of the GPUs that this process sees.
+
+    Raises:
+        DeviceError: There is no such GPU.
+    """
+
+    def __init__(self, ordinal: int = 0) -> None:
+        count = count_gpus()
+        if not 0 <= ordinal < count:
+            raise DeviceError(
+                f"Expected the number of one of {count} GPUs, got {ordinal}. Start no more ranks on a host than it has "
+                "GPUs, and look at CUDA_VISIBLE_DEVICES."
+            )
+        self.name = f"cuda:{ordinal}"
+        self.ordinal = ordinal
+        self.cupy_device = cupy.cuda.Device(ordinal)
+        self.cupy_device.use()
+        self._streams: list[CudaStream] = []
+        self._lanes: dict[str, CudaStream] = {}
+        self._closed = False
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def empty(self, numel: int, dtype: DtypeLike, *, alignment: int = _CUDA_ALIGNMENT) -> Any:
+        """Return a 1-D CuPy array of ``numel`` elements whose first byte stands at a multiple of ``alignment`` bytes.
+
+        Raises:
+            DeviceMemoryError: The GPU has not that much left.
+        """
+        self._check_open()
+        if numel < 0:
+            raise CallError(f"Expected numel ≥ 0, got {numel}.")
+        if alignment < 1 or alignment & (alignment - 1):
+            raise CallError(f"Expected an alignment that is a power of two, got {alignment}.")
+        kind = numpy_dtype(dtype)
+        nbytes = numel * kind.itemsize
+        memory = self._allocate(nbytes + (alignment if alignment > _CUDA_ALIGNMENT else 0))
+        with self.cupy_device:
+            return cupy.ndarray((numel,), kind, memptr=cupy.cuda.MemoryPointer(memory, -memory.ptr % alignment))
+
+    def memory(self) -> tuple[int, int]:
+        """Return (free, total) bytes of the GPU."""
+        with self.cupy_device:
+            free, total = cupy.cuda.runtime.memGetInfo()
+        return int(free), int(total)
+
+    def _allocate(self, nbytes: int) -> Any:
+        with self.cupy_device:
+            try:
+                return cupy.cuda.Memory(nbytes)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            # What finished work still holds, and what CuPy's pool keeps for later, is memory too.
+            for stream in self._streams:
+                stream.sweep()
+            cupy.get_default_memory_pool().free_all_blocks()
+            try:
+                return cupy.cuda.Memory(nbytes)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise self.memory_error(nbytes) from error
+
+    def memory_error(self, nbytes: int) -> DeviceMemoryError:
+        """Return the error for ``nbytes`` that the GPU does not have, with the numbers."""
+        free, total = self.memory()
+        return DeviceMemoryError(
+            f"Expected {nbytes:,} bytes on GPU {self.ordinal}, got {free:,} free of {total:,}. Shard more (a higher "
+            "ZeRO stage, more ranks), keep state on the host or on NVMe, or use a smaller batch."
+        )
+
+    # -- copies ----------------------------------------------------------------------------------------------------
+
+    def copy(self, source: Any, *, out: Any, stream: Stream | None = None) -> Ticket[Any]:
+        """Copy ``source`` into ``out``, each on the GPU (CuPy) or on the host (NumPy), and return the Ticket.
+
+        A copy from or to the host runs beside the GPU's work only if that memory is pinned; see `PinnedMemory`.
+
+        Args:
+            source: A contiguous array.
+            out: One of the same shape and dtype.
+            stream: A stream of this device; the lane for this direction if None.
+        """
+        self._check_open()
+        if source.shape != out.shape or source.dtype != out.dtype:
+            raise CallError(
+                f"Expected out like source ({source.dtype}{list(source.shape)}), got {out.dtype}{list(out.shape)}. "
+                "Copy moves bytes; use zerort.optim.cast_into to change the dtype."
+            )
+        if not (source.flags.c_contiguous and out.flags.c_contiguous):
+            raise CallError("Expected contiguous arrays to copy, got strides. Copy one row at a time, or the whole.")
+        runtime = cupy.cuda.runtime
+        lane, kind = {
+            (True, False): ("copy in", runtime.memcpyHostToDevice),
+            (False, True): ("copy out", runtime.memcpyDeviceToHost),
+            (False, False): ("compute", runtime.memcpyDeviceToDevice),
+            (True, True): ("copy out", runtime.memcpyHostToHost),
+        }[isinstance(source, np.ndarray), isinstance(out, np.ndarray)]
+        on = self.lane(lane) if stream is None else stream
+
+        there, here, nbytes = _address(source), _address(out), source.nbytes
+        cuts = sorted({0, *seams(there, nbytes), *seams(here, nbytes), nbytes})
+
+        def work() -> Any:
+            current = cupy.cuda.get_current_stream().ptr
+            for first, end in itertools.pairwise(cuts):
+                runtime.memcpyAsync(here + first, there + first, end - first, kind, current)
+            return out
+
+        ticket: Ticket[Any] = on.submit(work, name=lane, keep=(source, out), eager=True)
+        return ticket
+
+    # -- streams ---------------------------------------------------------------------------------------------------
+
+    def stream(self, name: str, **options: Any) -> CudaStream:
+        """Return a new stream of this device; ``options`` are `CudaStream`'s."""
+        self._check_open()
+        made = CudaStream(name, self.cupy_device, **{"priority": LANES.get(name, 0), **options})
+        self._streams.append(made)
+        return made
+
+    def lane(self, name: str) -> CudaStream:
+        """Return the device's own stream for one of `LANES`, made when it is first asked for."""
+        if name not in LANES:
+            raise CallError(f"Expected one of the lanes {', '.join(LANES)}, got {name!r}.")
+        if name not in self._lanes:
+            self._lanes[name] = self.stream(name)
+        return self._lanes[name]
+
+    def close(self) -> None:
+        """Close every stream of this device. Arrays keep their memory. Closing twice is fine."""
+        self._closed = True
+        for stream in self._streams:
+            stream.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"Device {self.name!r} is closed.")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"CudaDevice({self.ordinal}, {'closed' if self._closed else f'{len(self._streams)} streams'})"
+
+
+def _address(array: Any) -> int:
+    address: int = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+    return address

@@ -1,0 +1,65 @@
+"""The one place where cupy is imported, so that asking for CUDA without it says what to install.
+
+Every other file of the GPU path takes ``cupy`` from here. Nothing imports this file unless someone asks for a GPU. May
+import: errors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerort.errors import DeviceError
+
+__all__ = ["count_gpus", "cupy", "is_out_of_memory", "load_nccl"]
+
+try:
+    import cupy as _cupy
+except ImportError as error:
+    raise DeviceError(
+        f"Expected CuPy, which drives the GPUs, got: {error}. "
+        "Run pip install 'zerort[cuda12]', or 'zerort[cuda13]' where nvidia-smi says CUDA 13."
+    ) from error
+
+cupy: Any = _cupy
+"""The module. Typed as Any: CuPy ships no types."""
+
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+
+
+def count_gpus() -> int:
+    """Return how many GPUs this process sees.
+
+    Raises:
+        DeviceError: There is none, or no driver.
+    """
+    try:
+        count: int = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(
+            f"Expected a GPU, got: {error}. Look at nvidia-smi and CUDA_VISIBLE_DEVICES; in a container, start it with "
+            "--gpus all."
+        ) from error
+    return count
+
+
+def load_nccl() -> Any:
+    """Return ``cupy.cuda.nccl``, with its library loaded.
+
+    Raises:
+        DeviceError: CuPy finds no libnccl.
+    """
+    try:
+        from cupy.cuda import nccl
+
+        nccl.get_version()
+    except Exception as error:  # an import, a library or a symbol, depending on CuPy's version
+        raise DeviceError(
+            f"Expected NCCL, over which GPUs talk, got: {type(error).__name__}: {error}. "
+            "Run pip install nvidia-nccl-cu12 (nvidia-nccl-cu13 for CUDA 13)."
+        ) from error
+    return nccl
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether CUDA, or CuPy's pool, had no memory left."""
+    return isinstance(error, cupy.cuda.memory.OutOfMemoryError) or getattr(error, "status", None) == _OUT_OF_MEMORY

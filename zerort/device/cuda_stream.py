@@ -1,0 +1,222 @@
+"""A CUDA stream as a `Stream`: host work in order, that puts kernels and copies onto the GPU in the same order.
+
+    submit(work)      caller's stream ──event──> this stream: [work's kernels] ──event──> the Ticket
+    ticket.on(other)  the GPU waits, the host does not
+
+[Note: two queues]
+Work is a Python callable that runs on the host, as on a host stream, with this CUDA stream current: what it launches is
+on this stream. So a stream is two queues, one of callables and one on the GPU, and a Ticket is done when both are. A
+collective needs the first: it meets the other ranks before it may enter NCCL.
+
+[Note: what came before]
+On the host, work that is submitted sees what its caller wrote before. Here too: unless told after which tickets it
+comes, work waits on the GPU for what the caller has put onto its own current stream so far.
+
+[Note: references]
+CuPy returns memory to its pool when the last reference goes, whether or not the GPU still uses it. So a stream holds
+what its work uses until the work's event has fired, also if the caller drops the Ticket. May import: device.ticket,
+device.host, device.cuda_library.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from zerort.device.cuda_library import cupy
+from zerort.device.host import HostStream
+from zerort.device.ticket import Ticket
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["CudaEvent", "CudaStream"]
+
+T = TypeVar("T")
+
+_SPINS = 100
+"""Looks at an event before a waiting thread begins to sleep: most kernels end within these."""
+
+_LONGEST_SLEEP = 500e-6
+"""Seconds. A wait looks, it does not block in CUDA: so Ctrl-C works, and a broken group is noticed."""
+
+
+_LAST_WORK = 2.0
+"""Seconds that work which was given up gets to end when its stream closes, so that its memory comes back."""
+
+
+class CudaEvent:
+    """A point in a CUDA stream's work, on the host and on the GPU."""
+
+    __slots__ = ("_cuda", "_issued", "_reached", "_stream")
+
+    def __init__(self, stream: CudaStream) -> None:
+        self._stream = stream
+        self._cuda = cupy.cuda.Event(disable_timing=True)
+        self._issued: Ticket[None] | None = None
+        self._reached = False
+
+    def done(self) -> bool:
+        """Say whether the point has been reached, without waiting."""
+        if not self._reached:
+            self._reached = self._issued is not None and self._issued.done() and bool(self._cuda.done)
+        return self._reached
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until the host has done its part and the GPU too; raise what the work raised.
+
+        Raises:
+            TimeoutError: Not reached after ``timeout`` seconds.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        assert self._issued is not None
+        self._issued.wait(timeout)
+        looks = 0
+        while not self._reached:
+            reached = self.done()
+            trouble = self._stream.trouble()  # looked for last: work that failed on the GPU ends, too
+            if trouble is not None:
+                self._reached = False
+                # Anew: an error that others hold on to must not hold on to this ticket, and so to arrays.
+                raise type(trouble)(*trouble.args) from trouble
+            if reached:
+                break
+            if until is not None and time.monotonic() > until:
+                raise TimeoutError(f"Work on stream {self._stream.name!r} is not done after {timeout} s.")
+            looks += 1
+            time.sleep(0 if looks < _SPINS else min(_LONGEST_SLEEP, (looks - _SPINS) * 5e-6))
+        self._stream.sweep()
+
+    def precede(self, stream: Any) -> None:
+        """Make a CUDA stream wait on the GPU for this point, as soon as the host has come to it."""
+        assert self._issued is not None
+        self._issued.wait()
+        stream.wait_event(self._cuda)
+
+
+class CudaStream:
+    """Work in order on one GPU.
+
+    Args:
+        name: What the thread and the track in a trace are called.
+        device: The CuPy device.
+        priority: Of the CUDA stream; a lower number goes first.
+        helping: As in `HostStream`.
+        trouble: Returns what makes waiting useless, if anything does; asked by whoever waits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        device: Any,
+        *,
+        priority: int = 0,
+        helping: bool = True,
+        trouble: Callable[[], BaseException | None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self.trouble = trouble
+        self._device = device
+        with device:
+            # Non-blocking: the legacy default stream, on which plain CuPy code runs, must not hold this one up.
+            self.cuda = cupy.cuda.Stream(non_blocking=True, priority=priority)
+        self._host = HostStream(name, helping=helping)
+        self.turn, self.queue = self._host.turn, self._host.queue
+        self._held: collections.deque[tuple[Any, tuple[object, ...]]] = collections.deque()
+        self._sweeping = threading.Lock()
+
+    def submit(
+        self,
+        work: Callable[[], T],
+        *,
+        name: str = "work",
+        keep: tuple[object, ...] = (),
+        eager: bool = False,
+        after: Sequence[Ticket[Any]] | None = None,
+    ) -> Ticket[T]:
+        """Queue ``work``, which launches what it likes on this stream, and return its Ticket.
+
+        Args:
+            work: Called once, with this stream current.
+            name: What the span in a trace is called.
+            keep: Objects that must stay alive until the GPU is done.
+            eager: Call it here and now if nothing is queued: launching a kernel is shorter than a thread switch.
+            after: Tickets that the GPU waits for first. None: what the caller has on its own stream so far.
+        """
+        self.sweep()
+        with self._device:
+            event = CudaEvent(self)
+            before = self._mark_caller() if after is None else None
+        ticket: Ticket[T] = Ticket(event, keep=keep)
+
+        def issue() -> None:
+            with self._device, self.cuda:
+                if before is not None:
+                    self.cuda.wait_event(before)
+                for earlier in after or ():
+                    self._order(earlier)
+                try:
+                    result = work()
+                    ticket.fulfil(result)
+                    held = (*keep, result)
+                except BaseException:
+                    held = keep  # what it launched before it raised still runs
+                    raise
+                finally:
+                    event._cuda.record(self.cuda)
+                    self._held.append((event._cuda, held))
+
+        event._issued = self._host.submit(issue, name=name, eager=eager)
+        return ticket
+
+    def after(self, ticket: Ticket[Any]) -> Ticket[None]:
+        """Make what is submitted next wait for ``ticket``: on the GPU if it is the ticket of a CUDA stream."""
+        return self.submit(lambda: self._order(ticket), name="wait", keep=(ticket,), after=())
+
+    def sweep(self) -> None:
+        """Let go of what finished work used."""
+        if self._sweeping.acquire(blocking=False):
+            try:
+                while self._held and self._held[0][0].done:
+                    self._held.popleft()
+            finally:
+                self._sweeping.release()
+
+    def synchronize(self) -> None:
+        """Block until everything submitted so far has happened."""
+        self.submit(lambda: None, name="synchronize", eager=True, after=()).wait()
+
+    def close(self) -> None:
+        """Finish what was submitted, on the host and on the GPU, then refuse further work. Closing twice is fine."""
+        self._host.close()
+        until = time.monotonic() + _LAST_WORK
+        while self._held and (self.trouble() is None or time.monotonic() < until):
+            self.sweep()
+            time.sleep(10e-6)
+
+    def abandon(self) -> None:
+        """Refuse further work and do not wait for what was submitted."""
+        self._host.abandon()
+
+    def _mark_caller(self) -> Any:
+        """Return an event behind all that the caller has on its current stream; None if that is this stream."""
+        current = cupy.cuda.get_current_stream(self._device.id)
+        return None if current.ptr == self.cuda.ptr else current.record(cupy.cuda.Event(disable_timing=True))
+
+    def _order(self, ticket: Ticket[Any]) -> None:
+        if isinstance(ticket.ready, CudaEvent):
+            ticket.ready.precede(self.cuda)
+        else:
+            ticket.ready.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._host).replace("HostStream", f"CudaStream on GPU {self._device.id}", 1)

@@ -1,0 +1,113 @@
+// The optimizers, casts and measurements of the GPU; `kernels_cuda.py` launches them.
+//
+// Each operation rounds to float32 and stands in the order of native/src/optim.cpp, and no product is fused with a sum
+// (--fmad=false): so the GPU gives the host's bits. These kernels wait for memory, not for arithmetic, so that is free.
+#include <cuda_fp16.h>
+
+typedef long long Index;
+
+// As in native/src/dtypes.h.
+enum Dtype { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBfloat16 = 3 };
+
+__device__ inline Index this_element() { return blockIdx.x * (Index)blockDim.x + threadIdx.x; }
+
+__device__ inline float load(const void *array, int dtype, Index i) {
+  if (dtype == kBfloat16) return __uint_as_float((unsigned)((const unsigned short *)array)[i] << 16);
+  if (dtype == kFloat16) return __half2float(__ushort_as_half(((const unsigned short *)array)[i]));
+  if (dtype == kFloat64) return (float)((const double *)array)[i];
+  return ((const float *)array)[i];
+}
+
+__device__ inline unsigned short as_bfloat16(float value) {
+  unsigned bits = __float_as_uint(value);
+  if (value != value) return (unsigned short)(bits >> 16 | 0x40);  // quiet, or rounding could make it infinity
+  return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+__device__ inline void store(void *array, int dtype, Index i, float value) {
+  if (dtype == kBfloat16) ((unsigned short *)array)[i] = as_bfloat16(value);
+  else if (dtype == kFloat16) ((unsigned short *)array)[i] = __half_as_ushort(__float2half_rn(value));
+  else if (dtype == kFloat64) ((double *)array)[i] = value;
+  else ((float *)array)[i] = value;
+}
+
+// np.sign: 0 for zeros, NaN for NaN.
+__device__ inline float sign(float value) { return value > 0 ? 1.0f : value < 0 ? -1.0f : value == 0 ? 0.0f : value; }
+
+extern "C" __global__ void cast(Index numel, void *out, int out_dtype, const void *source, int source_dtype) {
+  Index i = this_element();
+  if (i < numel) store(out, out_dtype, i, load(source, source_dtype, i));
+}
+
+extern "C" __global__ void adamw(Index numel, float *param, const void *grad, int grad_dtype, float *exp_avg,
+                                 float *exp_avg_sq, void *copy_out, int copy_dtype, float scale, float decay,
+                                 float beta1, float rest1, float beta2, float rest2, float root_correction, float eps,
+                                 float step_size) {
+  Index i = this_element();
+  if (i >= numel) return;
+  float g = load(grad, grad_dtype, i) * scale;
+  float m = exp_avg[i] * beta1 + g * rest1;
+  float v = exp_avg_sq[i] * beta2 + g * rest2 * g;
+  float p = param[i] * decay - m * step_size / (sqrtf(v) * root_correction + eps);
+  exp_avg[i] = m;
+  exp_avg_sq[i] = v;
+  param[i] = p;
+  if (copy_out) store(copy_out, copy_dtype, i, p);
+}
+
+// Without momentum, `buffer` is null.
+extern "C" __global__ void sgd(Index numel, float *param, const void *grad, int grad_dtype, float *buffer,
+                               void *copy_out, int copy_dtype, int first, int nesterov, float scale,
+                               float weight_decay, float momentum, float rest, float lr) {
+  Index i = this_element();
+  if (i >= numel) return;
+  float g = load(grad, grad_dtype, i) * scale + param[i] * weight_decay;
+  float direction = g;
+  if (buffer) {
+    float b = first ? g : buffer[i] * momentum + g * rest;
+    buffer[i] = b;
+    direction = nesterov ? g + b * momentum : b;
+  }
+  float p = param[i] - direction * lr;
+  param[i] = p;
+  if (copy_out) store(copy_out, copy_dtype, i, p);
+}
+
+extern "C" __global__ void lion(Index numel, float *param, const void *grad, int grad_dtype, float *exp_avg,
+                                void *copy_out, int copy_dtype, float scale, float decay, float beta1, float rest1,
+                                float beta2, float rest2, float lr) {
+  Index i = this_element();
+  if (i >= numel) return;
+  float g = load(grad, grad_dtype, i) * scale;
+  float m = exp_avg[i];
+  float p = param[i] * decay - sign(m * beta1 + g * rest1) * lr;
+  exp_avg[i] = m * beta2 + g * rest2;
+  param[i] = p;
+  if (copy_out) store(copy_out, copy_dtype, i, p);
+}
+
+__device__ inline double load_wide(const void *array, int dtype, Index i) {
+  return dtype == kFloat64 ? ((const double *)array)[i] : (double)load(array, dtype, i);
+}
+
+// One pass over an array, a warp to each block of `block` elements: multiply it (if `scales`), sum its squares (if
+// `sums`), and find the first element that is not finite. Lane l adds elements l, l + 32, …, and the lanes are added
+// in halves: the order of native/src/square.cpp, so the host's bits.
+extern "C" __global__ void measure(Index numel, void *array, int dtype, Index block, int scales, float scale,
+                                   double *sums, unsigned long long *first) {
+  Index number = this_element() / 32;
+  int lane = threadIdx.x % 32;
+  Index begin = number * block;
+  if (begin >= numel) return;  // the whole warp
+  Index end = begin + block < numel ? begin + block : numel;
+  double sum = 0;
+  for (Index i = begin + lane; i < end; i += 32) {
+    if (scales && dtype == kFloat64) ((double *)array)[i] *= scale;
+    else if (scales) store(array, dtype, i, load(array, dtype, i) * scale);
+    double value = load_wide(array, dtype, i);
+    if (!isfinite(value)) atomicMin(first, (unsigned long long)i);
+    sum += value * value;
+  }
+  for (int half = 16; half; half /= 2) sum += __shfl_down_sync(0xffffffffu, sum, half);
+  if (sums && lane == 0) sums[number] = sum;
+}

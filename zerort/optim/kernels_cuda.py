@@ -1,0 +1,240 @@
+"""The fused optimizers, casts and measurements over CuPy arrays: what `zerort.native` has for the host, for a GPU.
+
+    adamw_ sgd_ lion_                     one pass over parameter, gradient and state; writes a half-precision copy too
+    cast_into                             float32 from or to float64, float16, bfloat16
+    square_sums_into square_sum unscale_  the norm's parts; unscaled and checked in the same pass
+    first_nonfinite                       where a NaN or an infinity stands
+
+**Bound.** All give the host's bits, except `square_sum`, which adds in another order: within 1e-12 of it, relatively.
+Kernels are queued on the current stream and return at once; only `square_sum` and `first_nonfinite`, which return
+numbers, wait. The source is `kernels_cuda.cu`, compiled by NVRTC when first used. May import: errors, native,
+device.cuda_library.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zerort.device.cuda_library import cupy
+from zerort.errors import CallError
+from zerort.native.dtypes import DTYPE_CODES
+from zerort.native.scalars import adamw_scalars, lion_scalars, sgd_scalars
+
+__all__ = [
+    "OPTIONS",
+    "SOURCE",
+    "adamw_",
+    "cast_into",
+    "first_nonfinite",
+    "lion_",
+    "sgd_",
+    "square_sum",
+    "square_sums_into",
+    "unscale_",
+]
+
+SOURCE = Path(__file__).with_suffix(".cu")
+OPTIONS = ("--fmad=false",)
+"""What NVRTC is told: a product fused with a sum rounds once, where the host rounds twice."""
+
+_THREADS = 256
+_WARP = 32
+_NOT_FOUND = np.iinfo(np.uint64).max
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+_GRADS = ("float32", "bfloat16", "float16")
+_HALVES = ("bfloat16", "float16")
+_SUM_BLOCK = 1024
+
+
+def adamw_(
+    param: Any,
+    grad: Any,
+    exp_avg: Any,
+    exp_avg_sq: Any,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: int,
+    grad_scale: float = 1.0,
+    copy_out: Any = None,
+) -> None:
+    """Make one step of AdamW; see `zerort.native.adamw_`."""
+    scalars = adamw_scalars(lr, beta1, beta2, eps, weight_decay, step, grad_scale)
+    _check_optimizer(param, grad, copy_out, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
+    copy = (_pointer(copy_out), _code(copy_out))
+    _launch("adamw", param.size, param, grad, _code(grad), exp_avg, exp_avg_sq, *copy, *map(np.float32, scalars))
+
+
+def sgd_(
+    param: Any,
+    grad: Any,
+    momentum_buffer: Any,
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    first: bool = False,
+    grad_scale: float = 1.0,
+    copy_out: Any = None,
+) -> None:
+    """Make one step of SGD; see `zerort.native.sgd_`."""
+    scalars = sgd_scalars(lr, momentum, dampening, weight_decay, grad_scale, nesterov=nesterov)
+    if momentum == 0.0:
+        momentum_buffer = None
+    elif momentum_buffer is None:
+        raise CallError(f"Expected a momentum_buffer with momentum {momentum}, got None. Pass one, or momentum=0.")
+    states = {} if momentum_buffer is None else {"momentum_buffer": momentum_buffer}
+    _check_optimizer(param, grad, copy_out, **states)
+    copy = (_pointer(copy_out), _code(copy_out))
+    flags = (np.int32(first), np.int32(nesterov))
+    buffer = _pointer(momentum_buffer)
+    _launch("sgd", param.size, param, grad, _code(grad), buffer, *copy, *flags, *map(np.float32, scalars))
+
+
+def lion_(
+    param: Any,
+    grad: Any,
+    exp_avg: Any,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    grad_scale: float = 1.0,
+    copy_out: Any = None,
+) -> None:
+    """Make one step of Lion; see `zerort.native.lion_`."""
+    scalars = lion_scalars(lr, beta1, beta2, weight_decay, grad_scale)
+    _check_optimizer(param, grad, copy_out, exp_avg=exp_avg)
+    copy = (_pointer(copy_out), _code(copy_out))
+    _launch("lion", param.size, param, grad, _code(grad), exp_avg, *copy, *map(np.float32, scalars))
+
+
+def cast_into(out: Any, source: Any) -> None:
+    """Convert ``source`` to ``out``'s dtype; see `zerort.native.cast_into`."""
+    _check("out", out, _FLOATS)
+    _check("source", source, _FLOATS, numel=out.size)
+    names = {out.dtype.name, source.dtype.name}
+    if len(names) > 1 and "float32" not in names:
+        raise CallError(
+            "Expected the same dtype, or float32 on one side and bfloat16, float16 or float64 on the other, "
+            f"got {source.dtype.name} to {out.dtype.name}. Go by way of float32."
+        )
+    _check_apart({"out": out, "source": source})
+    if len(names) == 1:
+        out[...] = source
+    else:
+        _launch("cast", out.size, out, _code(out), source, _code(source))
+
+
+def square_sums_into(out: Any, array: Any, block: int) -> None:
+    """Write the sum of squares of each block into ``out``; see `zerort.native.square_sums_into`."""
+    _check("array", array, _FLOATS)
+    _check("out", out, ("float64",), numel=_blocks(array, block))
+    _measure(array, block, out, None)
+
+
+def square_sum(array: Any) -> float:
+    """Return the sum of the squares of all elements, computed in float64."""
+    _check("array", array, _FLOATS)
+    sums = cupy.empty(_blocks(array, _SUM_BLOCK), np.float64)
+    square_sums_into(sums, array, _SUM_BLOCK)
+    return float(sums.get().sum())
+
+
+def unscale_(array: Any, scale: float, *, block: int = _SUM_BLOCK) -> tuple[Any, Any]:
+    """Multiply ``array`` by ``scale`` in place, and measure the result in the same pass.
+
+    Returns:
+        On the GPU, so that nothing waits: the sum of squares of each block (float64), and the index of the first
+        element that is not finite (one uint64, its largest value if there is none).
+    """
+    _check("array", array, _FLOATS)
+    sums = cupy.empty(_blocks(array, block), np.float64)
+    return sums, _measure(array, block, sums, scale)
+
+
+def first_nonfinite(array: Any) -> int:
+    """Return the index of the first NaN or infinity, or -1 if all elements are finite."""
+    _check("array", array, _FLOATS)
+    found = int(_measure(array, _SUM_BLOCK, None, None).get()[0])
+    return -1 if found == _NOT_FOUND else found
+
+
+def _measure(array: Any, block: int, sums: Any, scale: float | None) -> Any:
+    first = cupy.full(1, _NOT_FOUND, np.uint64)
+    scaling = (np.int32(scale is not None), np.float32(1.0 if scale is None else scale))
+    arguments = (array, _code(array), np.int64(block), *scaling, _pointer(sums), first)
+    _launch("measure", array.size, *arguments, threads=_blocks(array, block) * _WARP)
+    return first
+
+
+def _launch(name: str, numel: int, *arguments: Any, threads: int | None = None) -> None:
+    """Queue a kernel over ``numel`` elements on the current stream."""
+    wanted = numel if threads is None else threads
+    if numel:
+        blocks = -(-wanted // _THREADS)
+        _module().get_function(name)((blocks,), (_THREADS,), (np.int64(numel), *arguments))
+
+
+@functools.cache
+def _module() -> Any:
+    return cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS)
+
+
+def _blocks(array: Any, block: int) -> int:
+    if type(block) is not int or block < 1:
+        raise CallError(f"Expected block to be a number of elements of at least 1, got {block!r}.")
+    count: int = -(-array.size // block)
+    return count
+
+
+def _code(array: Any) -> np.int32:
+    return np.int32(0 if array is None else DTYPE_CODES[array.dtype.name])
+
+
+def _pointer(array: Any) -> Any:
+    return np.uint64(0) if array is None else array
+
+
+def _check(name: str, array: Any, dtypes: tuple[str, ...], *, numel: int | None = None) -> None:
+    if not isinstance(array, cupy.ndarray):
+        raise CallError(
+            f"Expected {name} to be a CuPy array like the others, got {type(array).__name__}. Copy it to the GPU first."
+        )
+    if array.ndim != 1 or not array.flags.c_contiguous:
+        raise CallError(f"Expected {name} to be 1-D and contiguous, got shape {array.shape}, strides {array.strides}.")
+    if array.dtype.name not in dtypes:
+        raise CallError(f"Expected {name} of dtype {', '.join(dtypes)}, got {array.dtype.name}. Convert it first.")
+    if numel is not None and array.size != numel:
+        raise CallError(f"Expected {name} of {numel} elements, got {array.size}.")
+
+
+def _check_optimizer(param: Any, grad: Any, copy_out: Any, **states: Any) -> None:
+    _check("param", param, ("float32",))
+    _check("grad", grad, _GRADS, numel=param.size)
+    for name, state in states.items():
+        _check(name, state, ("float32",), numel=param.size)
+    named = {"param": param, "grad": grad, **states}
+    if copy_out is not None:
+        _check("copy_out", copy_out, _HALVES, numel=param.size)
+        if copy_out.data.ptr != grad.data.ptr:  # a thread reads its element of the gradient before it writes the copy's
+            named["copy_out"] = copy_out
+    _check_apart(named)
+
+
+def _check_apart(named: dict[str, Any]) -> None:
+    ranges = sorted((array.data.ptr, array.data.ptr + array.nbytes, name) for name, array in named.items())
+    for (_, end, left), (start, _, right) in itertools.pairwise(ranges):
+        if start < end:
+            raise CallError(f"Expected {left} and {right} apart, got ranges that overlap. Give each memory of its own.")
