@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import shutil
+import tempfile
 
 import numpy as np
 import pytest
@@ -47,12 +49,16 @@ def group(request, options):
 
 
 @pytest.fixture
-def scratch(tmp_path):
+def scratch():
     """One directory for all ranks; nothing is left in it."""
-    where = WORLD.bcast(str(tmp_path))
+    where = WORLD.bcast(tempfile.mkdtemp() if WORLD.rank == 0 else None)
     yield where
     WORLD.Barrier()
-    assert os.listdir(where) == []
+    left = os.listdir(where)
+    WORLD.Barrier()
+    if WORLD.rank == 0:
+        shutil.rmtree(where)
+    assert left == []
 
 
 def parameters(dtype):

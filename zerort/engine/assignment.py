@@ -43,6 +43,7 @@ def assign_values(rt: Runtime, unit: Unit, values: Mapping[str, Array], *, broad
     agreed = agree_on_values(rt, unit.name, declared, dict(values), broadcast=broadcast)
     rt.wait_for_gathers()
     rt.world.barrier(name="assign").wait()  # nobody reads what is about to change
+    rt.tiers.unforesee()
     with rt.tiers.tearing("an assignment", by=StorageError):
         try:
             for name, value in agreed.items():

@@ -90,7 +90,8 @@ class GatheredForm:
 
     def _meet(self) -> None:
         """Wait for this rank's part, and let all ranks know of theirs."""
-        runtime, error = self._runtime, None
+        runtime = self._runtime
+        error: StorageError | None = None
         assert self.fetched is not None
         try:
             with runtime.ledger.stall("nvme"):
@@ -98,6 +99,7 @@ class GatheredForm:
         except StorageError as caught:
             error = caught
         try:
+            error = error or runtime.tiers.failure()  # what is read may be what was there before a write that failed
             raise_together(runtime.mesh.shard, error, name=f"gather {self._name}"[:60])
         except ZerortError as failure:
             if runtime.mesh.replicate is not None:  # the other copies have heard nothing yet

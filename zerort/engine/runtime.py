@@ -223,6 +223,7 @@ class Runtime:
         """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this."""
         self.complete_attachments("discard")
         self.wait_for_reductions()
+        self.tiers.unforesee()
         self.forget_gradients()
 
     def save(self, path: str | Path, *, progress: Any = None) -> Path:

@@ -23,11 +23,13 @@ __all__ = ["load", "save"]
 
 def save(rt: Runtime, path: str | Path, *, progress: Any) -> Path:
     """Write a checkpoint; see `Runtime.save`. Every rank calls this."""
-    where, error = None, None
+    where: Path | None = None
+    error: Exception | None = None
     try:
         where, progress = Path(path), checkpoint.as_json(progress, what="progress")
     except Exception as caught:
         error = caught
+    error = error or rt.tiers.settle()
     raise_together(rt.world, error, name="save")
     assert where is not None
     rt.wait_for_gathers()
@@ -48,6 +50,7 @@ def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Res
     assert manifest is not None
     rt.discard_gradients()
     rt.wait_for_gathers()
+    rt.tiers.settle()  # well or not: what failed is made anew
     with rt.tiers.tearing("a load", by=StorageError):
         try:
             if rt.tiers.is_torn:

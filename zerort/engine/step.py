@@ -104,6 +104,7 @@ def _walk(rt: Runtime) -> StepReport:
 def _agree(rt: Runtime) -> _Facts:
     units = list(rt.units.values())
     refused = next((section.storage_error for section in rt.trained_sections() if section.storage_error), None)
+    refused = refused or rt.tiers.failure()
     trouble = next((unit.gradient_trouble for unit in units if unit.gradient_trouble), "")
     held = [unit.name for unit in units if unit.is_gathered]
     if held:

@@ -2,7 +2,9 @@
 
     prepare     all ranks: is there a disk, is there room, what can it do?      before anything is put there
     read write  a range of a value, between steps
+    foresee     begin to read what the last update began with                   while gradients are still being reduced
     run         chunks through the pipeline: read, compute, write back          the update
+    settle      what the update has written is on the disk, or is known to fail before a save, a load
     close       wait, delete the files
 
 Nothing is opened before a section needs it, so a plan that rests in memory has no store, no thread and no file. May
@@ -29,6 +31,7 @@ from zerort.typing import Array
 
 if TYPE_CHECKING:
     from zerort.offload import DirectoryReport, Part, Pipeline, Store
+    from zerort.offload.pipeline import Run
 
 __all__ = ["Tiers"]
 
@@ -58,6 +61,8 @@ class Tiers:
         self._ledger = ledger
         self._store: Store | None = None
         self._pipeline: Pipeline | None = None
+        self._ahead: Run | None = None
+        self._last: Sequence[Sequence[Part]] = ()  # what the last update streamed
         self._stream: HostStream | None = None
         self._counting = threading.Lock()
         self._torn = ""
@@ -175,9 +180,35 @@ class Tiers:
         self._count(written=source.nbytes)
         return self.store.write(name, source, offset=offset)
 
+    def foresee(self) -> None:
+        """Begin to read what the last update began with: the next one will, too. Gradients need not be there yet.
+
+        Nothing that these chunks hold may be written until `run` or `unforesee`.
+        """
+        if self._ahead is None and self._pipeline is not None and self._last:
+            first = self._last[: self._pipeline.depth or 1]
+            if all(part.write for chunk in first for part in chunk):  # what is only read are gradients
+                self._ahead = self._pipeline.begin(self._last)
+
+    def unforesee(self) -> None:
+        """Let go of what was read ahead: it is about to change, or will not be used."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.cancel()
+
     def run(self, chunks: Sequence[Sequence[Part]], compute: Callable[..., object]) -> None:
-        """Stream chunks through memory, as `Pipeline.run` does."""
-        report = self._pipeline_for(chunks).run(chunks, compute)
+        """Stream chunks through memory, as `Pipeline.run` does. Returns while the last ones are still being written.
+
+        What goes wrong from then on, `failure` tells.
+        """
+        run, self._ahead = self._ahead, None
+        if run is not None and not run.continues(chunks):
+            run.cancel()
+            run = None
+        if run is None:
+            run = self._pipeline_for(chunks).begin(chunks)
+        report = run.go(compute, finish=False)
+        self._last = chunks
         self._count(read=report.read_nbytes, written=report.written_nbytes)
         self._ledger.stalled["nvme"] += int(report.stall_seconds * 1e9)
 
@@ -191,8 +222,8 @@ class Tiers:
 
         needed = Pipeline.slot_nbytes_of(chunks)
         if self._pipeline is not None and self._pipeline.slots.slot_nbytes < needed:
-            self._pipeline.close()
-            self._pipeline = None
+            pipeline, self._pipeline = self._pipeline, None
+            pipeline.close()
         if self._pipeline is None:
             self._pipeline = Pipeline(slot_nbytes=needed, depth=self.options.depth, name="offload")
         return self._pipeline
@@ -225,24 +256,49 @@ class Tiers:
                 "checkpoint: rt.load(path)."
             )
 
+    def failure(self) -> StorageError | None:
+        """Return what a write of the last update has met, on this rank alone, as far as it is known. Never waits.
+
+        From then on this rank has it to tell at every meeting, until a load.
+        """
+        found = None if self._pipeline is None else self._pipeline.failure()
+        assert found is None or isinstance(found, StorageError)
+        return found
+
+    def settle(self) -> StorageError | None:
+        """Wait until the last update is written; return what went wrong, on this rank alone."""
+        self.unforesee()
+        if self._pipeline is not None:
+            with contextlib.suppress(StorageError), self._ledger.stall("nvme"):
+                self._pipeline.finish()
+        return self.failure()
+
     @property
     def is_torn(self) -> bool:
-        """Whether parameters and state are not those of one update."""
-        return bool(self._torn)
+        """Whether parameters and state of this rank are not those of one update."""
+        return bool(self._torn) or self.failure() is not None
 
     def mend(self) -> None:
         """Note that parameters and state are whole again."""
         self._torn = ""
+        self._drop_pipeline()  # which remembers what failed
+
+    def _drop_pipeline(self) -> None:
+        self.unforesee()
+        pipeline, self._pipeline = self._pipeline, None
+        self._last = ()
+        if pipeline is not None:
+            with contextlib.suppress(StorageError):  # told before, or of no use to anybody now
+                pipeline.close()
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Wait for what is under way and delete the files, or keep them. Closing twice is fine."""
-        pipeline, store, self._pipeline, self._store = self._pipeline, self._store, None, None
+        store, self._store = self._store, None
         with contextlib.ExitStack() as stack, trace.span("close", track="offload"):
             if store is not None:
                 stack.callback(store.close, keep=self.options.keep)
-            if pipeline is not None:
-                stack.callback(pipeline.close)
+            stack.callback(self._drop_pipeline)
             if self._stream is not None:
                 stack.callback(self._stream.close)

@@ -234,6 +234,8 @@ class Unit:
                 if last:
                     with trace.span(f"reduce {self.name}"):
                         section.bucket.fire()
+        if last:
+            self._runtime.tiers.foresee()
 
     def join_lenders(self) -> None:
         """Let the units that hold tied parameters wait for this one's gradients, too. Every rank calls this."""
