@@ -393,6 +393,7 @@ class Runtime:
                 self.mesh.close()  # first: the others may wait for this rank
             finally:
                 self.tiers.close()
+                self.tiers.wait_for_others()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.units)} units, {self.updates} updates"

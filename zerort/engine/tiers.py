@@ -14,11 +14,13 @@ import: comm, trace, offload, engine.*.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerort import trace
 from zerort.comm import Group
@@ -37,6 +39,10 @@ __all__ = ["Tiers"]
 
 _SAMPLE_NBYTES = 16 * 1024**2
 """Written and read by the first rank of a host to see how fast its disk is."""
+
+
+_GRACE = 2.0
+"""Seconds that a rank which fails leaves the others to delete their files."""
 
 
 class Tiers:
@@ -66,6 +72,7 @@ class Tiers:
         self._stream: HostStream | None = None
         self._counting = threading.Lock()
         self._torn = ""
+        self._paths: list[str] = []  # the files of all ranks of this host
 
     @property
     def store(self) -> Store:
@@ -125,6 +132,12 @@ class Tiers:
         except Exception as caught:
             error = caught
         raise_together(self._world, error, name="offload")
+        everyone = gather_json(self._world, [host, *self._own_paths()], name="offload")
+        self._paths = [path for other, *paths in everyone if other == host for path in paths]
+
+    def _own_paths(self) -> list[str]:
+        stores: Any = getattr(self._store, "members", (self._store,))
+        return [store.path for store in stores]
 
     def _look(self, needed: int, *, what: str, measures: bool) -> None:
         from zerort.offload.preflight import inspect
@@ -302,3 +315,12 @@ class Tiers:
             stack.callback(self._drop_pipeline)
             if self._stream is not None:
                 stack.callback(self._stream.close)
+
+    def wait_for_others(self) -> None:
+        """Give the other ranks of this host a moment to delete their files: an error is about to end the whole job.
+
+        Those that do not hear of it in time leave them to the next run.
+        """
+        until = time.monotonic() + _GRACE
+        while any(map(os.path.exists, self._paths)) and time.monotonic() < until:
+            time.sleep(0.01)
