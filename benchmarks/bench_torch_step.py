@@ -48,7 +48,7 @@ def main() -> int:
     rounds = bench.rounds(list(alone))
     machine["load_after"] = os.getloadavg()
     rows = make_rows({name: METHODS[name].title for name in alone}, alone, rounds, expected)
-    goals = targets(rows, ranks=options.ranks, clipped=options.clip)
+    goals = targets(rows, ranks=options.ranks, clipped=options.clip) if options.config == "gpt30m" else []
     bench.screen.print(methods_table(bench.title(), rows))
     if goals:
         bench.screen.print(targets_table(goals))

@@ -2,33 +2,46 @@
 
 A forward changes this rank's buffers, by this rank's part of the batch. Before a step the ranks say whose changed, on
 any of them, and rank 0's are sent: between steps all ranks evaluate alike and have one `state_dict()`, the one that
-DistributedDataParallel would have. Buffers that stay as they are (rotary tables, masks) are never sent.
+DistributedDataParallel would have. Buffers that stay as they are (rotary tables, masks) are never sent. Checkpoints
+have rank 0's, of those that `state_dict()` has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
-from zerort.engine import Runtime
+from zerort.engine import Attachment, Runtime
 from zerort.errors import CallError
+from zerort.layout import FlatLayout, Partition
+from zerort_torch.memory import as_array, as_tensor
+
+if TYPE_CHECKING:
+    from zerort.checkpoint import Value
+    from zerort.typing import Array
 
 __all__ = ["SharedBuffers"]
 
 
-class SharedBuffers:
-    """The buffers of one sharded model. An `Attachment` of its runtime.
+class SharedBuffers(Attachment):
+    """The buffers of one sharded model.
 
     Args:
         rt: The runtime.
         model: The model; modules that own buffers now are watched.
+        name: What to put before the buffers' names.
+        lasting: Names of those that checkpoints hold.
     """
 
-    def __init__(self, rt: Runtime, model: torch.nn.Module) -> None:
+    def __init__(self, rt: Runtime, model: torch.nn.Module, *, name: str, lasting: set[str]) -> None:
         self._rt = rt
+        self._prefix = f"{name}." if name else ""
+        self._lasting = lasting
+        self._model = model
+        self._packed: list[tuple[FlatLayout, Array]] = []  # what a load fills
         self._owners = {name: module for name, module in model.named_modules() if list(_own(module))}
         self._seen = [_versions(module) for module in self._owners.values()]
 
@@ -53,8 +66,38 @@ class SharedBuffers:
         self.send([one for one, here in zip(owners, everyone[:, 0].max(0), strict=True) if here])
         self._seen = [_versions(module) for module in owners]
 
-    def forget(self) -> None:
-        """Do nothing: buffers do not end with a step. See `zerort.engine.Attachment`."""
+    def values(self) -> Iterable[Value]:
+        """Return what a checkpoint holds; see `zerort.engine.Attachment`. The first rank has all of it."""
+        from zerort.checkpoint import Value  # here: it takes a third of the time that all of zerort takes to import
+
+        group = self._rt.mesh.shard
+        by_dtype: dict[str, dict[str, Array]] = {}
+        for name, buffer in self._kept().items():
+            array = as_array(buffer.contiguous())
+            by_dtype.setdefault(array.dtype.name, {})[self._prefix + name] = array
+        self._packed = []
+        for dtype, arrays in by_dtype.items():
+            layout = FlatLayout.build({name: array.shape for name, array in arrays.items()}, dtype=dtype)
+            flat = np.zeros(layout.numel if group.rank == 0 else 0, next(iter(arrays.values())).dtype)
+            for extent in layout.extents if flat.size else ():
+                flat[extent.slice] = arrays[extent.name].reshape(-1)
+            self._packed.append((layout, flat))
+            partition = Partition.of_counts([layout.numel] + [0] * (group.size - 1))
+            yield Value(kind="buffer", layout=layout, partition=partition, mine=flat)
+
+    def take_loaded(self) -> None:
+        """Take over what was loaded, on all ranks; see `zerort.engine.Attachment`."""
+        kept = self._kept()
+        with torch.no_grad():
+            for layout, flat in self._packed:
+                for extent in layout.extents if flat.size else ():
+                    loaded = as_tensor(flat)[extent.slice].view(extent.shape)
+                    kept[extent.name.removeprefix(self._prefix)].copy_(loaded)
+        self._packed = []
+        self.send()
+
+    def _kept(self) -> dict[str, torch.Tensor]:
+        return {name: buffer for name, buffer in self._model.named_buffers() if name in self._lasting}
 
     def send(self, modules: list[torch.nn.Module] | None = None) -> None:
         """Give every rank rank 0's buffers of ``modules``, or all that are watched. Every rank calls this."""

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from zerort.engine import Runtime
+from zerort.engine import Attachment, Runtime
 from zerort.errors import UnitStateError
 from zerort_torch.memory import as_array
 from zerort_torch.unit import TorchUnit
@@ -57,8 +57,8 @@ class _Account:
         self.place = _LATE
 
 
-class Gradients:
-    """The gradients of all sharded models of one runtime. An `Attachment` of it."""
+class Gradients(Attachment):
+    """The gradients of all sharded models of one runtime."""
 
     def __init__(self, rt: Runtime) -> None:
         self._rt = rt

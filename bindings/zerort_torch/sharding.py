@@ -100,6 +100,7 @@ def shard(
         error = caught
     raise_together(rt.world, error, name="shard")
     gradients = gradients_of(rt)
+    lasting = set(model.state_dict())
     made: dict[str, TorchUnit] = {}
     originals = [parameter.value for one in found for parameter in one.parameters]
     guard_optimizers(originals)
@@ -109,7 +110,7 @@ def shard(
         gradients.add_unit(unit, spread=one.name == "" and len(found) > 1)
     meta_buffers = any(buffer.is_meta for buffer in model.buffers())
     materialise_buffers(model, init)
-    buffers = SharedBuffers(rt, model)
+    buffers = SharedBuffers(rt, model, name=name, lasting=lasting)
     if buffers:
         rt.attachments.append(buffers)
         if broadcast or meta_buffers:

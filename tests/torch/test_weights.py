@@ -106,6 +106,46 @@ def test_saved_on_some_ranks_and_loaded_on_others(node, directory, ranks):
             assert torch.equal(model(*text(4, 99)), plain(*text(4, 99)))
 
 
+class Buffered(torch.nn.Module):
+    """Has buffers of all kinds: running statistics, a count, flags, and one that is not kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3).to(torch.bfloat16)
+        self.register_buffer("flags", torch.zeros(3, dtype=torch.bool))
+        self.register_buffer("count", torch.zeros(2, 2, dtype=torch.bfloat16))
+        self.register_buffer("passing", torch.zeros(4), persistent=False)
+
+    def forward(self, x):
+        self.flags[1], self.count = True, self.count + 0.5
+        self.passing += 1
+        return self.linear(self.norm(x).to(torch.bfloat16)).float().square().mean()
+
+
+@pytest.mark.parametrize("ranks", OTHER_RANKS)
+def test_buffers_are_those_of_rank_0_and_go_into_checkpoints(node, directory, ranks):
+    def batch(rank, step):
+        return torch.randn(6, 5, generator=torch.Generator().manual_seed(100 * rank + step))
+
+    first = make(Buffered)  # what rank 0 sees, in one process
+    for step in range(2):
+        first(batch(0, step))
+    expected = dict(first.named_buffers())
+    with opened(node) as rt:
+        model = zt.shard(make(Buffered), rt, name="net")
+        for step in range(2):
+            model(batch(rt.rank, step)).backward()
+            rt.step()
+        assert same(dict(model.named_buffers()), expected)
+        rt.save(f"{directory}/checkpoint")
+        weights = zt.full_state_dict(model, root=None)
+    with OTHER_RANKS[ranks](node) as group, opened(group, plan=1) as rt:
+        model = zt.shard(make(Buffered, seed=2), rt, name="net")
+        rt.load(f"{directory}/checkpoint")
+        assert same(model.state_dict(), weights)
+        assert not model.passing.any()
+
+
 def test_parameters_are_read_and_written_in_a_gathered_block(group):
     with opened(group) as rt:
         model = zt.shard(make(GPT), rt)

@@ -61,6 +61,8 @@ def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Res
             error = caught
         raise_together(rt.world, error, name="load")  # the other copies read for themselves
         snapshot.spread_loaded(rt, optimizer=optimizer)
+        for one in rt.attachments:
+            one.take_loaded()
     if optimizer:
         snapshot.restore_meta(rt, manifest)
         rt.tiers.mend()

@@ -2,6 +2,7 @@
 
     parameter          float32 master weights where there are any, else the parameters themselves
     exp_avg, row …     every kind of optimizer state
+    buffer …           what bindings add
     meta               updates, each tensor's own count, loss scale, optimizer and plan
 
 Any plan and any number of ranks can read it: values are stored by tensor name. May import: checkpoint, comm, engine.*.
@@ -40,6 +41,8 @@ def values_of(rt: Runtime, *, optimizer: bool = True) -> Iterator[Value]:
                 for kind, kept in section.state.kept.items():
                     mine = _range_of(kept.column, kept.partition.of(rank), first=kept.first_of(rank))
                     yield Value(kind=kind, layout=kept.layout, partition=kept.partition, mine=mine)
+    for one in rt.attachments:
+        yield from one.values()
 
 
 def over_world(rt: Runtime, value: Value) -> Value:
