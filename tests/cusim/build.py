@@ -27,7 +27,7 @@ from cusim.errors import CusimError
 
 HERE = Path(__file__).resolve().parent
 DEVICE_HEADERS = HERE / "device"
-FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-Wall", "-Wextra")
+FLAGS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-ftls-model=initial-exec", "-Wall", "-Wextra")
 LIBRARY = "libcusim.so"
 # The names under which CuPy asks for it, for the cuda12x and cuda13x wheels.
 NAMES = ("libcuda.so.1", "libnvrtc.so.12", "libnvrtc.so.13", "libnccl.so.2", "libcurand.so.10")

@@ -31,9 +31,9 @@ def found():
 
     def take():
         for device in range(cupy.cuda.runtime.getDeviceCount()):
-            with cupy.cuda.Device(device):
-                with suppress(cupy.cuda.runtime.CUDARuntimeError):  # the fault that a finding left
-                    cupy.cuda.runtime.deviceSynchronize()
+            # A finding may have left a fault behind.
+            with cupy.cuda.Device(device), suppress(cupy.cuda.runtime.CUDARuntimeError):
+                cupy.cuda.runtime.deviceSynchronize()
         lines = cusim.findings()
         cusim.clear()
         return lines

@@ -1,7 +1,7 @@
 """Start: loads the emulator before CuPy is imported, and relinks CuPy's extension modules as they load.
 
-May import: `cusim.build`, `cusim.errors`. Nothing here runs unless `start` is called: by a conftest, or in child
-processes by ``hook/sitecustomize.py``, which `environment` puts on their path.
+May import: `cusim.build`, `cusim.errors`; `cusim.frees` once cupy is there. Nothing here runs unless `start` is called:
+by a conftest, or in child processes by ``hook/sitecustomize.py``, which `environment` puts on their path.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
 from cusim.build import DEVICE_HEADERS, HERE, LIBRARY, NAMES, build
@@ -85,6 +85,8 @@ class _Finder(MetaPathFinder):
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and isinstance(spec.loader, ExtensionFileLoader):
             spec.loader = _RelinkingLoader(self.library, fullname, spec.loader.path)
+        if fullname == "cupy" and spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _CupyLoader(fullname, spec.loader.path)
         return spec
 
 
@@ -103,3 +105,14 @@ class _RelinkingLoader(ExtensionFileLoader):
                 "Install the wheel again: `pip install --force-reinstall cupy-cuda12x`."
             )
         return module
+
+
+class _CupyLoader(SourceFileLoader):
+    """Loads the package itself; what its memory pool frees is watched from then on."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        if os.environ.get("CUSIM_FREES", "1") != "0":
+            from cusim.frees import poison_freed_arrays
+
+            poison_freed_arrays()

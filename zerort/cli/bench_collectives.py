@@ -19,6 +19,7 @@ from typing import Any
 from zerort import trace
 from zerort.cli import tables
 from zerort.cli.arguments import UsageError
+from zerort.cli.bench_gpus import check_gpu_options, run_on_gpus
 from zerort.cli.buffers import Buffers, NoRoom
 from zerort.cli.footprint import Footprint, measure_footprint
 from zerort.cli.limits import MemoryLimit
@@ -44,6 +45,9 @@ def run_collectives(options: argparse.Namespace, words: list[str]) -> int:
     """Run the benchmark, in ranks that are started here unless a launcher has done so. Return the exit code."""
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise CallError("--plot: Expected matplotlib, got none. Install it: pip install 'zerort[plot]'.")
+    on_gpus = options.device == "cuda"
+    if on_gpus:
+        check_gpu_options(options)
     if launched_size() is None:
         code = run_ranks(options.ranks or 2, ["-m", "zerort", *words, *Screen.words()]).code
         return code if code in (0, 2) else 1
@@ -56,7 +60,9 @@ def run_collectives(options: argparse.Namespace, words: list[str]) -> int:
         )
     if options.trace is not None:
         trace.enable()
-    with open_group(kind=options.kind) as group:
+    with open_group(kind="nccl" if on_gpus else options.kind) as group:
+        if on_gpus:
+            return run_on_gpus(options, group, world, Screen(options.screen, shown=world.rank == 0))
         if group.size != world.size:
             raise UsageError(f"--kind {options.kind}: Expected one rank, got {world.size}. Use --ranks 1.")
         screen = Screen(options.screen, shown=world.rank == 0)

@@ -1,9 +1,8 @@
-"""What the doctor finds about Python, NumPy, our kernels, GPUs and the environment. May import: native, config."""
+"""What the doctor finds about Python, NumPy, our kernels and the environment. May import: native, config."""
 
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import platform
 import sys
@@ -14,8 +13,6 @@ import numpy as np
 from zerort import native
 from zerort.cli.checkup import Finding, bad, ok, warn
 from zerort.cli.machine import core_count
-from zerort.cli.probe import answer_of
-from zerort.cli.ranks import run_here
 from zerort.config import ENVIRONMENT, GroupOptions
 from zerort.engine.offload_options import OFFLOAD_ENVIRONMENT, SCRATCH
 from zerort.errors import CallError
@@ -53,7 +50,6 @@ def check_software() -> Iterator[Finding]:
             cure="Install a C++ compiler and reinstall zerort, or unset ZERORT_NATIVE; the NumPy forms are slower.",
         )
     yield from _check_environment()
-    yield _check_gpus()
 
 
 def _check_environment() -> Iterator[Finding]:
@@ -72,25 +68,3 @@ def _check_environment() -> Iterator[Finding]:
         close = difflib.get_close_matches(name, KNOWN_VARIABLES, n=1)
         meant = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(KNOWN_VARIABLES)}."
         yield warn("environment", f"{name} is set, and nothing reads it", cure=f"{meant} Rename or unset it.")
-
-
-def _check_gpus() -> Finding:
-    if importlib.util.find_spec("cupy") is None:
-        return ok("gpu", "no CuPy: none, host only")
-    found = run_here(["-m", "zerort.cli.probe", "gpu"], timeout=120)
-    answer = answer_of(found.out)
-    if answer is None:
-        why = (found.errors.strip().splitlines() or ["no answer"])[-1]
-        return warn(
-            "gpu",
-            f"CuPy is installed, but does not work: {why}",
-            cure="Install the CuPy of your CUDA (pip install 'zerort[cuda12]' or 'zerort[cuda13]') and its driver.",
-        )
-    if not answer["gpus"]:
-        return warn("gpu", f"CuPy {answer['cupy']}, but no GPU", cure="Check nvidia-smi and CUDA_VISIBLE_DEVICES.")
-    text = f"CuPy {answer['cupy']}, {len(answer['gpus'])} x {answer['gpus'][0]}"
-    if answer["nccl"] is None:
-        return warn(
-            "gpu", f"{text}, no NCCL", cure="Install NCCL: python -m cupyx.tools.install_library --library nccl."
-        )
-    return ok("gpu", f"{text}, NCCL {answer['nccl']}")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import zerort
 from zerort.cli.checkup import BAD, OK, WARN, Finding
 from zerort.cli.checkup_disk import check_disk
+from zerort.cli.checkup_gpu import check_gpus
 from zerort.cli.checkup_memory import check_shared_memory
 from zerort.cli.checkup_mpi import check_mpi
 from zerort.cli.checkup_software import check_software, group_options
@@ -55,6 +56,7 @@ def examine(directory: str) -> Iterator[Finding]:
         yield from check_mpi(options)
         return
     yield from check_software()
+    yield from check_gpus()
     yield from check_mpi(options)
     yield from check_shared_memory(options)
     yield from check_disk(directory)

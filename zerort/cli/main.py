@@ -7,6 +7,7 @@
     zerort bench checkpoint
     zerort bench nvme
     zerort bench offload
+    zerort bench copies
     zerort ckpt inspect PATH                  0: it is fine          1: it is damaged
     zerort ckpt verify PATH                   2: it is not a checkpoint
     zerort ckpt export PATH OUT
@@ -33,6 +34,7 @@ from zerort.cli.arguments import (
     parse_sizes,
 )
 from zerort.cli.checkpoint_arguments import add_bench_checkpoint, add_ckpt
+from zerort.cli.cuda_arguments import add_bench_copies
 from zerort.cli.offload_arguments import add_bench_nvme, add_bench_offload
 from zerort.comm.bootstrap import KINDS
 from zerort.config import ZERO
@@ -55,6 +57,7 @@ examples:
   zerort bench collectives --ranks 8 --sizes 64K,16M,256M --compare mpi
   zerort bench collectives --ops reduce_scatter --dtypes float32,bfloat16 --arrays own --plot rs.png
   mpirun -n 8 python -m zerort bench collectives --json result.json
+  zerort bench collectives --device cuda --ranks 8 --sizes 1M..1G
 
 sizes: bytes of the full buffer (what all_gather delivers, what reduce_scatter takes), rounded down to whole elements
 for every rank, at least one; 64K,1M is a list, and 4K..256M are 4K 16K 64K 256K 1M 4M 16M 64M 256M."""
@@ -110,6 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_bench_checkpoint(benches, _command)
     add_bench_nvme(benches, _command)
     add_bench_offload(benches, _command)
+    add_bench_copies(benches, _command)
     add_ckpt(commands, _command)
     return parser
 
@@ -127,6 +131,7 @@ def _add_collectives(benches: argparse._SubParsersAction[argparse.ArgumentParser
     )
     one.add_argument("--ops", type=names_of(_OPS), default=_OPS, metavar="OP,…", help=f"of {', '.join(_OPS)}")
     one.add_argument("--compare", choices=["mpi"], help="time the MPI library's own collectives in the same run")
+    one.add_argument("--device", choices=["host", "cuda"], default="host", help="where the arrays lie (default: host)")
     one.add_argument("--kind", choices=KINDS, help="insist on a kind of group (default: the best here)")
     one.add_argument(
         "--arrays",

@@ -4,7 +4,7 @@
     mpirun -n 2 python -m zerort.cli.probe job       does it join ranks, and is what they compute right
     python -m zerort.cli.probe gpu           what CuPy sees
 
-Each prints one line of JSON, from rank 0. May import: comm; cupy only in `probe_gpu`.
+Each prints one line of JSON, from rank 0. May import: comm, device.
 """
 
 from __future__ import annotations
@@ -59,12 +59,9 @@ def look_at_job() -> dict[str, Any]:
 
 def look_at_gpus() -> dict[str, Any]:
     """Return what CuPy sees. Only called where it is installed."""
-    import cupy
+    from zerort.device.cuda_report import describe_gpus
 
-    count = cupy.cuda.runtime.getDeviceCount()
-    names = [cupy.cuda.runtime.getDeviceProperties(at)["name"].decode() for at in range(count)]
-    nccl = cupy.cuda.nccl.get_version() if cupy.cuda.nccl.available else None
-    return {"cupy": cupy.__version__, "gpus": names, "nccl": nccl}
+    return describe_gpus()
 
 
 PROBES: dict[str, Callable[[], dict[str, Any]]] = {

@@ -27,8 +27,9 @@ class Recorder {
   bool on = false;
 
   void add(uintptr_t address, unsigned size, bool write) {
-    if (!on || (!in_device_memory(address) && !maybe_registered(address))) return;
-    address = device_address(address);
+    if (!on) return;
+    if (views_.in_worker_view(address)) address += views_.device - views_.worker;
+    else if (!views_.in_device_view(address) && !maybe_registered(address)) return;
     while (size) {  // once, unless the access crosses a page or 64 bytes
       unsigned bit = address % 64, bits = size < 64 - bit ? size : 64 - bit;
       uint64_t mask = (bits == 64 ? ~0ull : (1ull << bits) - 1) << bit;
@@ -59,11 +60,17 @@ class Recorder {
     uintptr_t number;
     Page *page;
   };
+  const Views views_ = views();
   Slot cache_[kCached] = {};
   std::map<uintptr_t, std::unique_ptr<Page>> pages_;
 };
 
-thread_local Recorder recorder;
+// Reached through a plain pointer, as a thread_local with a constructor is checked on every access. Kept for good.
+thread_local Recorder *recorder = nullptr;
+
+inline void keep(void *pointer, unsigned size, bool write) {
+  if (recorder) recorder->add((uintptr_t)pointer, size, write);
+}
 
 // Turns bits into ranges, joining those that touch.
 class Ranges {
@@ -80,7 +87,7 @@ class Ranges {
     }
   }
   void flush() {
-    if (open_.end) out_->push_back({open_.first, open_.end, write_});
+    if (open_.end) out_->push_back({open_.first, open_.end, write_, false});
     open_ = {};
   }
 
@@ -91,7 +98,7 @@ class Ranges {
       return;
     }
     flush();
-    open_ = {first, end, write_};
+    open_ = {first, end, write_, false};
   }
   bool write_;
   std::vector<Access> *out_;
@@ -106,7 +113,7 @@ bool clip(const std::string &operation, const std::vector<Access> &found, std::v
       Allocation allocation;
       if (find_allocation((void *)at, &allocation)) {
         uintptr_t end = std::min(access.end, allocation.base + allocation.size);
-        out->push_back({at, end, access.write});
+        out->push_back({at, end, access.write, false});
         at = end;
       } else if (in_device_memory(at)) {
         report("bounds", operation + (access.write ? " writes " : " reads ") + describe_address(at, access.end - at));
@@ -122,12 +129,15 @@ bool clip(const std::string &operation, const std::vector<Access> &found, std::v
 
 }  // namespace
 
-void begin_accesses() { recorder.on = true; }
+void begin_accesses() {
+  if (!recorder) recorder = new Recorder;
+  recorder->on = true;
+}
 
 bool end_accesses(const std::string &operation, std::vector<Access> *out) {
-  recorder.on = false;
+  recorder->on = false;
   std::vector<Access> found;
-  auto pages = recorder.take();
+  auto pages = recorder->take();
   for (bool write : {false, true}) {
     Ranges ranges(write, &found);
     for (auto &[number, page] : pages)
@@ -142,17 +152,17 @@ bool end_accesses(const std::string &operation, std::vector<Access> *out) {
 
 // What -fsanitize=thread calls.
 #define CUSIM_ACCESS(size)                                                                              \
-  extern "C" void __tsan_read##size(void *p) { cusim::recorder.add((uintptr_t)p, size, false); }           \
-  extern "C" void __tsan_write##size(void *p) { cusim::recorder.add((uintptr_t)p, size, true); }           \
-  extern "C" void __tsan_unaligned_read##size(void *p) { cusim::recorder.add((uintptr_t)p, size, false); } \
-  extern "C" void __tsan_unaligned_write##size(void *p) { cusim::recorder.add((uintptr_t)p, size, true); }
+  extern "C" void __tsan_read##size(void *p) { cusim::keep(p, size, false); }           \
+  extern "C" void __tsan_write##size(void *p) { cusim::keep(p, size, true); }           \
+  extern "C" void __tsan_unaligned_read##size(void *p) { cusim::keep(p, size, false); } \
+  extern "C" void __tsan_unaligned_write##size(void *p) { cusim::keep(p, size, true); }
 CUSIM_ACCESS(1)
 CUSIM_ACCESS(2)
 CUSIM_ACCESS(4)
 CUSIM_ACCESS(8)
 CUSIM_ACCESS(16)
-extern "C" void __tsan_read_range(void *p, unsigned long size) { cusim::recorder.add((uintptr_t)p, (unsigned)size, false); }
-extern "C" void __tsan_write_range(void *p, unsigned long size) { cusim::recorder.add((uintptr_t)p, (unsigned)size, true); }
+extern "C" void __tsan_read_range(void *p, unsigned long size) { cusim::keep(p, (unsigned)size, false); }
+extern "C" void __tsan_write_range(void *p, unsigned long size) { cusim::keep(p, (unsigned)size, true); }
 extern "C" void __tsan_vptr_update(void **, void *) {}
 extern "C" void __tsan_vptr_read(void **) {}
 extern "C" void __tsan_func_entry(void *) {}
@@ -160,5 +170,5 @@ extern "C" void __tsan_func_exit() {}
 extern "C" void __tsan_init() {}
 
 extern "C" void cusim_atomic_access(void *pointer, unsigned size) {
-  cusim::recorder.add((uintptr_t)pointer, size, true);
+  cusim::keep(pointer, size, true);
 }

@@ -6,7 +6,6 @@
 
 #include "memory.h"
 #include "report.h"
-#include "settings.h"
 #include "status.h"
 #include "stream.h"
 
@@ -88,3 +87,13 @@ int fill(void *to, int value, size_t size, const void *handle) {
 }
 
 }  // namespace cusim
+
+// For `cusim.frees`: memory goes back to a pool, which gives it out again in the order of this stream. Poisoned at once or not
+// at all: later, someone who has every right to the memory may have it.
+extern "C" void cusim_freed(void *pointer, size_t size, int device, const void *handle) {
+  cusim::Kind kind;
+  cusim::StreamPointer stream = cusim::find_stream(device, handle);
+  if (!stream || !cusim::within_bounds(pointer, size, "a freed array", &kind)) return;
+  if (cusim::is_idle(stream)) cusim::poison(cusim::worker_view(pointer), size);
+  cusim::submit(stream, cusim::text("free of an array of %zu bytes", size), {cusim::frees(pointer, size)}, [](cusim::Operation &) {});
+}

@@ -30,32 +30,27 @@ constexpr size_t kRememberedFrees = 1024;
 
 size_t pages(size_t size) { return (size + kPage - 1) & ~(kPage - 1); }
 
-struct Arena {  // the device view and the worker view of all devices' memory
-  uintptr_t base = 0;
-  size_t size = 0;
-  ptrdiff_t to_worker = 0;
+struct Arena : Views {  // of all devices' memory
   int file = -1;
 
   Arena() {
     size = pages(settings().device_bytes) * kAddressesPerByte * settings().devices;
     file = memfd_create("cusim device memory", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, (off_t)size)) fail("a file in memory");
-    void *worker = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
-    if (worker == MAP_FAILED) fail("the worker view");
-    void *device = settings().guard
+    void *workers = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+    if (workers == MAP_FAILED) fail("the worker view");
+    void *programs = settings().guard
                        ? mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
                        : mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
-    if (device == MAP_FAILED) fail("the device view");
-    base = (uintptr_t)device;
-    to_worker = (char *)worker - (char *)device;
+    if (programs == MAP_FAILED) fail("the device view");
+    device = (uintptr_t)programs;
+    worker = (uintptr_t)workers;
   }
 
   [[noreturn]] void fail(const char *what) const {
     fprintf(stderr, "cusim: cannot map %s of %zu bytes of address space. Lower CUSIM_MEM_MB or CUSIM_DEVICES.\n", what, size);
     abort();
   }
-  bool holds(uintptr_t address) const { return address - base < size; }
-  bool worker_holds(uintptr_t address) const { return address - (base + to_worker) < size; }
 };
 
 struct Table {
@@ -77,7 +72,7 @@ Table &table() {
   static Table *kept = [] {
     auto *fresh = new Table;
     size_t share = arena().size / settings().devices;
-    for (int i = 0; i < settings().devices; i++) fresh->cursor.push_back(arena().base + i * share);
+    for (int i = 0; i < settings().devices; i++) fresh->cursor.push_back(arena().device + i * share);
     return fresh;
   }();
   return *kept;
@@ -86,7 +81,7 @@ Table &table() {
 // Next fit, so that an address comes back as late as possible. Every allocation is followed by an empty page.
 uintptr_t find_addresses(Table &t, int device, size_t length) {
   size_t share = arena().size / settings().devices;
-  uintptr_t first = arena().base + device * share, end = first + share;
+  uintptr_t first = arena().device + device * share, end = first + share;
   for (int lap = 0; lap < 2; lap++) {
     uintptr_t at = lap == 0 ? t.cursor[device] : first;
     for (auto next = t.live.lower_bound(at); at + length + kPage <= end; ++next) {
@@ -102,13 +97,9 @@ uintptr_t find_addresses(Table &t, int device, size_t length) {
   return 0;
 }
 
-void poison(void *pointer, size_t size) {
-  if (settings().poison >= 0) memset(pointer, settings().poison, size);
-}
-
 void add(Table &t, const Allocation &allocation) {
   t.live[allocation.base] = allocation;
-  if (arena().holds(allocation.base)) return;
+  if (arena().in_device_view(allocation.base)) return;
   t.lowest = std::min(t.lowest.load(), allocation.base);
   t.highest = std::max(t.highest.load(), allocation.base + allocation.size);
 }
@@ -126,6 +117,10 @@ const Allocation *below(const Table &t, uintptr_t address) {
 
 }  // namespace
 
+void poison(void *pointer, size_t size) {
+  if (settings().poison >= 0) memset(pointer, settings().poison, size);
+}
+
 int allocate(size_t size, Kind kind, int device, void **out) {
   *out = nullptr;
   if (!size) return kSuccess;
@@ -141,7 +136,7 @@ int allocate(size_t size, Kind kind, int device, void **out) {
       return_bytes(device, length);
       return kOutOfMemory;
     }
-    poison((void *)(base + arena().to_worker), length);
+    poison(worker_view((void *)base), length);
   } else {
     if (kind == Kind::kPinned && settings().pinned_bytes && t.pinned + length > settings().pinned_bytes) return kOutOfMemory;
     if (kind == Kind::kManaged && !reserve_bytes(device, length)) return kOutOfMemory;
@@ -169,7 +164,7 @@ int release(void *pointer, bool pinned) {
   remove(t, gone);
   forget_accesses(gone.base, length);
   if (gone.kind == Kind::kDevice) {
-    fallocate(arena().file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(gone.base - arena().base), (off_t)length);
+    fallocate(arena().file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(gone.base - arena().device), (off_t)length);
   } else {
     munmap((void *)gone.base, length + kPage);
   }
@@ -251,16 +246,20 @@ bool within_bounds(const void *pointer, size_t size, const char *operation, Kind
   return false;
 }
 
+const Views &views() { return arena(); }
+
 void *worker_view(const void *pointer) {
+  const Views &v = views();
   uintptr_t address = (uintptr_t)pointer;
-  return (void *)(arena().holds(address) ? address + arena().to_worker : address);
+  return (void *)(v.in_device_view(address) ? address - v.device + v.worker : address);
 }
 
 uintptr_t device_address(uintptr_t address) {
-  return arena().worker_holds(address) ? address - arena().to_worker : address;
+  const Views &v = views();
+  return v.in_worker_view(address) ? address - v.worker + v.device : address;
 }
 
-bool in_device_memory(uintptr_t address) { return arena().holds(address) || arena().worker_holds(address); }
+bool in_device_memory(uintptr_t address) { return views().in_device_view(address) || views().in_worker_view(address); }
 
 bool maybe_registered(uintptr_t address) {
   return address >= table().lowest.load(std::memory_order_relaxed) && address < table().highest.load(std::memory_order_relaxed);

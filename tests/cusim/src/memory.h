@@ -28,6 +28,9 @@ int release(void *pointer, bool pinned);
 int register_memory(void *pointer, size_t size, Kind kind);
 int unregister_memory(void *pointer);
 
+// Overwrites bytes, given in the worker view, with CUSIM_POISON.
+void poison(void *pointer, size_t size);
+
 bool find_allocation(const void *pointer, Allocation *out);
 // The allocation that was freed most recently at this address, or the one that ends nearest below it; for reports.
 std::string describe_address(uintptr_t address, size_t size);
@@ -35,6 +38,15 @@ std::string describe(const Allocation &allocation);
 
 // Whether [pointer, pointer + size) lies in one allocation or in none at all; reports the offender otherwise.
 bool within_bounds(const void *pointer, size_t size, const char *operation, Kind *kind);
+
+// Where the two views lie. Plain numbers, as every load and store of a kernel asks.
+struct Views {
+  uintptr_t device = 0, worker = 0;
+  size_t size = 0;
+  bool in_device_view(uintptr_t address) const { return address - device < size; }
+  bool in_worker_view(uintptr_t address) const { return address - worker < size; }
+};
+const Views &views();
 
 void *worker_view(const void *pointer);
 uintptr_t device_address(uintptr_t address);  // of either view

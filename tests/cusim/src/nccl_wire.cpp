@@ -14,7 +14,8 @@
 namespace cusim::nccl {
 
 struct Wire::Header {  // zero when fresh
-  std::atomic<int> joined, aborted, failed;
+  std::atomic<int> joined, aborted;
+  std::atomic<int> conflict;  // 1: a rank has found one and writes down the calls, 2: they are written
   std::atomic<int> arrived;
   std::atomic<unsigned> generation;
 };
@@ -123,6 +124,14 @@ std::string Wire::everyone() const {
   return words;
 }
 
+// A send or a receive whose peer is in a collective: neither can go on.
+bool Wire::calls_conflict() const {
+  for (int r = 0; r < size; r++)
+    for (int peer = 0; peer < size; peer++)
+      if ((slot(r).waits_for >> peer & 1) && slot(peer).call.collective()) return true;
+  return false;
+}
+
 // Called while waiting: finds out why it may be in vain. False: it is.
 bool Wire::look_round(double waited) {
   bool all_joined = header().joined >= size;
@@ -131,13 +140,11 @@ bool Wire::look_round(double waited) {
       fail(kRemoteError, text("rank %d has ended during ", r) + describe(mine().call));
       return false;
     }
-  // A send or a receive whose peer is in a collective: neither can go on.
-  for (int r = 0; all_joined && r < size; r++)
-    for (int peer = 0; peer < size; peer++)
-      if ((slot(r).waits_for >> peer & 1) && slot(peer).call.collective()) {
-        fail(kInvalidUsage, "calls that do not belong together: " + everyone());
-        return false;
-      }
+  int none = 0;
+  if (all_joined && calls_conflict() && header().conflict.compare_exchange_strong(none, 1)) {
+    for (int r = 0; r < size; r++) slot(r).failed_call = slot(r).call;
+    header().conflict = 2;  // every rank reports it from its own wait
+  }
   if (waited < settings().nccl_timeout) return true;
   if (all_joined) fail(kSystemError, text("waited %.0f s: ", waited) + everyone());
   else fail(kSystemError, text("waited %.0f s for all ranks to join: %d of %d did", waited, (int)header().joined, size));
@@ -148,6 +155,12 @@ bool Wire::wait(const std::function<bool()> &ready) {
   double since = 0, looked = 0;
   for (unsigned turn = 0; !ready(); turn++) {
     if (error() != kOk) return false;
+    if (header().conflict == 2) {
+      std::string calls;
+      for (int r = 0; r < size; r++) calls += text("%srank %d calls ", r ? ", " : "", r) + describe(slot(r).failed_call);
+      fail(kInvalidUsage, "calls that do not belong together: " + calls);
+      return false;
+    }
     if (turn < 64) {
       sched_yield();
       continue;

@@ -48,6 +48,7 @@ constexpr size_t kChunk = 256 << 10;
 struct Slot {
   pid_t process;
   Call call;                      // that its rank is in
+  Call failed_call;               // that it was in when someone found two calls that do not belong together
   std::atomic<uint64_t> waits_for;  // bit r: a send to or a receive from rank r is not done
   int color, key;                 // of a split
   alignas(64) char data[kChunk];
@@ -88,6 +89,7 @@ class Wire {
   Header &header() const;
   bool look_round(double waited);
   std::string everyone() const;
+  bool calls_conflict() const;
 
   char *memory_;
   size_t length_;

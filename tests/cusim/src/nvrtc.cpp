@@ -190,7 +190,8 @@ API nvrtcCompileProgram(Program *program, int count, const char *const *options)
   command.insert(command.end(), std::istream_iterator<std::string>(flags), {});
   for (const std::string &option : host_options(count, options)) command.push_back(option);
   // -fsanitize=thread reports every access (access.cpp); without default libraries, as its runtime must stay out.
-  for (const char *option : {"-fsanitize=thread", "-nodefaultlibs", "-fPIC", "-shared", "-w", "-fpermissive", "-fwrapv",
+  // -Bsymbolic: a kernel called "write" is not the C library's.
+  for (const char *option : {"-fsanitize=thread", "-nodefaultlibs", "-Wl,-Bsymbolic", "-fPIC", "-shared", "-w", "-fpermissive", "-fwrapv",
                              "-fno-strict-aliasing", "-ffp-contract=off", "-include", "language.h"})
     command.push_back(option);
   command.insert(command.begin() + 1, {"-I" + directory, "-I" + settings().device_headers});

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "device.h"
+#include "memory.h"
 #include "settings.h"
 #include "status.h"
 
@@ -66,12 +67,22 @@ uint64_t draw(uint64_t lane, uint64_t count) {
   return x ^ (x >> 31);
 }
 
-// Half of all operations start at once, most others a little late, one in sixteen by up to the longest delay.
-void sleep_for(uint64_t drawn) {
-  uint64_t longest = settings().longest_delay;
-  uint64_t fate = drawn & 15, length = drawn >> 8;
-  if (!longest || fate < 8) return;
-  usleep((useconds_t)(length % (fate == 15 ? longest : std::max<uint64_t>(longest / 16, 1))));
+// In microseconds. Half of all operations start at once, most others a little late, one in sixteen by up to the longest delay.
+uint64_t delay_of(uint64_t drawn) {
+  uint64_t longest = settings().longest_delay, fate = drawn & 15, length = drawn >> 8;
+  if (!longest || fate < 8) return 0;
+  return length % (fate == 15 ? longest : std::max<uint64_t>(longest / 16, 1));
+}
+
+// An operation owns what it is going to write from its turn on: whoever reads it too early shall not find the old bytes,
+// which may happen to be right. What it also reads stays.
+void scribble(const Operation &operation) {
+  for (const Access &write : operation.accesses) {
+    bool kept = !write.write || write.frees;
+    for (const Access &read : operation.accesses)
+      kept = kept || (!read.write && read.first < write.end && write.first < read.end);
+    if (!kept) poison(worker_view((void *)write.first), write.end - write.first);
+  }
 }
 
 std::vector<StreamPointer> streams_of(int device) {
@@ -124,6 +135,7 @@ struct Submission {
       }
     s->clock_.join(host_clock());
     if (seen) s->clock_.join(*seen);
+    operation->serial = next_serial();
     operation->moment = s->clock_.tick(s->lane);
     operation->clock = s->clock_;
     if (clock) *clock = s->clock_;
@@ -154,8 +166,12 @@ struct Submission {
 Stream::Stream(int device, unsigned flags, int priority, bool legacy)
     : device(device), flags(flags), priority(priority), legacy(legacy), lane(next_lane()), name(stream_name(lane, device, legacy)) {}
 
-void Stream::delay(Ticket ticket) const {
-  if (settings().seed) sleep_for(draw((uint64_t)lane, ticket));
+void Stream::delay(Ticket ticket, const Operation &operation) const {
+  if (!settings().seed) return;
+  uint64_t time = delay_of(draw((uint64_t)lane, ticket));
+  trace("%s: %s starts %lu us late", name.c_str(), operation.name.c_str(), (unsigned long)time);
+  scribble(operation);
+  usleep((useconds_t)time);
 }
 
 void Stream::work() {
@@ -169,7 +185,7 @@ void Stream::work() {
       queue_.pop_front();
     }
     for (auto &[other, until] : next.after) other->wait(until);
-    if (next.late) delay(ticket);
+    if (next.late) delay(ticket, *next.operation);
     next.body(*next.operation);
     record_accesses(next.operation);
     next = {};  // what the body kept alive goes before anyone is told
@@ -276,6 +292,11 @@ bool query(const StreamPointer &stream) {
   return true;
 }
 
+bool is_idle(const StreamPointer &stream) {
+  Clock unseen;
+  return stream->done(snapshot(stream, &unseen));
+}
+
 void synchronize_device(int device) {
   for (const StreamPointer &stream : streams_of(device)) synchronize(stream);
 }
@@ -288,7 +309,7 @@ void delay_host() {
   static thread_local uint64_t calls = 0;
   if (!settings().seed) return;
   uint64_t drawn = draw(kHostLane, ++calls);
-  if ((drawn >> 4 & 7) == 0) sleep_for(drawn);
+  if ((drawn >> 4 & 7) == 0) usleep((useconds_t)delay_of(drawn));
 }
 
 }  // namespace cusim

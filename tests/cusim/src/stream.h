@@ -48,7 +48,7 @@ class Stream {
   friend struct Submission;
 
   void work();
-  void delay(Ticket ticket) const;
+  void delay(Ticket ticket, const Operation &operation) const;
 
   std::mutex mutex_;
   std::condition_variable added_, finished_;
@@ -79,6 +79,7 @@ Stream::Ticket snapshot(const StreamPointer &stream, Clock *clock);
 void host_saw(const Clock &clock);
 void synchronize(const StreamPointer &stream);
 bool query(const StreamPointer &stream);
+bool is_idle(const StreamPointer &stream);  // asks without the host having seen anything
 void synchronize_device(int device);
 void synchronize_all();
 

@@ -1,0 +1,62 @@
+"""The command, on emulated GPUs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("cupy")
+cusim = pytest.importorskip("cusim")
+
+
+def zerort(*words, **settings):
+    env = cusim.environment(**{"devices": 2, "mem_mb": 128, **settings})
+    return subprocess.run(
+        [sys.executable, "-m", "zerort", *map(str, words)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_the_doctor_sees_gpus_nccl_peers_and_pinned_memory(tmp_path):
+    done = zerort("doctor", tmp_path, "--json", pinned_mb=1)
+    found = {finding["topic"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert "2 x " in found["gpu"]["text"], found
+    assert "128MiB" in found["gpu"]["text"]
+    assert found["nccl"]["text"].startswith("2.")
+    assert "libnccl.so" in found["nccl"]["text"]
+    assert found["peer access"]["text"] == "between all 2 GPUs"
+    assert found["pinned memory"]["state"] == "warn"
+    assert "ulimit -l" in found["pinned memory"]["text"]
+
+
+def test_copies_are_measured_and_right(tmp_path):
+    out = tmp_path / "copies.json"
+    done = zerort("bench", "copies", "--sizes", "4K,1M", "--seconds", "0.01", "--json", out)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 12
+    assert {row["way"].partition(",")[0] for row in rows} == {"in", "out", "both ways", "within"}
+    assert all(row["wrong"] == 0 and row["gbs"] > 0 for row in rows)
+
+
+def test_a_gpu_that_is_not_there_is_refused():
+    done = zerort("bench", "copies", "--gpu", "7")
+    assert done.returncode == 1
+    assert "Expected the number of one of 2 GPUs, got 7" in done.stderr
+
+
+def test_collectives_are_measured_and_right(tmp_path):
+    out = tmp_path / "collectives.json"
+    words = ["--device", "cuda", "--ranks", "2", "--sizes", "4K,300M", "--seconds", "0.01", "--json", out]
+    done = zerort("bench", "collectives", *words, "--ops", "all_gather,reduce_scatter,all_to_all,barrier")
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(out.read_text())
+    assert [row["op"] for row in document["rows"]] == ["all_gather", "reduce_scatter", "all_to_all", "barrier"]
+    assert all(row["wrong"] == 0 for row in document["rows"])
+    assert document["skipped"][0]["why"].startswith("Expected 314,572,800 bytes on GPU 0")
+    assert "busbw" in done.stdout

@@ -1,0 +1,44 @@
+"""Freed arrays: what CuPy's memory pool takes back must no longer be in use, and is poisoned.
+
+May import: `cupy`, `cusim.start`. The emulator sees what the pool takes from the device and gives back to it, not what
+happens inside. Here each array's memory knows when it goes. An array that goes while a stream other than its own still
+uses it is a race: the pool gives its memory out again in the order of the stream that the array was made on. When that
+stream has nothing left to do, the memory is poisoned, so that stale views read NaN.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import cupy
+from cupy.cuda import BaseMemory, MemoryPointer
+
+from cusim.start import started
+
+
+class PoisonedMemory(BaseMemory):
+    """Memory of a pool that is overwritten when its last array goes."""
+
+    def __init__(self, inner: MemoryPointer, size: int) -> None:
+        self.inner = inner
+        self.ptr = inner.ptr
+        self.size = size
+        self.device_id = inner.device_id
+        self.stream = cupy.cuda.get_current_stream()  # kept: the pool reuses the memory in this stream's order
+        self.freed = started().cusim_freed
+
+    def __del__(self) -> None:
+        self.freed(
+            ctypes.c_void_p(self.ptr), ctypes.c_size_t(self.size), self.device_id, ctypes.c_void_p(self.stream.ptr)
+        )
+
+
+def poison_freed_arrays() -> None:
+    """Let CuPy allocate as before, and overwrite what it frees."""
+    allocate = cupy.cuda.get_allocator()
+
+    def allocate_poisoned(size: int) -> MemoryPointer:
+        inner = allocate(size)
+        return inner if size == 0 else MemoryPointer(PoisonedMemory(inner, size), 0)
+
+    cupy.cuda.set_allocator(allocate_poisoned)

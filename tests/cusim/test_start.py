@@ -1,0 +1,103 @@
+"""Starting: what is missing is said, with what to do about it; the wheel stays as it is."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import cupy_backends
+import pytest
+
+import cusim
+from cusim.build import HERE
+
+RUNTIME = next(Path(cupy_backends.__file__).parent.glob("cuda/api/runtime.*.so"))
+
+
+def python(code, **environment):
+    """Run code in a Python that has not started the emulator."""
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent), **environment}
+    return subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True)
+
+
+def test_starting_twice_is_starting_once():
+    cusim.start()
+    assert cusim.started() is cusim.started()
+
+
+def test_cupy_must_not_be_imported_before():
+    done = python("import cupy_backends, cusim; cusim.start()")
+    assert "Expected cupy not to be imported yet, got it. Call cusim.start() first." in done.stderr
+
+
+def test_cupy_must_be_installed():
+    done = python(
+        "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\nimport cusim; cusim.start()"
+    )
+    assert "Expected CuPy, got none. Install it: `make .venv/.cuda`" in done.stderr
+
+
+def test_a_compiler_must_be_installed():
+    done = python("import cusim; cusim.start()", CUSIM_CXX="no-such-compiler")
+    assert "Expected a C++ compiler, got no 'no-such-compiler'. Install g++" in done.stderr
+
+
+def test_questions_before_the_start_say_so():
+    done = python("import cusim; cusim.findings()")
+    assert "Call cusim.start() before importing cupy." in done.stderr
+
+
+@pytest.fixture
+def other_wheel(tmp_path):
+    """CuPy's packages with another runtime module: links to the installed ones, but for that file."""
+
+    def make(change):
+        site = Path(cupy_backends.__file__).parents[1]
+        for package in ("cupy", "cupyx", "cuda"):
+            if (site / package).exists():
+                (tmp_path / package).symlink_to(site / package)
+        copy_with_links(site / "cupy_backends", tmp_path / "cupy_backends", RUNTIME)
+        change(tmp_path / RUNTIME.relative_to(site))
+        return f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport cusim; cusim.start()\nimport cupy"
+
+    return make
+
+
+def copy_with_links(source, target, copied):
+    target.mkdir()
+    for path in source.iterdir():
+        if copied.is_relative_to(path) and path.is_dir():
+            copy_with_links(path, target / path.name, copied)
+        elif path == copied:
+            (target / path.name).write_bytes(path.read_bytes())
+        else:
+            (target / path.name).symlink_to(path)
+
+
+def test_a_stripped_wheel_is_refused(other_wheel):
+    done = python(other_wheel(lambda path: subprocess.run(["strip", str(path)], check=True)))
+    assert "of a CuPy wheel from PyPI" in done.stderr
+    assert "the module is stripped" in done.stderr
+    assert "pip install --force-reinstall cupy-cuda12x" in done.stderr
+
+
+def test_an_unknown_wheel_is_refused(other_wheel):
+    def rename(path):  # a runtime whose calls have other names: nothing to relink
+        path.write_bytes(re.sub(rb"cuda([A-Z])", rb"kuda\1", path.read_bytes()))
+
+    done = python(other_wheel(rename))
+    assert "the module has no call into a bundled CUDA runtime" in done.stderr
+
+
+def test_the_wheel_stays_as_it_is():
+    code = f"import hashlib; print(hashlib.sha256(open({str(RUNTIME)!r}, 'rb').read()).hexdigest())"
+    before = hashlib.sha256(RUNTIME.read_bytes()).hexdigest()
+    done = python("import cusim; cusim.start(); import cupy; cupy.ones(3).sum()\n" + code)
+    assert done.stdout.strip() == before, done.stderr
+
+
+def test_without_the_emulator_cupy_finds_no_device():
+    done = python("import cupy; print(cupy.cuda.is_available())")
+    assert done.stdout.strip() == "False"
