@@ -19,7 +19,18 @@ from zerort import errors, native, trace
 from zerort.comm import Group, SharedShards, open_group
 from zerort.config import GroupOptions, Plan, Residence, Tier
 from zerort.device import HostDevice, HostStream, SlabPool, Ticket
-from zerort.engine import MemoryReport, Mesh, Restored, Runtime, RuntimeOptions, StepReport, TensorSpec, Unit, mesh
+from zerort.engine import (
+    MemoryReport,
+    Mesh,
+    OffloadOptions,
+    Restored,
+    Runtime,
+    RuntimeOptions,
+    StepReport,
+    TensorSpec,
+    Unit,
+    mesh,
+)
 from zerort.engine import open_runtime as open
 from zerort.engine.forecast import forecast
 from zerort.layout import FlatLayout, Partition, Placement
@@ -50,6 +61,7 @@ __all__ = [
     "LossScale",
     "MemoryReport",
     "Mesh",
+    "OffloadOptions",
     "Optimizer",
     "ParameterGroup",
     "Partition",

@@ -38,6 +38,7 @@ __all__ = [
     "Variable",
     "format_bytes",
     "parse_bytes",
+    "parse_switch",
 ]
 
 
@@ -107,6 +108,13 @@ _LAWS: Final = (
     ("state", _S, "gradient", _P | _S, "Summing whole gradients for a shard of state is wasted: use PARTIAL."),
 )
 
+# What rests on a disk is a rank's own range, read and written once: the part, how it has to lie there, the cure.
+_DISK_LAWS: Final = (
+    ("parameter", _S, "Every rank would read all of it from the disk: shard it, as Plan.zero(3, parameter=…) does."),
+    ("gradient", _S, "Sums of whole gradients grow in memory: shard them, as Plan.zero(2) and Plan.zero(3) do."),
+    ("state", _S, "Every rank would write all of it to the disk: shard it, as Plan.zero(1, state=…) does."),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -159,6 +167,10 @@ class Plan:
                 given = "" if part == other else f" beside a {placement} {part}"
                 legal = " or ".join(str(one) for one in Placement if one in allowed)
                 raise PlanError(f"Expected the {other}{given} to be {legal}, got {found}. {cure}")
+        for part, allowed, cure in _DISK_LAWS:
+            residence = getattr(self, part)
+            if residence.tier is Tier.NVME and residence.placement not in allowed:
+                raise PlanError(f"Expected the {part} on NVME to be SHARDED, got {residence.placement}. {cure}")
 
     def __str__(self) -> str:
         return f"parameter {self.parameter} | gradient {self.gradient} | state {self.state}"
@@ -311,7 +323,12 @@ def _check_int(what: str, value: object, *, minimum: int, maximum: int | None = 
     )
 
 
-def _parse_switch(text: str) -> bool:
+def parse_switch(text: str) -> bool:
+    """Read a switch: 1 or 0, true or false, yes or no, on or off.
+
+    Raises:
+        CallError: It reads as neither.
+    """
     switches = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     if text.lower() not in switches:
         raise CallError(f"Expected one of {', '.join(switches)}; got {text!r}.")
@@ -345,7 +362,7 @@ ENVIRONMENT: Final[Mapping[str, Variable]] = MappingProxyType(
         "ZERORT_SHM_DIR": Variable("shm_dir", str, "an absolute path", "memory that the ranks of a node share"),
         "ZERORT_FLIGHT_DIR": Variable("flight_dir", str, "a path", "where flight records are dumped"),
         "ZERORT_FLIGHT_LENGTH": Variable("flight_length", int, "a count above 0", "calls a flight record remembers"),
-        "ZERORT_CROSS_MEMORY": Variable("cross_memory", _parse_switch, "1 or 0", "let ranks read each other's memory"),
+        "ZERORT_CROSS_MEMORY": Variable("cross_memory", parse_switch, "1 or 0", "let ranks read each other's memory"),
     }
 )
 """Every environment variable that zerort reads."""

@@ -100,6 +100,8 @@ class Method:
     needs: tuple[str, ...]
     """What has to be installed."""
     options: dict[str, Any] = field(default_factory=dict)
+    clip: float | None = None
+    """Scale gradients to this global norm, even if the other methods do not."""
     alone: bool = False
     """One process, whatever the number of ranks."""
 
@@ -122,5 +124,8 @@ METHODS = {
         f"zero{stage}": Method(f"zerort ZeRO-{stage}", "zerort_plans", ("torch", "zerort_torch"), {"stage": stage})
         for stage in range(4)
     },
+    "zero3-clip": Method(
+        "zerort ZeRO-3, clipped", "zerort_plans", ("torch", "zerort_torch"), {"stage": 3}, clip=CLIP_NORM
+    ),
 }
 REFERENCE = Method("reference", "single", ("torch",), {"everyone": True}, alone=True)

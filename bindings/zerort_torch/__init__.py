@@ -16,10 +16,9 @@
     saved.py         what autograd keeps of a weight          state_dict.py  full weights in and out
     access.py        gathered(), full_state_dict()            optimizer.py   torch's optimizers on shards
     materialise.py   meta device                              resting.py  guard.py    what tells misuse
-    memory.py        DLPack
+    buffers.py       running statistics, alike on all ranks   memory.py      DLPack
 
-Public hooks of torch only: nothing is patched, nothing is hung on tensors of the user's own. Buffers (BatchNorm's
-running statistics, say) stay with each rank as they are.
+Public hooks of torch only: nothing is patched, nothing is hung on tensors of the user's own.
 """
 
 from zerort_torch.access import full_state_dict, gathered

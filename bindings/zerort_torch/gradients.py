@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from zerort.engine import Runtime
+from zerort.engine import Attachment, Runtime
 from zerort.errors import UnitStateError
 from zerort_torch.memory import as_array
 from zerort_torch.unit import TorchUnit
@@ -57,8 +57,8 @@ class _Account:
         self.place = _LATE
 
 
-class Gradients:
-    """The gradients of all sharded models of one runtime. An `Attachment` of it."""
+class Gradients(Attachment):
+    """The gradients of all sharded models of one runtime."""
 
     def __init__(self, rt: Runtime) -> None:
         self._rt = rt
@@ -129,7 +129,7 @@ class Gradients:
 
     def _pack(self, account: _Account, local: str, gradient: torch.Tensor) -> None:
         assert account.unit.unit is not None
-        account.unit.unit.add(local, as_array(gradient))
+        account.unit.unit.add(local, as_array(gradient), given=True)
 
     def _end_round(self, account: _Account) -> None:
         assert account.unit.unit is not None

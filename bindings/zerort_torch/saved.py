@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from zerort.engine import Runtime
+from zerort.engine import Attachment, Runtime
 from zerort.errors import StaleViewError
 from zerort_torch.unit import TorchUnit
 
@@ -36,7 +36,7 @@ class _Handle:
     """Updates that had been done when it was saved."""
 
 
-class SavedWeights:
+class SavedWeights(Attachment):
     """Packs what is saved for backward, and unpacks it. `enter` and `leave` go round a forward.
 
     Args:
@@ -62,9 +62,6 @@ class SavedWeights:
         """End one `enter`."""
         if self._open:
             self._open.pop().__exit__(None, None, None)
-
-    def complete(self, verb: Literal["step", "discard"]) -> None:
-        """Do nothing: gradients are not its business. See `zerort.engine.Attachment`."""
 
     def forget(self) -> None:
         """Let go of what backward gathered: a step changes it."""

@@ -11,6 +11,7 @@ import torch
 from zerort.comm.agreement import raise_together
 from zerort.engine import Runtime
 from zerort.errors import CallError, ZerortError
+from zerort_torch.buffers import SharedBuffers
 from zerort_torch.finding import FoundUnit, Units, find_units
 from zerort_torch.gradients import gradients_of
 from zerort_torch.guard import guard_optimizers
@@ -72,7 +73,7 @@ def shard(
     """Hand a model's parameters to a runtime. Every rank calls this with the same model.
 
     From then on ``model(x)`` gathers what it needs, ``loss.backward()`` sums gradients over the ranks as they become
-    ready, and ``rt.step()`` updates. Buffers stay with each rank as they are.
+    ready, and ``rt.step()`` updates, and gives all ranks rank 0's buffers.
 
     Args:
         model: The model, with the same values on every rank; changed in place. On the meta device, it gets memory and
@@ -99,6 +100,7 @@ def shard(
         error = caught
     raise_together(rt.world, error, name="shard")
     gradients = gradients_of(rt)
+    lasting = set(model.state_dict())
     made: dict[str, TorchUnit] = {}
     originals = [parameter.value for one in found for parameter in one.parameters]
     guard_optimizers(originals)
@@ -106,7 +108,13 @@ def shard(
     for one in found:
         made[one.name] = unit = _register(rt, one, name=name, init=init, broadcast=broadcast)
         gradients.add_unit(unit, spread=one.name == "" and len(found) > 1)
+    meta_buffers = any(buffer.is_meta for buffer in model.buffers())
     materialise_buffers(model, init)
+    buffers = SharedBuffers(rt, model, name=name, lasting=lasting)
+    if buffers:
+        rt.attachments.append(buffers)
+        if broadcast or meta_buffers:
+            buffers.send()
     for one in found:
         made[one.name].lenders = tuple(made[lender] for lender in sorted(one.borrows))
     ordered = [made[one.name] for one in found]

@@ -79,14 +79,14 @@ def test_plans_that_learn_something_else_fail_the_benchmark(tmp_path: Path) -> N
 import sys
 from zerort.cli.main import main
 from zerort.engine.state import OptimizerState
-right = OptimizerState.update_
+right = OptimizerState.update_chunk_
 
-def spoiled(self, param, grad, **options):
-    right(self, param, grad, **options)
+def spoiled(self, at, param, grad, state, **options):
+    right(self, at, param, grad, state, **options)
     if self.owned.first == 0 and self.owned.last == self.layout.numel:  # zero0
         param += 1
 
-OptimizerState.update_ = spoiled
+OptimizerState.update_chunk_ = spoiled
 sys.exit(main(["bench", "step", *{TINY!r}, "--plans", "zero0,zero3"]))
 """
     )

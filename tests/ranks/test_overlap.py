@@ -100,7 +100,7 @@ def test_the_next_unit_is_gathered_while_this_one_computes(group):
         units = register(rt)
 
         def is_here(unit):
-            return unit._fetched is not None and unit._fetched.done()
+            return unit.form.fetched is not None and unit.form.fetched.done()
 
         for step in range(3):
             if step == 2:
@@ -143,7 +143,7 @@ def test_no_more_is_gathered_than_the_prefetch_says(group, prefetch):
             for unit in units:
                 unit.reduce({"w": np.ones(NUMEL, np.float32)})
             rt.step()
-        one = units[0].slot_nbytes
+        one = units[0].form.slot_nbytes
         memory = rt.memory()
         if group.one_memory:
             assert memory.gathered == memory.gathered_peak == 0

@@ -42,10 +42,12 @@ class GPT(nn.Module):
 
 
 class CNN(nn.Module):
+    """Two convolutions without biases, which BatchNorm would take out again."""
+
     def __init__(self):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-        self.body = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.body = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
         self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(16, 10)
 
     def forward(self, x, y):
@@ -90,8 +92,8 @@ class LoRA(nn.Module):
         return self.base(x) + F.linear(F.linear(x, self.down), self.up)
 
 
-def lora_gpt():
-    model = GPT().requires_grad_(False)
+def lora_gpt(layers=3):
+    model = GPT(layers=layers).requires_grad_(False)
     for block in model.blocks:
         block.attention, block.up = LoRA(block.attention), LoRA(block.up)
     return model
@@ -127,6 +129,20 @@ def text(samples, seed):
     """Return token batches: inputs and targets."""
     tokens = torch.randint(VOCAB, (samples, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def branches(samples, seed):
+    """Return token batches whose first tokens name two experts, or three; ranks get other ones."""
+    x, y = text(samples, seed)
+    x[:, 0] = torch.arange(samples) % 12 // (6 - 3 * (seed % 2))
+    return x, y
+
+
+def one_branch(samples, seed):
+    """Return token batches that go to one expert, which changes from step to step."""
+    x, y = text(samples, seed)
+    x[:, 0] = seed % 3
+    return x, y
 
 
 def images(samples, seed):

@@ -1,6 +1,7 @@
 """Where parameters lie, how many bytes a rank holds, and that nothing is left behind."""
 
 import gc
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -59,6 +60,32 @@ def test_a_frozen_base_has_neither_gradient_nor_state(node):
         assert few < 0.2 * all_of_them
         assert few <= gradient <= 1.5 * few
         assert 2 * few <= state <= 3 * few
+
+
+@pytest.mark.parametrize("plan", [2, 3])
+def test_gradients_have_memory_from_backward_to_the_step_only(group, plan):
+    with zr.open(plan=zr.Plan.zero(plan), group=group) as rt:
+        wide = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+        model = zt.shard(make(lambda: wide), rt, units=torch.nn.Linear, broadcast=True)
+
+        def backward():
+            model(torch.ones(1, 512)).sum().backward()
+
+        backward()
+        rt.step()  # the first one makes what lasts
+        shards = rt.memory().gradient
+        tracemalloc.start()
+        try:
+            backward()
+            rt.wait_for_reductions()
+            during = tracemalloc.get_traced_memory()[0]  # NumPy's arrays are traced
+            rt.step()
+            after = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert shards >= 4 * 512 * 512 * 4 / rt.size
+        assert during >= shards
+        assert after < 0.1 * shards
 
 
 def flat_nbytes():

@@ -76,18 +76,74 @@ def test_loading_what_differs_between_ranks_is_refused(node):
             model.load_state_dict(make(GPT, seed=rt.rank).state_dict())
 
 
-@pytest.mark.parametrize("kind", ["solo", "mpi"])
-def test_saved_on_some_ranks_and_loaded_on_others(node, directory, kind):
-    """Saved on all ranks; loaded by each alone, and by all over MPI; training goes on as it would have."""
+def fewer(node):
+    """Return a group of all ranks but the last, which gets one of its own."""
+    return node.split(int(node.rank == node.size - 1 and node.size > 1))
+
+
+OTHER_RANKS = {
+    "each alone": lambda node: open_group(kind="solo"),
+    "over MPI": lambda node: open_group(kind="mpi"),
+    "one fewer": fewer,
+}
+
+
+@pytest.mark.parametrize("ranks", OTHER_RANKS)
+def test_saved_on_some_ranks_and_loaded_on_others(node, directory, ranks):
+    """Saved on all ranks; loaded by each alone, by all over MPI, by one fewer; training goes on as it would have."""
     expected = train_plain(make(GPT), 6)
     with opened(node) as rt:
         model = zt.shard(make(GPT), rt)
         assert_same(train_sharded(model, rt, 3), expected[:3])
         rt.save(f"{directory}/checkpoint")
-    with open_group(kind=kind) as group, opened(group, plan=2) as rt:
+    with OTHER_RANKS[ranks](node) as group, opened(group, plan=2) as rt:
         model = zt.shard(make(GPT, seed=2), rt)
         assert rt.load(f"{directory}/checkpoint").updates == 3
         assert_same(train_sharded(model, rt, 3, first=3), expected[3:])
+        plain = make(GPT, seed=1)
+        plain.load_state_dict(zt.full_state_dict(model, root=None))
+        with torch.no_grad():
+            assert torch.equal(model(*text(4, 99)), plain(*text(4, 99)))
+
+
+class Buffered(torch.nn.Module):
+    """Has buffers of all kinds: running statistics, a count, flags, and one that is not kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3).to(torch.bfloat16)
+        self.register_buffer("flags", torch.zeros(3, dtype=torch.bool))
+        self.register_buffer("count", torch.zeros(2, 2, dtype=torch.bfloat16))
+        self.register_buffer("passing", torch.zeros(4), persistent=False)
+
+    def forward(self, x):
+        self.flags[1], self.count = True, self.count + 0.5
+        self.passing += 1
+        return self.linear(self.norm(x).to(torch.bfloat16)).float().square().mean()
+
+
+@pytest.mark.parametrize("ranks", OTHER_RANKS)
+def test_buffers_are_those_of_rank_0_and_go_into_checkpoints(node, directory, ranks):
+    def batch(rank, step):
+        return torch.randn(6, 5, generator=torch.Generator().manual_seed(100 * rank + step))
+
+    first = make(Buffered)  # what rank 0 sees, in one process
+    for step in range(2):
+        first(batch(0, step))
+    expected = dict(first.named_buffers())
+    with opened(node) as rt:
+        model = zt.shard(make(Buffered), rt, name="net")
+        for step in range(2):
+            model(batch(rt.rank, step)).backward()
+            rt.step()
+        assert same(dict(model.named_buffers()), expected)
+        rt.save(f"{directory}/checkpoint")
+        weights = zt.full_state_dict(model, root=None)
+    with OTHER_RANKS[ranks](node) as group, opened(group, plan=1) as rt:
+        model = zt.shard(make(Buffered, seed=2), rt, name="net")
+        rt.load(f"{directory}/checkpoint")
+        assert same(model.state_dict(), weights)
+        assert not model.passing.any()
 
 
 def test_parameters_are_read_and_written_in_a_gathered_block(group):

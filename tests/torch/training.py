@@ -22,18 +22,38 @@ def part(batch, rank, size):
     return [one[rank * len(one) // size : (rank + 1) * len(one) // size] for one in batch]
 
 
-def train_plain(model, steps, *, batches=text, clip=None, kind=torch.optim.AdamW, **settings):
-    """Return the losses over whole batches, of one process."""
-    optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=LR, **settings)
+def train_plain(model, steps, *, batches=text, lr=LR, clip=None, parts=1, kind=torch.optim.AdamW, **settings):
+    """Return the losses over whole batches, of one process.
+
+    Args:
+        model: What is trained.
+        steps: How many steps.
+        batches: Gives a step's batch.
+        lr: The learning rate.
+        clip: Largest norm of the gradients.
+        parts: How many parts a batch is computed in, one after the other, whose gradients are averaged: for models that
+            compute with the statistics of what they see at once. The first part's buffers are kept.
+        kind: The optimizer.
+        **settings: The optimizer's.
+    """
+    optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=lr, **settings)
     losses = []
     for step in range(steps):
-        loss = model(*batches(SAMPLES, step))
+        batch = batches(SAMPLES, step)
         optimizer.zero_grad()
-        loss.backward()
+        total = 0.0
+        for index in range(parts):
+            before = [buffer.clone() for buffer in model.buffers()]
+            loss = model(*part(batch, index, parts)) / parts
+            loss.backward()
+            total += loss.item()
+            if index:
+                for buffer, old in zip(model.buffers(), before, strict=True):
+                    buffer.copy_(old)
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
-        losses.append(loss.item())
+        losses.append(total)
     return np.array(losses)
 
 

@@ -1,5 +1,6 @@
 """Flat buffers: the placement table as code, sums in a tree, slots that take turns."""
 
+import threading
 from collections import Counter
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerort.buffer import FlatBuffer, Slots, TreeSum, redistribute
+from zerort.buffer import FlatBuffer, GradientBucket, Slots, TreeSum, redistribute
 from zerort.comm import open_group
 from zerort.device import HostStream
 from zerort.errors import CallError, PlanError, UnitStateError
@@ -142,3 +143,66 @@ def test_slots_take_turns_and_wait_for_what_still_uses_them():
     assert slots.nbytes == 200  # it never shrinks
     slots.reserve(300, count=3)
     assert slots.nbytes == 900
+
+
+def test_slots_that_do_not_last_have_memory_from_the_lease_to_the_next_rest():
+    made = []
+
+    def allocate(nbytes):
+        made.append(nbytes)
+        return np.zeros(nbytes, np.uint8)
+
+    slots = Slots("slots", cure="Wait.", allocate=allocate, free=lambda memory: None, lasting=False)
+    slots.reserve(100, count=2)
+    assert (made, slots.nbytes) == ([], 200)
+    small, brought = slots.lease(40), np.zeros(60, np.uint8)
+    other = slots.lease(60, memory=brought)
+    assert made == [40]
+    assert other.memory is brought
+    under_way = threading.Event()
+    with HostStream("slow") as stream:
+        small.release(after=stream.submit(under_way.wait))
+        other.release()
+        slots.rest()
+        assert [slot.memory.size for slot in (small, other)] == [40, 0]  # the first is still read
+        under_way.set()
+        small.busy.wait()
+        slots.rest()
+    assert [slot.memory.size for slot in (small, other)] == [0, 0]
+    assert small.busy is None  # nor is its result kept
+
+
+@pytest.mark.parametrize(("is_given", "numel", "copied"), [(True, 128, False), (False, 128, True), (True, 100, True)])
+def test_a_gradient_that_is_given_is_used_where_it_lies(is_given, numel, copied):
+    """All of a bucket's, that is: one that leaves a gap is copied beside zeros."""
+    layout = FlatLayout.build({"w": (numel,)})
+
+    def body(group):
+        made = []
+        slots = Slots("b", cure="", allocate=lambda n: made.append(n) or np.ones(n, np.uint8), free=id, lasting=False)
+        slots.reserve(layout.nbytes, count=1)
+        partition = Partition.build(layout.numel, group.size)
+        bucket = GradientBucket(layout, partition, group=group, placement=S, needed=S, slots=slots)
+        gradient = np.full(numel, group.rank + 1.0, np.float32)
+        bucket.add("w", gradient, given=is_given)
+        bucket.add("w", np.ones(numel, np.float32), given=is_given)  # used twice: summed
+        assert bool(made) is copied
+        bucket.end_round()
+        bucket.fire()
+        whole = group.all_gather(bucket.settle(), counts=partition.counts).wait()
+        expected = np.zeros(layout.numel, np.float32)
+        expected[:numel] = sum(range(1, group.size + 1)) + group.size
+        assert np.array_equal(whole, expected)
+        bucket.close()
+
+    run_threads(3, body)
+
+
+def test_nan_in_a_given_gradient_is_found():
+    layout = FlatLayout.build({"w": (64,)})
+    with open_group(kind="solo") as group:
+        slots = Slots("b", cure="", allocate=lambda n: np.ones(n, np.uint8), free=id, lasting=False)
+        slots.reserve(layout.nbytes, count=1)
+        bucket = GradientBucket(layout, Partition.build(64, 1), group=group, placement=S, needed=S, slots=slots)
+        bucket.add("w", np.full(64, np.nan, np.float32), given=True)
+        assert bucket.nonfinite == "w"

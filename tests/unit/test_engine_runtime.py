@@ -52,7 +52,9 @@ def test_ranks_that_open_differently_all_raise(arguments):
         ({"nonfinite": "ignore"}, CallError, "Expected nonfinite to be one of 'raise', 'skip'"),
         ({"deterministic": True}, CallError, "virtual_shards=N together"),
         ({"weights": [1.0, 2.0]}, PlanError, "Expected one weight for each of 3 ranks"),
-        ({"plan": zr.Plan.zero(3, state=zr.Tier.NVME)}, PlanError, "got NVME"),
+        ({"scratch": []}, CallError, "a directory or several"),
+        ({"scratch": ["/tmp", "/tmp/"]}, CallError, "different directories"),
+        ({"offload": {"depth": 3}}, CallError, "Expected offload to be OffloadOptions"),
         ({"groups": [zr.ParameterGroup("*", weight_decy=0.0)]}, CallError, "weight_decy"),
         (
             {"deterministic": True, "virtual_shards": 6, "optimizer": zr.Adafactor(lr=0.1)},

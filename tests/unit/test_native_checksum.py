@@ -130,3 +130,31 @@ def test_refuses_what_is_no_checksum() -> None:
         native.crc32c_combine(0, 1 << 32, 4)
     with pytest.raises(ValueError, match=r"Expected length_of_b"):
         native.crc32c_combine(0, 0, -4)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, 4097, 3 * 4096, 300_000])
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(lambda data, grain, copy: native.crc32c_grains(data, grain, copy_out=copy), id="native"),
+        pytest.param(reference.crc32c_grains, id="numpy"),
+    ],
+)
+def test_grains_are_summed_one_by_one(form, nbytes: int, copied: bool) -> None:
+    data = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
+    copy = np.zeros(nbytes + 5, np.uint8) if copied else None
+    sums = form(data, 4096, copy)
+    assert sums.tolist() == [reference.crc32c(data[at : at + 4096]) for at in range(0, nbytes, 4096)]
+    if copy is not None:
+        assert np.array_equal(copy[:nbytes], data)
+        assert not copy[nbytes:].any()
+
+
+def test_grains_refuse_what_cannot_be_summed() -> None:
+    with pytest.raises(ValueError, match="grain of at least one byte, got 0"):
+        native.crc32c_grains(np.zeros(4, np.uint8), 0)
+    with pytest.raises(ValueError, match="copy_out to hold 8 bytes, got 4"):
+        native.crc32c_grains(np.zeros(8, np.uint8), 4, copy_out=np.zeros(4, np.uint8))
+    with pytest.raises(ValueError, match="contiguous"):
+        native.crc32c_grains(np.zeros(8, np.uint8)[::2], 4)

@@ -4,15 +4,23 @@
     fire()                                         PARTIAL → the plan's placement, on the group's stream
     settle()                                       → the placement that the optimizer needs, before the step
 
-A bucket that rests SHARDED lives in a slot from the first gradient to the end of the reduction, and only this rank's
-range stays. Any other is resident: a whole array per rank, which also sums the rounds (micro-steps) that are reduced at
-once. A `tree` bucket sums its rounds in one fixed pairwise tree, and is reduced by `settle`. May import: comm, device,
-layout, native.
+A bucket that rests SHARDED lives in a slot from the first gradient to the end of the reduction; from then to the step
+this rank's range of the sum is kept. Any other is resident: a whole array per rank, which also sums the rounds
+(micro-steps) that are reduced at once. A `tree` bucket sums its rounds in one fixed pairwise tree, and is reduced by
+`settle`. May import: comm, device, layout, native.
+
+[Note: late memory]
+Memory is fullest when backward begins: all activations are there, and no gradient. Each unit's gradients take the place
+of its activations. So a shard is allocated when its reduction is fired and freed after the step, as activations are;
+one that stayed would be added to the peak. It is private: nobody but its owner reads or writes it. Slots do the same
+where ranks can read each other's memory in place.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -21,12 +29,19 @@ from zerort.buffer.redistribute import redistribute
 from zerort.buffer.slots import Slot, Slots
 from zerort.buffer.tree import TreeSum
 from zerort.comm import Group
-from zerort.device import Ticket
+from zerort.device import HostDevice, Ticket
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
-__all__ = ["GradientBucket"]
+__all__ = ["GradientBucket", "Rest"]
+
+
+class Rest(Protocol):
+    """Where a summed gradient rests, if that is not in memory."""
+
+    def put(self, reduce_into: Callable[[Array], Ticket[Array]], /) -> Ticket[Array]:
+        """Start a reduction into memory of its own and put the result away; done when it is."""
 
 
 class GradientBucket:
@@ -40,6 +55,7 @@ class GradientBucket:
         needed: How the optimizer wants them: REPLICATED or SHARDED.
         micro_steps: Rounds of gradients that are summed before they are reduced.
         slots: Where gradients are collected.
+        rest: Puts the sum away where it is SHARDED, instead of keeping it in memory.
         tree: Sum in one fixed pairwise tree, at the step.
         resident: Keep a whole array even where a slot would do: for gradients that come from several places.
         name: What to call it in errors and traces.
@@ -55,6 +71,7 @@ class GradientBucket:
         placement: Placement,
         needed: Placement,
         slots: Slots,
+        rest: Rest | None = None,
         micro_steps: int = 1,
         tree: bool = False,
         resident: bool = False,
@@ -74,7 +91,8 @@ class GradientBucket:
         self._own = partition.of(group.rank).slice
         keep_whole = resident or micro_steps > 1 or tree or placement is not Placement.SHARDED
         self._resident = group.empty(layout.numel, self.dtype, name=name) if keep_whole else None
-        self._shard = None if keep_whole else group.empty(partition.counts[group.rank], self.dtype, name=name)
+        self.rest = None if keep_whole else rest
+        """What puts the sum away; None if it stays in memory."""
         self._leaf = np.empty(layout.numel, self.dtype) if tree else None
         self.needs_slots = not keep_whole or (micro_steps > 1 and not tree)
         """Whether gradients may be collected in slots."""
@@ -84,14 +102,15 @@ class GradientBucket:
         self._slot: Slot | None = None
         self.reduction: Ticket[Array] | None = None
         """The sum, from when it was fired."""
+        self._read: Ticket[Array] | None = None  # done when the slot is no longer read
         self.reset()
 
     def reset(self) -> None:
         """Forget all gradients."""
         if self._slot is not None:
-            self._slot.release(after=self.reduction)
+            self._slot.release(after=self._read)
             self._slot = None
-        self.reduction = None
+        self.reduction = self._read = None
         self._present: set[str] = set()  # in this round
         self._unseen = False  # gradients were written behind our back
         self.seen: set[str] = set()
@@ -106,11 +125,11 @@ class GradientBucket:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that this rank holds at rest."""
-        resting = self._resident if self._resident is not None else self._shard
-        assert resting is not None
+        """Bytes that this rank holds from the reduction to the step; all the time, if the bucket is resident."""
+        if self._resident is None:
+            return 0 if self.rest is not None else self._partition.counts[self._group.rank] * self.dtype.itemsize
         leaf = 0 if self._leaf is None else self._leaf.nbytes
-        return resting.nbytes + leaf + (0 if self._tree is None else self._tree.nbytes)
+        return self._resident.nbytes + leaf + (0 if self._tree is None else self._tree.nbytes)
 
     # -- filling ---------------------------------------------------------------------------------------------------
 
@@ -121,15 +140,24 @@ class GradientBucket:
         self._unseen = True
         return {extent.name: whole[extent.slice].reshape(extent.shape) for extent in self.layout.extents}
 
-    def add(self, name: str, gradient: Array) -> None:
-        """Take one gradient of this round; one that comes twice is summed (a tensor that was used twice)."""
-        place = self._collecting()[self.layout.of(name).slice]
+    def add(self, name: str, gradient: Array, *, given: bool = False) -> None:
+        """Take one gradient of this round; one that comes twice is summed (a tensor that was used twice).
+
+        Args:
+            name: Whose it is.
+            gradient: The whole of it.
+            given: The array is the bucket's from now on, which may use it where it lies instead of copying it.
+        """
         flat = np.ascontiguousarray(gradient).reshape(-1)
-        if name in self._present or self._sums_rounds():
+        if given and self._is_all(flat):
+            self._slot = self._slots.lease(flat.nbytes, memory=flat.view(np.uint8))
+            found = native.first_nonfinite(flat)
+        elif name in self._present or self._sums_rounds():
+            place = self._collecting()[self.layout.of(name).slice]
             _add(place, flat)
             found = native.first_nonfinite(place)
         else:
-            found = native.copy_checked(place, flat)
+            found = native.copy_checked(self._collecting()[self.layout.of(name).slice], flat)
         if found >= 0 and self.nonfinite is None:
             self.nonfinite = name
         self._present.add(name)
@@ -165,6 +193,11 @@ class GradientBucket:
         self._present, self._unseen = set(), False
         self.rounds += 1
 
+    def _is_all(self, flat: Array) -> bool:
+        """Say whether ``flat`` is as good as a slot that it would be copied into."""
+        in_slot = self._resident is None and self._slot is None and not self._slots.lasting
+        return in_slot and flat.size == self.layout.numel and flat.dtype == self.dtype
+
     def _sums_rounds(self) -> bool:
         """Say whether this round's gradients go on top of the rounds before."""
         return self.rounds > 0 and self._leaf is None
@@ -191,7 +224,7 @@ class GradientBucket:
         if self._tree is None:
             self._move(self._rests)
         if self._slot is not None:
-            self._slot.release(after=self.reduction)
+            self._slot.release(after=self._read)
             self._slot = None
 
     def settle(self) -> Array:
@@ -208,21 +241,31 @@ class GradientBucket:
             source = self.reduction.wait()
         else:
             source = self._apart() if self._resident is None else self._resident
-        out = source
-        if to is Placement.SHARDED:
-            out = source[self._own] if self._shard is None else self._shard
-        self.reduction = redistribute(
-            self._group,
-            source,
-            placement=self._placed,
-            to=to,
-            partition=self._partition,
-            out=out,
-            name=self.name,
-            tree=self._tree is not None,
-            traffic=self._traffic,
-        )
+
+        def reduce_into(out: Array) -> Ticket[Array]:
+            self._read = redistribute(
+                self._group,
+                source,
+                placement=self._placed,
+                to=to,
+                partition=self._partition,
+                out=out,
+                name=self.name,
+                tree=self._tree is not None,
+                traffic=self._traffic,
+            )
+            return self._read
+
+        if to is not Placement.SHARDED:
+            self.reduction = reduce_into(source)
+        elif self.rest is not None:
+            self.reduction = self.rest.put(reduce_into)
+        else:
+            self.reduction = reduce_into(source[self._own] if self._resident is not None else self._new_shard())
         self._placed = to
+
+    def _new_shard(self) -> Array:
+        return HostDevice().empty(self._partition.counts[self._group.rank], self.dtype)
 
     def _find_nonfinite(self, whole: Array) -> None:
         at = native.first_nonfinite(whole)
@@ -232,9 +275,8 @@ class GradientBucket:
     def close(self) -> None:
         """Give the memory back."""
         self.reset()
-        resting = self._resident if self._resident is not None else self._shard
-        assert resting is not None
-        self._group.forget(resting)
+        if self._resident is not None:
+            self._group.forget(self._resident)
 
     def __repr__(self) -> str:
         return (

@@ -1,10 +1,14 @@
-"""`Slots`: a few equal pieces of memory that take turns, the same ones in the same order on every rank.
+"""`Slots`: a few pieces of memory that take turns, the same ones in the same order on every rank.
 
     gather slots      where the gathered form of a SHARDED buffer goes, while a unit computes
     bucket slots      where gradients are collected, while a reduction reads them
 
-Ranks of a node write into each other's slots, so all of them must mean the same one: slots are made by all ranks at
-once, and leased and released in the order of the program, which is the same everywhere. May import: comm, errors.
+    lasting           made by all ranks at once when they are reserved, all as large as the largest needs: ranks of a
+                      node write into each other's slots, or read each other's windows
+    not lasting       made when they are leased, as large as the lease says, and gone after the step; or brought along
+                      by whoever leases. For ranks that read each other's own memory in place
+
+Slots are leased and released in the order of the program, which is the same everywhere. May import: comm, errors.
 """
 
 from __future__ import annotations
@@ -20,11 +24,13 @@ from zerort.typing import Array
 
 __all__ = ["Slot", "Slots"]
 
+_NOTHING: Array = np.empty(0, np.uint8)
+
 
 class Slot:
     """One piece of memory on lease."""
 
-    __slots__ = ("_owner", "busy", "memory", "nbytes")
+    __slots__ = ("_owner", "busy", "idle_since", "memory", "nbytes")
 
     def __init__(self, owner: Slots, memory: Array) -> None:
         self._owner = owner
@@ -32,6 +38,8 @@ class Slot:
         self.nbytes = 0  # what the lease asked for
         self.busy: Ticket[Any] | None = None
         """Work that still reads or writes the memory after its release."""
+        self.idle_since = -1
+        """The count of the ranks' meetings when it was last released, for owners who keep one."""
 
     def array(self, numel: int, dtype: np.dtype[Any]) -> Array:
         """Return the slot's first ``numel`` elements: 1-D."""
@@ -54,17 +62,24 @@ class Slot:
 
 
 class Slots:
-    """A number of equal slots, which grow to what the largest user of them reserves.
+    """A number of slots, which grow to what the largest user of them reserves.
 
     Args:
         name: What they are for, in errors.
-        allocate: Makes 1-D uint8 memory of a number of bytes; every rank calls it at once.
+        allocate: Makes 1-D uint8 memory of a number of bytes; if it is lasting, every rank calls it at once.
         free: Gives such memory back.
         cure: What to do when there are too few, in errors.
+        lasting: Whether slots have their memory all the time, or from a lease to the next `rest`.
     """
 
     def __init__(
-        self, name: str, *, cure: str, allocate: Callable[[int], Array], free: Callable[[Array], None]
+        self,
+        name: str,
+        *,
+        cure: str,
+        allocate: Callable[[int], Array],
+        free: Callable[[Array], None],
+        lasting: bool = True,
     ) -> None:
         self.name = name
         self.count = 0
@@ -75,12 +90,13 @@ class Slots:
         self._cure = cure
         self._allocate = allocate
         self._free_memory = free
+        self.lasting = lasting
         self._free: list[Slot] = []
         self._leased = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the slots hold, on lease or not."""
+        """Bytes that the slots take when all of them are on lease."""
         return self.count * self.slot_nbytes
 
     def reserve(self, nbytes: int, *, count: int) -> None:
@@ -97,10 +113,15 @@ class Slots:
             slot.wait()
         self.close()
         self.slot_nbytes, self.count = nbytes, count
-        self._free = [Slot(self, self._allocate(nbytes)) for _ in range(count)]
+        self._free = [Slot(self, self._allocate(nbytes) if self.lasting else _NOTHING) for _ in range(count)]
 
-    def lease(self, nbytes: int) -> Slot:
-        """Return the slot that has been free the longest, once whatever still used it is done."""
+    def lease(self, nbytes: int, *, memory: Array | None = None) -> Slot:
+        """Return the slot that has been free the longest, once whatever still used it is done.
+
+        Args:
+            nbytes: How many are needed.
+            memory: What to use instead of the slot's own, if that is not lasting: 1-D, uint8.
+        """
         if not self._free:
             raise UnitStateError(
                 f"Expected a free one of {self.count} {self.name}, got all of them in use. {self._cure}"
@@ -111,7 +132,18 @@ class Slots:
         self.leased_nbytes += nbytes
         self.peak_nbytes = max(self.peak_nbytes, self.leased_nbytes)
         slot.wait()
+        if not self.lasting:
+            slot.memory = _NOTHING  # first: what comes may then lie in its place
+            slot.memory = self._allocate(nbytes) if memory is None else memory
         return slot
+
+    def rest(self) -> None:
+        """Let go of memory that does not last and that nobody uses, and of work that is done. Never waits."""
+        for slot in self._free:
+            if slot.busy is None or slot.busy.done():
+                slot.busy = None
+                if not self.lasting:
+                    slot.memory = _NOTHING
 
     @property
     def available(self) -> int:

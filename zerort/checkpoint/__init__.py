@@ -19,7 +19,7 @@ from zerort.checkpoint.load import load
 from zerort.checkpoint.manifest import DataFile, Manifest, StoredExtent, StoredTensor
 from zerort.checkpoint.reader import Damage
 from zerort.checkpoint.save import Saved, save
-from zerort.checkpoint.value import JSON, Value, as_json
+from zerort.checkpoint.value import JSON, Resting, Value, as_json
 from zerort.checkpoint.verify import verify
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Damage",
     "DataFile",
     "Manifest",
+    "Resting",
     "Saved",
     "StoredExtent",
     "StoredTensor",

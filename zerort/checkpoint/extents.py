@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from zerort.checkpoint.value import Value
+from zerort.checkpoint.value import PAGE_NBYTES, Value
 from zerort.layout import itemsize
 
 __all__ = ["EXTENT_NBYTES", "LARGE_NBYTES", "PAGE_NBYTES", "Shard", "ShardExtent", "plan_shard", "round_up"]
@@ -26,9 +26,6 @@ __all__ = ["EXTENT_NBYTES", "LARGE_NBYTES", "PAGE_NBYTES", "Shard", "ShardExtent
 EXTENT_NBYTES = 4 * 1024**2 - 4096
 """The most bytes of one extent: what is read to check any one byte of it. With the pages that its ends lie in it is no
 more than 4 MiB, which a disk takes as one request."""
-
-PAGE_NBYTES: Final = 4096
-"""Data files are a multiple of this, so that O_DIRECT reads and writes whole pages to the end."""
 
 LARGE_NBYTES = 256 * 1024
 """Extents from this size on keep their phase; a gap of up to a page before them is nothing. At least two pages."""

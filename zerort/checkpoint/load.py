@@ -14,6 +14,8 @@ import socket
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from zerort import trace
 from zerort.checkpoint.casts import FLOATS, can_convert
 from zerort.checkpoint.directory import read_manifest
@@ -115,8 +117,11 @@ def plan_fetches(manifest: Manifest, values: Sequence[Value], rank: int) -> Iter
                     break
                 first, last = max(one.first, in_extent.start), min(one.first + one.numel, in_extent.stop)
                 at = in_range.start + first - in_extent.start
-                out = value.mine[at : at + last - first]
-                yield Fetch(value.kind, extent.name, tensor.dtype, one, first - one.first, out)
+                fetch = Fetch(value.kind, extent.name, tensor.dtype, one, first - one.first)
+                if isinstance(value.mine, np.ndarray):
+                    yield fetch._replace(out=value.mine[at : at + last - first])
+                else:
+                    yield fetch._replace(resting=(value.mine, at, last - first))
 
 
 def _check_model(path: str, manifest: Manifest, values: Sequence[Value], *, strict: bool) -> None:

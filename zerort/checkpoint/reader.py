@@ -21,6 +21,7 @@ import numpy as np
 from zerort.checkpoint.casts import convert
 from zerort.checkpoint.extents import LARGE_NBYTES, PAGE_NBYTES, round_up
 from zerort.checkpoint.manifest import DataFile, Manifest, StoredExtent
+from zerort.checkpoint.value import Resting
 from zerort.errors import CorruptCheckpointError
 from zerort.layout import itemsize
 from zerort.native import address_of, crc32c
@@ -66,11 +67,26 @@ class Fetch(NamedTuple):
     """The first wanted element, counted in the extent."""
     out: Array | None = None
     """Where the wanted elements go, 1-D; None only checks."""
+    resting: tuple[Resting, int, int] | None = None
+    """What is not in memory, and where in it the wanted elements go: first and how many; then there is no `out`."""
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of the stored extent."""
         return self.extent.numel * itemsize(self.dtype)
+
+    def landed(self) -> Fetch:
+        """Return the same fetch with memory for its elements, if they rest elsewhere."""
+        if self.resting is None:
+            return self
+        values, _, numel = self.resting
+        return self._replace(out=np.empty(numel, values.dtype))
+
+    def put_away(self) -> None:
+        """Put what has landed where it rests."""
+        if self.resting is not None and self.out is not None:
+            values, first, _ = self.resting
+            values.write(first, self.out).wait()
 
     @property
     def in_phase(self) -> bool:
@@ -186,7 +202,10 @@ def fetch_all(
     largest = max((end - begin for begin, end in map(span_of, runs)), default=0)
 
     def work(task: int, buffer: Array) -> None:
-        deliver(files, runs[task], buffer, on_damage=on_damage)
+        run = [fetch.landed() for fetch in runs[task]]
+        deliver(files, run, buffer, on_damage=on_damage)
+        for fetch in run:
+            fetch.put_away()
         on_read(sum(fetch.nbytes for fetch in runs[task]))
 
     run_workers(len(runs), work, threads=threads, buffer_nbytes=largest)

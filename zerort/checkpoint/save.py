@@ -25,7 +25,7 @@ import numpy as np
 
 from zerort import trace
 from zerort.checkpoint.directory import data_name, make_directory, new_token, publish, read_manifest, stale_names
-from zerort.checkpoint.extents import PAGE_NBYTES, Shard, plan_shard
+from zerort.checkpoint.extents import Shard, plan_shard
 from zerort.checkpoint.failure import free_nbytes, patiently, room_error, storage_error, together
 from zerort.checkpoint.manifest import VERSION, DataFile, Manifest, StoredExtent, StoredTensor, encode
 from zerort.checkpoint.sweep import sweep, wait_for_sweeps
@@ -34,7 +34,6 @@ from zerort.checkpoint.writer import write_shard
 from zerort.comm.agreement import expect_same, gather_json
 from zerort.comm.group import Group
 from zerort.errors import CallError, CheckpointError, StorageError
-from zerort.native import address_of
 from zerort.offload.blocks import BlockFile, worker_count
 from zerort.typing import Array
 
@@ -108,7 +107,7 @@ class _Save:
         expect_same(group, path, what="the checkpoint's path", error=CallError)
         expect_same(group, describe_values(self._values), what="the values to save", error=CallError)
         expect_same(group, self._meta, what="meta", error=CallError)
-        phases = [address_of(value.mine) % PAGE_NBYTES for value in self._values]
+        phases = [value.phase for value in self._values]
         shard = plan_shard(self._values, group.rank, phases=phases)
         head = [new_token(), socket.gethostname(), shard.nbytes, self._progress, phases]
         heads = gather_json(group, head, name="save heads")

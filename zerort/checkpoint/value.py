@@ -1,8 +1,9 @@
 """`Value`: what this rank holds of one kind of value, such as the parameters or one moment of the optimizer.
 
 A value comes with the integers that say where everything lies: its `FlatLayout` names the tensors, its `Partition` the
-ranks. So a checkpoint is written by tensor name, and read back under any other layout and partition.
-May import: layout, typing, errors.
+ranks. So a checkpoint is written by tensor name, and read back under any other layout and partition. What rests below
+memory (`Resting`) passes through it block by block.
+May import: device, layout, typing, errors.
 """
 
 from __future__ import annotations
@@ -10,19 +11,42 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
+from zerort.device import Ticket
 from zerort.errors import CallError
 from zerort.layout import FlatLayout, Partition
-from zerort.native import crc32c
+from zerort.native import address_of, crc32c
 from zerort.typing import Array
 
-__all__ = ["JSON", "Value", "as_json", "check_values", "describe_values"]
+__all__ = ["JSON", "PAGE_NBYTES", "Resting", "Value", "as_json", "check_values", "describe_values"]
+
+PAGE_NBYTES: Final = 4096
+"""Data files are a multiple of this, so that O_DIRECT reads and writes whole pages to the end."""
 
 JSON = Any
 """What ``json.dumps`` takes: None, bool, int, float, str, and lists and dicts of these."""
+
+
+@runtime_checkable
+class Resting(Protocol):
+    """A 1-D array of which not all is in memory. Any thread may read and write it."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of its elements."""
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+
+    def read(self, first: int, out: Array) -> Ticket[Array]:
+        """Fill ``out`` with the elements from ``first`` on."""
+
+    def write(self, first: int, source: Array) -> Ticket[Array]:
+        """Put ``source`` at the elements from ``first`` on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +59,19 @@ class Value:
     """Where each tensor lies in the flat buffer; its dtype is that of `mine`."""
     partition: Partition
     """Which rank holds which range of the buffer."""
-    mine: Array
+    mine: Array | Resting
     """This rank's range: 1-D, ``partition.counts[rank]`` elements. A load fills it in place."""
+
+    @property
+    def array(self) -> Array:
+        """This rank's range, which is known to be in memory."""
+        assert isinstance(self.mine, np.ndarray)
+        return self.mine
+
+    @property
+    def phase(self) -> int:
+        """Where the range begins in its page of memory, in bytes; 0 for what is not in memory."""
+        return address_of(self.mine) % PAGE_NBYTES if isinstance(self.mine, np.ndarray) else 0
 
 
 def check_values(values: Sequence[Value], *, rank: int, size: int, writable: bool) -> None:
@@ -66,15 +101,16 @@ def check_values(values: Sequence[Value], *, rank: int, size: int, writable: boo
 
 def _check_mine(value: Value, numel: int, *, writable: bool) -> None:
     mine: Any = value.mine
-    if not isinstance(mine, np.ndarray) or mine.ndim != 1 or not mine.flags.c_contiguous:
-        got = f"shape {mine.shape}, strides {mine.strides}" if isinstance(mine, np.ndarray) else type(mine).__name__
+    is_array = isinstance(mine, np.ndarray)
+    if not (mine.ndim == 1 and mine.flags.c_contiguous if is_array else isinstance(mine, Resting)):
+        got = f"shape {mine.shape}, strides {mine.strides}" if is_array else type(mine).__name__
         raise CallError(f"Expected {value.kind!r} as a contiguous 1-D NumPy array, got {got}. Pass the flat shard.")
     if str(mine.dtype) != value.layout.dtype or mine.size != numel:
         raise CallError(
             f"Expected this rank's range of {value.kind!r} to be {numel} elements of {value.layout.dtype}, got "
             f"{mine.size} of {mine.dtype}. Pass the range that the partition gives this rank."
         )
-    if writable and not mine.flags.writeable:
+    if writable and is_array and not mine.flags.writeable:
         raise CallError(f"Expected {value.kind!r} to be writable, got a read-only array. Pass the array to be filled.")
 
 

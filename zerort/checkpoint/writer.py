@@ -1,6 +1,7 @@
 """Write one rank's data file: extents packed into blocks, each summed up and copied once, then written.
 
     tensors ── crc32c + copy, 256 KiB at a time ──> aligned block ── pwritev ──> file
+    resting values ── read ──> aligned block ── crc32c, pwritev ──> file
 
 An extent may span two blocks, which different threads write; the sums of its parts are put together at the end.
 May import: native, offload.blocks, checkpoint.*.
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from zerort.checkpoint.extents import Shard
-from zerort.checkpoint.value import Value
+from zerort.checkpoint.value import Resting, Value
 from zerort.native import copy_into, crc32c, crc32c_combine
 from zerort.offload.blocks import BLOCK_NBYTES, BlockFile, run_workers
 from zerort.typing import Array
@@ -37,9 +38,8 @@ def write_shard(file: BlockFile, shard: Shard, values: Sequence[Value], *, threa
     Raises:
         OSError: The file system refused.
     """
-    data = [value.mine.view(np.uint8) for value in values]
     starts = [extent.offset for extent in shard.extents]
-    widths = [value.mine.itemsize for value in values]
+    widths = [value.mine.dtype.itemsize for value in values]
     # parts[extent] = (offset of the part, its checksum, its bytes); each block adds its own, in any order.
     parts: list[list[tuple[int, int, int]]] = [[] for _ in shard.extents]
 
@@ -55,9 +55,8 @@ def write_shard(file: BlockFile, shard: Shard, values: Sequence[Value], *, threa
             if first >= last:
                 continue  # the block begins in the gap behind this extent
             buffer[cursor - begin : first - begin] = 0
-            start = extent.at * widths[extent.value] + first - extent.offset
-            source = data[extent.value][start : start + last - first]
-            checksum = _sum_and_copy(source, out=buffer[first - begin : last - begin])
+            at = extent.at + (first - extent.offset) // widths[extent.value]
+            checksum = _sum_and_copy(values[extent.value].mine, at, out=buffer[first - begin : last - begin])
             parts[index].append((first, checksum, last - first))
             cursor = last
         buffer[cursor - begin : end - begin] = 0
@@ -68,7 +67,13 @@ def write_shard(file: BlockFile, shard: Shard, values: Sequence[Value], *, threa
     return [_combined(one) for one in parts]
 
 
-def _sum_and_copy(source: Array, *, out: Array) -> int:
+def _sum_and_copy(mine: Array | Resting, at: int, *, out: Array) -> int:
+    """Fill ``out`` with the bytes of the elements from ``at`` on, and return their checksum."""
+    if not isinstance(mine, np.ndarray):
+        mine.read(at, out.view(mine.dtype)).wait()
+        return crc32c(out)
+    start = at * mine.itemsize
+    source = mine.view(np.uint8)[start : start + out.size]
     checksum = 0
     for at in range(0, source.size, _STRIP_NBYTES):
         strip = source[at : at + _STRIP_NBYTES]

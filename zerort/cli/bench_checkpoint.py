@@ -103,7 +103,7 @@ class _Bench:
         for line in self._head(machine):
             screen.print(line)
         values = self._values()
-        sums = [crc32c(value.mine) for value in values]
+        sums = [crc32c(value.array) for value in values]
         rounds: list[dict[str, float]] = []
         # The first round warms up: memory is touched, the disk awake.
         with screen.bar(options.rounds + 1) as bar:
@@ -156,13 +156,13 @@ class _Bench:
         for name in (*writes, *(_READS if number % 2 else _READS[::-1])):
             if name == "load":
                 for value in values:
-                    value.mine[:] = 0
+                    value.array[:] = 0
             if name in _READS and not self._direct:
                 forget(path)
                 forget(raw.path)
             seconds[name] = self._time(works[name])
             if name == "load":
-                self._wrong += sum(crc32c(value.mine) != sums[at] for at, value in enumerate(values))
+                self._wrong += sum(crc32c(value.array) != sums[at] for at, value in enumerate(values))
         self._group.barrier().wait()
         raw.remove()
         if self._world.rank == 0:

@@ -14,11 +14,13 @@ from zerort import native
 from zerort.cli.checkup import Finding, bad, ok, warn
 from zerort.cli.machine import core_count
 from zerort.config import ENVIRONMENT, GroupOptions
+from zerort.engine.offload_options import OFFLOAD_ENVIRONMENT, SCRATCH
 from zerort.errors import CallError
 
 __all__ = ["KNOWN_VARIABLES", "check_software", "group_options"]
 
-KNOWN_VARIABLES = (*ENVIRONMENT, "ZERORT_NATIVE", "ZERORT_STACKS", "ZERORT_JOB")
+_OTHERS = (SCRATCH, "ZERORT_FAULT", "ZERORT_NATIVE", "ZERORT_STACKS", "ZERORT_JOB")
+KNOWN_VARIABLES = (*ENVIRONMENT, *OFFLOAD_ENVIRONMENT, *_OTHERS)
 """Every environment variable that zerort reads."""
 
 

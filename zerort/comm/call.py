@@ -34,6 +34,7 @@ assert _SEQUENCE.size + _AGREED.size == AGREED_BYTES
 
 _ROOM = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _FOR_USERS = (_ROOM + "testing", _ROOM + "cli")
+_TORCH = f"-packages{os.sep}torch{os.sep}"
 
 
 @dataclass(slots=True)
@@ -142,8 +143,12 @@ def _text(raw: bytes) -> str:
 
 
 def call_site() -> str:
-    """Return ``file:line`` of the nearest caller that is not zerort itself."""
-    frame = users_frame(1)
+    """Return ``file:line`` of the nearest caller that is neither zerort nor what calls it back: bindings, torch."""
+    nearest = users_frame(1)
+    frame: FrameType | None = nearest
+    while frame is not None and _calls_back(frame.f_code.co_filename):
+        frame = frame.f_back
+    frame = frame or nearest
     return _site(frame.f_code.co_filename, frame.f_lineno)
 
 
@@ -159,6 +164,14 @@ def users_frame(depth: int) -> FrameType:
 def is_ours(filename: str) -> bool:
     """Say whether a file is part of zerort, other than what users see as theirs: tests and commands."""
     return filename.startswith(_ROOM) and not filename.startswith(_FOR_USERS)
+
+
+@functools.lru_cache(maxsize=4096)
+def _calls_back(filename: str) -> bool:
+    """Say whether a file stands between users and zerort: its lines tell nobody where a mistake is."""
+    folder, name = os.path.split(filename)
+    binding = os.path.basename(folder).startswith("zerort_")
+    return is_ours(filename) or binding or name == "contextlib.py" or _TORCH in filename
 
 
 @functools.lru_cache(maxsize=4096)

@@ -95,6 +95,11 @@ class Group:
         return self._transport.one_memory
 
     @property
+    def reads_in_place(self) -> bool:
+        """Whether arrays of a rank's own are as good in collectives as those of `empty`, or nearly so."""
+        return self._transport.reads_in_place
+
+    @property
     def name(self) -> str:
         """What the group is called in errors and traces."""
         return self._transport.name

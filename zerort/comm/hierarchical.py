@@ -45,6 +45,7 @@ class HierarchicalTransport(MpiTransport):
     """
 
     kind = "hierarchical"
+    reads_in_place = False  # that is for each host to say, and they may differ
 
     def __init__(
         self, comm: MPI.Intracomm, node: NodeTransport, *, hosts: list[int], name: str, options: GroupOptions

@@ -46,6 +46,7 @@ class MpiTransport(Transport):
     """
 
     kind = "mpi"
+    reads_in_place = True  # or copied by MPI, wherever it lies
 
     def __init__(self, comm: MPI.Intracomm, *, hosts: list[int], name: str, options: GroupOptions) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), name=name, options=options)

@@ -99,15 +99,15 @@ class NodeTransport(Transport):
         self._left = False
         self._sees_processes = False
         self._stage_up_to = 0
-        self.reads_private = False
+        self.reads_in_place = False
 
     def start(self) -> None:
         """Meet the others for the first time: make the slabs, and find out whether memory can be read in place."""
         self.memory.start()
         self._sees_processes = see_each_other(self.tell)
-        self.reads_private = can_read_each_other(self.tell, wanted=self._in_native and self.options.cross_memory)
+        self.reads_in_place = can_read_each_other(self.tell, wanted=self._in_native and self.options.cross_memory)
         slab = self.options.staging_nbytes
-        self._stage_up_to = min(_STAGE_NBYTES, slab) if self.reads_private else slab
+        self._stage_up_to = min(_STAGE_NBYTES, slab) if self.reads_in_place else slab
 
     # -- the whole of a call ---------------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class NodeTransport(Transport):
         width, address = out.itemsize, call.out_address
         sources_in_windows = link.sources_in_windows()
         staged_whole = link.all_sources_in(STAGING) and out.nbytes <= _WHOLE_NBYTES
-        if not (self.reads_private or staged_whole or (sources_in_windows and link.outs_in_windows())):
+        if not (self.reads_in_place or staged_whole or (sources_in_windows and link.outs_in_windows())):
             all_reduce_in_rounds(self.memory, call, lambda: self.part(call))
             return
         if link.one_out():
@@ -314,7 +314,7 @@ class NodeTransport(Transport):
 
     def sources_are_readable(self) -> bool:
         """Say whether every rank can read every other's source where it lies."""
-        return self.reads_private or bool(self._link.sources_in_windows())
+        return self.reads_in_place or bool(self._link.sources_in_windows())
 
     def sources_are_staged(self) -> bool:
         """Say whether all that the ranks read of each other are copies: then nobody need wait for the readers."""
@@ -394,6 +394,6 @@ class NodeTransport(Transport):
 
     def details(self) -> str:
         """Say how the ranks reach each other's memory."""
-        reads = "process_vm_readv" if self.reads_private else "staged"
+        reads = "process_vm_readv" if self.reads_in_place else "staged"
         kernels = "native" if self._in_native else "NumPy"
         return f"shared memory in {self.options.shm_dir}, own arrays {reads}, kernels {kernels}"

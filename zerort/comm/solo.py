@@ -18,6 +18,7 @@ class SoloTransport(Transport):
 
     kind = "solo"
     one_memory = True
+    reads_in_place = True
 
     def __init__(self, *, name: str, options: GroupOptions) -> None:
         super().__init__(0, 1, name=name, options=options)

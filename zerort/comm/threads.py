@@ -63,6 +63,7 @@ class ThreadsTransport(Transport):
 
     kind = "threads"
     one_memory = True
+    reads_in_place = True
 
     def __init__(self, meeting: Meeting, rank: int, *, name: str, options: GroupOptions) -> None:
         super().__init__(rank, meeting.size, name=name, options=options)

@@ -48,6 +48,8 @@ class Transport(abc.ABC):
     """Which thread may call the transport: any, one at a time; the group's own only; or only the one that opened it."""
     one_memory: ClassVar[bool] = False
     """Whether all ranks share memory: what `allocate_shared` returns is then one array for the whole group."""
+    reads_in_place: bool = False
+    """Whether any memory of a rank is read where it lies, on all ranks alike: what `allocate` returns gains little."""
 
     def __init__(self, rank: int, size: int, *, name: str, options: GroupOptions) -> None:
         self.rank = rank

@@ -3,13 +3,18 @@
     opening.py        all ranks open a runtime alike, or all raise
     runtime.py        Runtime: register, step, save, load, memory, close
     registration.py   from arrays by name to a unit, agreed on by all ranks
-    unit.py           Unit: gather, release, reduce, assign
+    unit.py           Unit: gather, release, reduce, assign (gathered.py: its gathered form)
     values.py         the values that all ranks start from, or assign (assignment.py)
     section.py        the tensors of a unit that a plan is applied to: parameters, gradients, state
-    state.py          what the optimizer keeps for them, and the pass that updates
+    state.py          what the optimizer keeps for them, and the pass that updates (kept.py: what it is made of)
     step.py           the step: agree, settle, measure, decide, update, publish
+    update.py         the update, of chunks in memory and on a disk
+    column.py         an array cut into chunks, in memory or in a store
+    resting_parameters.py  summed.py            parameters and gradients that rest on a disk
+    tiers.py          this rank's store and pipeline, and what a failure leaves
+    section_tiers.py  offload_options.py        where a section's parts rest, and how they stream
     prefetch.py       which unit comes next
-    snapshot.py       what a checkpoint holds
+    snapshot.py       what a checkpoint holds; saving.py: when one is written and read
     forecast.py       how many bytes a plan will take, from shapes alone
     attachment.py     what a binding hangs on a runtime
     mesh.py           which ranks share shards, and which hold copies
@@ -20,10 +25,12 @@ May import: everything below.
 
 from zerort.engine.attachment import Attachment
 from zerort.engine.mesh import Mesh, mesh
+from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.opening import open_runtime
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.report import MemoryReport, Restored, StepReport
 from zerort.engine.runtime import Runtime
+from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.tensors import TensorSpec
 from zerort.engine.unit import Unit
 
@@ -31,9 +38,11 @@ __all__ = [
     "Attachment",
     "MemoryReport",
     "Mesh",
+    "OffloadOptions",
     "Restored",
     "Runtime",
     "RuntimeOptions",
+    "SectionTiers",
     "StepReport",
     "TensorSpec",
     "Unit",

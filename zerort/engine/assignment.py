@@ -10,7 +10,7 @@ import numpy as np
 from zerort.comm.agreement import expect_same, raise_together
 from zerort.engine.tensors import TensorSpec
 from zerort.engine.values import agree_on_values
-from zerort.errors import CallError, UnitStateError, ZerortError
+from zerort.errors import CallError, StorageError, UnitStateError, ZerortError
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -43,12 +43,17 @@ def assign_values(rt: Runtime, unit: Unit, values: Mapping[str, Array], *, broad
     agreed = agree_on_values(rt, unit.name, declared, dict(values), broadcast=broadcast)
     rt.wait_for_gathers()
     rt.world.barrier(name="assign").wait()  # nobody reads what is about to change
-    for name, value in agreed.items():
-        home, full = unit.place_of(name)
-        for section in home.sections:
-            if full in section.names:
-                section.assign({full: value})
-    rt.world.barrier(name="assign").wait()  # all have written their parts
+    rt.tiers.unforesee()
+    with rt.tiers.tearing("an assignment", by=StorageError):
+        try:
+            for name, value in agreed.items():
+                home, full = unit.place_of(name)
+                for section in home.sections:
+                    if full in section.names:
+                        section.assign({full: value})
+        except StorageError as caught:
+            error = caught
+        raise_together(rt.world, error, name="assign")  # all have written their parts
 
 
 def _declare(unit: Unit, values: Mapping[str, Array]) -> dict[str, TensorSpec]:

@@ -1,17 +1,34 @@
-"""`Attachment`: what a binding hangs on a runtime, to be asked before a step and told after it. Imports nothing."""
+"""`Attachment`: what a binding hangs on a runtime, to be asked before a step and told after it.
+
+May import: checkpoint, for types alone.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from zerort.checkpoint import Value
 
 __all__ = ["Attachment"]
 
 
-class Attachment(Protocol):
-    """Collects gradients for units of a runtime on its own, as a framework makes them ready."""
+class Attachment:
+    """What a framework needs beside units: gradients that it makes ready on its own, values of its own.
+
+    Every rank has the same attachments, in the same order. Override what there is to do.
+    """
 
     def complete(self, verb: Literal["step", "discard"]) -> None:
         """Reduce what is not reduced yet: gradients are about to be used, or dropped. Every rank is asked at once."""
 
     def forget(self) -> None:
         """Start anew: the step is over, done or not."""
+
+    def values(self) -> Iterable[Value]:
+        """Return what a checkpoint holds beside units, or is loaded into, cut over the ranks that share the model."""
+        return ()
+
+    def take_loaded(self) -> None:
+        """Use what was loaded into what `values` returned last. Every rank is asked at once."""

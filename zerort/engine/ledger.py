@@ -1,4 +1,4 @@
-"""`Ledger`: what a runtime counts between two steps, bytes by collective and waits by stream. May import: trace."""
+"""`Ledger`: what a runtime counts between two steps, bytes by collective and tier, waits. May import: trace."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class Ledger:
     def __init__(self) -> None:
         self.moved: Counter[str] = Counter()
         """Bytes by collective."""
+        self.tiered: Counter[str] = Counter()
+        """Bytes by tier and direction, as ``"nvme read"``."""
         self.stalled: Counter[str] = Counter()
         """Nanoseconds by stream."""
 
@@ -32,10 +34,10 @@ class Ledger:
             self.stalled[stream] += waited
             trace.add_span(f"wait for {stream}", track="main", begin_ns=began, end_ns=began + waited)
 
-    def turn(self) -> tuple[dict[str, int], dict[str, float]]:
-        """Return (bytes by collective, seconds by stream) and start anew."""
-        moved = dict(self.moved)
+    def turn(self) -> tuple[dict[str, int], dict[str, int], dict[str, float]]:
+        """Return (bytes by collective, bytes by tier, seconds by stream) and start anew."""
+        moved, tiered = dict(self.moved), dict(self.tiered)
         stalled = {stream: waited / 1e9 for stream, waited in self.stalled.items()}
-        self.moved.clear()
-        self.stalled.clear()
-        return moved, stalled
+        for counter in (self.moved, self.tiered, self.stalled):
+            counter.clear()
+        return moved, tiered, stalled

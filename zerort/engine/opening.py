@@ -90,9 +90,8 @@ def _prepare(
         raise CallError(f"Expected an optimizer such as AdamW(lr=1e-3), got {optimizer!r}.")
     for one in groups:
         one.check(optimizer)
-    for part in ("parameter", "gradient", "state"):
-        if getattr(plan, part).tier is Tier.NVME:
-            raise PlanError(f"Expected the {part} in device or host memory, got NVME, which has no store yet.")
+    if plan.gradient.tier is Tier.NVME:
+        _check_resting_gradient(ranks, settings)
     if settings.weights is not None and len(settings.weights) != ranks.shard.size:
         raise PlanError(
             f"Expected one weight for each of {ranks.shard.size} ranks that share the model, got "
@@ -101,6 +100,19 @@ def _prepare(
     if settings.deterministic:
         _check_deterministic(ranks, optimizer, settings)
     return Runtime(ranks, plan=plan, optimizer=optimizer, groups=groups, options=settings)
+
+
+def _check_resting_gradient(ranks: Mesh, settings: RuntimeOptions) -> None:
+    """Refuse what sums gradients more than once: they would have to come back from the disk in between."""
+    for what, is_asked, cure in (
+        ("micro_steps=1", settings.micro_steps > 1, "Several micro-steps are summed in memory"),
+        ("deterministic=False", settings.deterministic, "The fixed tree is summed in memory"),
+        ("one copy of the model", ranks.replicate is not None, "Copies sum their shards in memory"),
+    ):
+        if is_asked:
+            raise PlanError(
+                f"Expected {what} with gradients on NVME, got another. {cure}: let them rest there, gradient=Tier.HOST."
+            )
 
 
 def _check_deterministic(ranks: Mesh, optimizer: Optimizer, settings: RuntimeOptions) -> None:

@@ -1,4 +1,7 @@
-"""`RuntimeOptions`: how a runtime trains. Frozen, and proven when made. May import: optim, errors."""
+"""`RuntimeOptions`: how a runtime trains. Frozen, and proven when made.
+
+May import: optim, errors, engine.offload_options.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
 from zerort.errors import CallError
 from zerort.optim import LossScale
 
@@ -50,7 +54,18 @@ class RuntimeOptions:
     weights: Sequence[float] | None = None
     """How much of every shard each rank takes, by capacity; None: alike."""
 
+    scratch: Scratch | None = None
+    """The directory for what rests on NVME, or several, each on a disk of its own. None: as ``ZERORT_SCRATCH`` says, or
+    the system's directory for temporary files."""
+
+    offload: OffloadOptions | None = None
+    """How values stream to and from it; None: the defaults, or what the environment says."""
+
     def __post_init__(self) -> None:
+        if self.scratch is not None:
+            scratch_directories(self.scratch)
+        if not isinstance(self.offload, (OffloadOptions, type(None))):
+            raise CallError(f"Expected offload to be OffloadOptions, got {self.offload!r}.")
         _expect_int("prefetch", self.prefetch, minimum=0)
         _expect_int("buckets", self.buckets, minimum=1)
         _expect_int("micro_steps", self.micro_steps, minimum=1)

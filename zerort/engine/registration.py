@@ -10,7 +10,7 @@ May import: comm, optim, engine.*.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,11 @@ import numpy as np
 
 from zerort.comm.agreement import expect_same, raise_together
 from zerort.engine.section import Section
+from zerort.engine.summed import RestingGradient
 from zerort.engine.tensors import TRAINABLE, Frozen, TensorSpec, declare, full_name, is_frozen
 from zerort.engine.unit import Unit
 from zerort.engine.values import agree_on_values
-from zerort.errors import CallError, UnitStateError
+from zerort.errors import CallError, StorageError, UnitStateError, ZerortError
 from zerort.optim import Optimizer, resolve
 from zerort.typing import Array
 
@@ -127,10 +128,9 @@ def register_unit(
             resolve=lambda full, shape: resolve(rt.optimizer, rt.groups, full, shape),
         )
     )
-    for section in sections:
-        section.pack(
-            {full: value for local, value in values.items() if (full := full_name(name, local)) in section.names}
-        )
+    if any(section.tiers.streams for section in sections):
+        _make_resting(rt, name, sections)
+    error = _pack(sections, {full_name(name, local): value for local, value in values.items()})
     places: dict[str, tuple[Unit | None, str]] = {}
     for local in declared:
         places[local] = (None, full_name(name, aliases.get(local, local)))
@@ -139,8 +139,40 @@ def register_unit(
     made = Unit(rt, name, sections=sections, places=places)
     _reserve_slots(rt, made)
     made.join_lenders()
-    rt.world.barrier(name="register").wait()  # all have written their parts
+    try:
+        raise_together(rt.world, error, name="register")  # all have written their parts
+    except ZerortError:
+        made.withdraw()
+        raise
     return made
+
+
+def _pack(sections: Sequence[Section], values: Mapping[str, Array]) -> Exception | None:
+    """Write this rank's part of the initial values, and return what a disk had against it."""
+    try:
+        for section in sections:
+            section.pack({full: value for full, value in values.items() if full in section.names})
+    except StorageError as error:
+        return error
+    return None
+
+
+def _make_resting(rt: Runtime, name: str, sections: Sequence[Section]) -> None:
+    """Make what of the unit rests on a disk, on all ranks or on none."""
+    columns = [column for section in sections for column in section.columns]
+    error: Exception | None = None
+    try:
+        rt.tiers.prepare(sum(column.resting_nbytes for column in columns), what=f"unit {name!r}")
+        try:
+            for column in columns:
+                column.create()
+        except ZerortError as caught:
+            error = caught
+        raise_together(rt.world, error, name="offload")
+    except ZerortError:
+        for section in sections:
+            section.withdraw()
+        raise
 
 
 def _check_name(rt: Runtime, name: object) -> None:
@@ -210,11 +242,14 @@ def _aliases(params: Mapping[str, Array | TensorSpec]) -> dict[str, str]:
 
 def _reserve_slots(rt: Runtime, unit: Unit) -> None:
     """See to it that the unit finds room when it is gathered, and when it is reduced."""
-    if unit.slot_nbytes:
-        rt.gather_slots.reserve(unit.slot_nbytes, count=rt.options.prefetch + 1 + unit.lender_count)
+    if unit.form.slot_nbytes:
+        rt.gather_slots.reserve(unit.form.slot_nbytes, count=rt.options.prefetch + 1 + unit.lender_count)
     buckets = [section.bucket for section in unit.sections if section.bucket is not None]
     needing = [bucket for bucket in buckets if bucket.needs_slots]
     if needing:
         in_flight = rt.options.buckets if any(bucket.leaves_slots_busy for bucket in needing) else 1
         largest = max(bucket.layout.nbytes for bucket in needing)
         rt.bucket_slots.reserve(max(largest, 1), count=in_flight + len(needing) - 1)
+    rests = [bucket.rest for bucket in buckets if isinstance(bucket.rest, RestingGradient)]
+    if rests:
+        rt.gradient_slots.reserve(max(rest.room_nbytes for rest in rests), count=rt.options.buckets)

@@ -13,7 +13,7 @@ __all__ = ["MemoryReport", "Restored", "StepReport"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one step did, the same on every rank but for `stalls`. Nothing is skipped silently."""
+    """What one step did, the same on every rank but for `stalls` and `bytes_tiered`. Nothing is skipped silently."""
 
     update: int
     """Updates done so far, this one included if there was one."""
@@ -43,10 +43,11 @@ class StepReport:
     """Bytes of the arrays that went through each collective since the step before."""
 
     bytes_tiered: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that went between tiers since the step before, as ``"nvme read"``; empty if all rests in one."""
+    """Bytes of this rank that went between tiers since the step before, by ``"nvme read"`` and ``"nvme write"``; empty
+    if all rests in memory."""
 
     stalls: Mapping[str, float] = field(default_factory=dict)
-    """Seconds this rank waited for each stream since the step before: gather, reduce, step."""
+    """Seconds this rank waited for each stream since the step before: gather, reduce, step, nvme."""
 
     digest: str = ""
     """A checksum of all parameters after the step, the same for any number of ranks; in deterministic mode."""
@@ -55,9 +56,10 @@ class StepReport:
         what = "updated" if self.updated else f"not updated: {self.why}"
         stalls = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in self.stalls.items())
         moved = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in self.bytes_moved.items())
+        tiered = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in self.bytes_tiered.items())
         return (
             f"update {self.update}: {what}; |g| {self.grad_norm:.4g}{' (clipped)' * self.clipped}; lr {self.lr:.3g}; "
-            f"moved {moved or 'nothing'}; waited {stalls or 'for nothing'}"
+            f"moved {moved or 'nothing'}; {f'{tiered}; ' * bool(tiered)}waited {stalls or 'for nothing'}"
         )
 
 
@@ -72,7 +74,7 @@ class MemoryReport:
     """Gradients at rest."""
 
     state: int
-    """Optimizer state at rest, master weights included."""
+    """Optimizer state at rest in memory, master weights included."""
 
     buckets: int
     """Gradient buckets in flight: reserved, whether in use or not."""
@@ -83,13 +85,20 @@ class MemoryReport:
     gathered_peak: int = 0
     """Most bytes of gathered units that were in slots at once. 0 where ranks share memory: a gather takes none."""
 
+    streaming: int = 0
+    """Memory of chunks on their way between a disk and memory."""
+
+    nvme: int = 0
+    """Bytes at rest on a disk: no memory."""
+
     @property
     def resting(self) -> int:
-        """Bytes at rest: parameters, gradients and state."""
+        """Bytes at rest in memory: parameters, gradients and state."""
         return self.parameter + self.gradient + self.state
 
     def __str__(self) -> str:
-        parts = ("parameter", "gradient", "state", "buckets", "gathered")
+        parts = ["parameter", "gradient", "state", "buckets", "gathered"]
+        parts += [part for part in ("streaming", "nvme") if getattr(self, part)]
         return ", ".join(f"{part} {format_bytes(getattr(self, part))}" for part in parts)
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from zerort.buffer import Slots
 from zerort.comm import Group
-from zerort.comm.agreement import raise_together
 from zerort.config import Plan
+from zerort.device import HostDevice
 from zerort.engine.attachment import Attachment
 from zerort.engine.ledger import Ledger
 from zerort.engine.mesh import Mesh
@@ -29,8 +29,10 @@ from zerort.engine.prefetch import GatherOrder
 from zerort.engine.registration import register_unit
 from zerort.engine.report import MemoryReport, Restored, StepReport
 from zerort.engine.section import BLOCK, Section, SectionSetup
+from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.step import take_step
 from zerort.engine.tensors import Frozen, TensorSpec
+from zerort.engine.tiers import Tiers
 from zerort.engine.unit import Unit
 from zerort.errors import ClosedError, ZerortError
 from zerort.layout import Placement
@@ -76,6 +78,8 @@ class Runtime:
         self.attachments: list[Attachment] = []
         """Bindings that collect gradients on their own; asked before every step, and told after it."""
         self.ledger = Ledger()
+        self.tiers = Tiers(mesh.world, scratch=options.scratch, options=options.offload, ledger=self.ledger)
+        """What rests on a disk."""
         self._closed = self._stepped = False
         self.micro_steps = options.micro_steps
         """Calls of `Unit.reduce` per unit and step, on this rank."""
@@ -95,11 +99,23 @@ class Runtime:
         self.bucket_slots = Slots(
             "gradient buckets",
             cure="Reduce units before the next one's gradients are asked for, or open the runtime with more buckets.",
-            allocate=lambda nbytes: shard.empty(nbytes, "uint8", name="bucket"),
+            allocate=(
+                (lambda nbytes: HostDevice().empty(nbytes, "uint8"))
+                if shard.reads_in_place
+                else (lambda nbytes: shard.empty(nbytes, "uint8", name="bucket"))
+            ),
             free=shard.forget,
+            lasting=not shard.reads_in_place,
         )
-        self.norm_block = BLOCK if options.deterministic else None
-        """Elements over which squares are summed before the sums meet those of other ranks; None: all of a shard."""
+        self.gradient_slots = Slots(
+            "slots for summed gradients",
+            cure="Open the runtime with more buckets.",
+            allocate=lambda nbytes: HostDevice().empty(nbytes, "uint8", alignment=4096),
+            free=lambda memory: None,
+            lasting=False,
+        )
+        self.meetings = 0
+        """How often all ranks that share slots have met, as far as it matters to who may write to them."""
         self._order = GatherOrder(ahead=options.prefetch)
         self._expected: list[str] = []
         self.setup = SectionSetup(
@@ -112,6 +128,10 @@ class Runtime:
             deterministic=options.deterministic,
             bucket_slots=self.bucket_slots,
             ledger=self.ledger,
+            norm_block=BLOCK if options.deterministic else None,
+            tiers=self.tiers,
+            gradient_slots=self.gradient_slots,
+            tiers_of=lambda name: SectionTiers.of(plan),
         )
 
     # -- who and what ----------------------------------------------------------------------------------------------
@@ -193,7 +213,7 @@ class Runtime:
             NonFiniteError: A gradient holds NaN or infinity (``nonfinite="raise"``, no loss scaling); on every rank.
                 Nothing was updated.
         """
-        self.check_open("step")
+        self.check_whole("step")
         if not self._stepped:
             self._stepped = True
             self._warn_of_unmatched_groups()
@@ -203,6 +223,7 @@ class Runtime:
         """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this."""
         self.complete_attachments("discard")
         self.wait_for_reductions()
+        self.tiers.unforesee()
         self.forget_gradients()
 
     def save(self, path: str | Path, *, progress: Any = None) -> Path:
@@ -216,21 +237,10 @@ class Runtime:
         Returns:
             The directory.
         """
-        from zerort import checkpoint  # here: it takes a third of the time that all of zerort takes to import
-        from zerort.engine import snapshot
+        from zerort.engine.saving import save  # here: it takes a third of the time that all of zerort takes to import
 
-        self.check_open("save")
-        where, error = None, None
-        try:
-            where, progress = Path(path), checkpoint.as_json(progress, what="progress")
-        except Exception as caught:
-            error = caught
-        raise_together(self.world, error, name="save")
-        assert where is not None
-        self.wait_for_gathers()
-        values = [snapshot.over_world(self, value) for value in snapshot.values_of(self)]
-        checkpoint.save(where, self.world, values, meta=snapshot.meta_of(self), progress=progress)
-        return where
+        self.check_whole("save")
+        return save(self, path, progress=progress)
 
     def load(self, path: str | Path, *, optimizer: bool = True, strict: bool = True) -> Restored:
         """Read a checkpoint, of any number of ranks and any plan, into the registered units.
@@ -243,32 +253,10 @@ class Runtime:
         Raises:
             CheckpointError: It is damaged, or of another model or optimizer; on every rank.
         """
-        from zerort import checkpoint
-        from zerort.engine import snapshot
+        from zerort.engine.saving import load
 
         self.check_open("load")
-        manifest, error = None, None
-        try:
-            manifest = checkpoint.read_manifest(path)
-            snapshot.check_loadable(self, manifest, optimizer=optimizer)
-        except Exception as caught:
-            error = caught
-        raise_together(self.world, error, name="load")
-        assert manifest is not None
-        self.discard_gradients()
-        self.wait_for_gathers()
-        values = list(snapshot.values_of(self, optimizer=optimizer))
-        try:
-            checkpoint.load(path, self.mesh.shard, values, manifest=manifest, strict=strict)
-        except Exception as caught:
-            error = caught
-        raise_together(self.world, error, name="load")  # the other copies read for themselves
-        snapshot.spread_loaded(self, optimizer=optimizer)
-        if optimizer:
-            snapshot.restore_meta(self, manifest)
-        every = tuple(manifest.progress)
-        mine = every[self.rank] if self.rank < len(every) else every[0]
-        return Restored(updates=snapshot.updates_of(manifest), progress=mine, every_progress=every)
+        return load(self, path, optimizer=optimizer, strict=strict)
 
     def memory(self) -> MemoryReport:
         """Return how many bytes this rank holds, counted from its arrays."""
@@ -277,9 +265,11 @@ class Runtime:
             parameter=sum(section.parameters.nbytes for section in sections),
             gradient=sum(section.bucket.nbytes for section in sections if section.bucket is not None),
             state=sum(section.state.nbytes for section in sections if section.state is not None),
-            buckets=self.bucket_slots.nbytes,
+            buckets=self.bucket_slots.nbytes + self.gradient_slots.nbytes,
             gathered=self.gather_slots.nbytes,
             gathered_peak=self.gather_slots.peak_nbytes,
+            streaming=self.tiers.memory_nbytes,
+            nvme=self.tiers.resting_nbytes,
         )
 
     def close(self) -> None:
@@ -295,10 +285,13 @@ class Runtime:
                 unit.close()
             self.gather_slots.close()
             self.bucket_slots.close()
+            self.gradient_slots.close()
         finally:
             self.units.clear()
             self.attachments.clear()
-            self.mesh.close()
+            with contextlib.ExitStack() as stack:  # whatever fails, the rest is closed, too
+                stack.callback(self.mesh.close)
+                stack.callback(self.tiers.close)
 
     def _warn_of_unmatched_groups(self) -> None:
         shapes = {e.name: e.shape for section in self.trained_sections() for e in section.layout.extents}
@@ -329,6 +322,8 @@ class Runtime:
             unit.forget_gradients()
         for one in self.attachments:
             one.forget()
+        self.bucket_slots.rest()
+        self.gradient_slots.rest()
 
     def wait_for_gathers(self) -> None:
         """Wait until no rank reads this one's parameters any more: they are about to change."""
@@ -349,13 +344,13 @@ class Runtime:
     def prefetch(self) -> None:
         """Start to gather the units that are expected next, as far as there is room."""
         for name in self._expected:
-            if not self.units[name].fetch():
+            if not self.units[name].form.fetch():
                 break
 
     def drop_prefetched(self) -> None:
         """Let go of units that were gathered ahead and that nobody holds."""
         for unit in self.units.values():
-            unit.drop()
+            unit.form.drop()
 
     def end_gather_order(self) -> None:
         """Start a new step's order of gathers; what was gathered ahead is out of date."""
@@ -374,6 +369,11 @@ class Runtime:
             for group in dict.fromkeys((self.mesh.shard, self.world)):
                 group.complain(str(error))
 
+    def check_whole(self, verb: str) -> None:
+        """Raise if the runtime is closed, or if a disk failed in the middle of an update."""
+        self.check_open(verb)
+        self.tiers.check_whole(verb)
+
     def check_open(self, verb: str) -> None:
         """Raise if the runtime is closed."""
         if self._closed:
@@ -387,9 +387,13 @@ class Runtime:
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is None:
             self.close()
-        else:  # what is under way may never end: leave the memory to the group, and go
+        else:  # what the ranks have under way may never end: leave the memory to the group, and go
             self._closed = True
-            self.mesh.close()
+            try:
+                self.mesh.close()  # first: the others may wait for this rank
+            finally:
+                self.tiers.close()
+                self.tiers.wait_for_others()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.units)} units, {self.updates} updates"

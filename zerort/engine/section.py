@@ -3,13 +3,15 @@
     trainable    parameters (FlatBuffer), gradients (GradientBucket), optimizer state
     frozen       parameters only: no gradient, no state, no reduction
 
-A section is what a plan is applied to: each of the three parts lies and rests as its residence says. May import:
-buffer, optim, comm, config, layout.
+A section is what a plan is applied to: each of the three parts lies as its residence says, and rests where its
+`SectionTiers` say. May import: buffer, optim, comm, config, layout, engine.*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,13 +19,20 @@ import numpy as np
 
 from zerort.buffer import FlatBuffer, GradientBucket, Slots
 from zerort.comm import Group
-from zerort.config import Plan
+from zerort.config import Plan, Tier
+from zerort.engine.column import Column, cut_chunks, zeros
+from zerort.engine.kept import Streaming
 from zerort.engine.ledger import Ledger
+from zerort.engine.resting_parameters import RestingParameters
+from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.state import OptimizerState
+from zerort.engine.summed import RestingGradient, SummedGradient, SummedInMemory
 from zerort.engine.tensors import TensorSpec
+from zerort.engine.tiers import Tiers
+from zerort.errors import StorageError, ZerortError
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
-from zerort.optim import Optimizer
+from zerort.optim import Optimizer, TensorOptimizer
 from zerort.typing import Array
 
 __all__ = ["BLOCK", "Section", "SectionSetup"]
@@ -47,6 +56,13 @@ class SectionSetup:
     deterministic: bool
     bucket_slots: Slots
     ledger: Ledger
+    norm_block: int | None
+    """Elements over which squares are summed before the sums meet those of other ranks; None: all of a shard."""
+    tiers: Tiers
+    gradient_slots: Slots
+    """Where gradients are that will be put away."""
+    tiers_of: Callable[[str], SectionTiers]
+    """Where the parts of a section rest, by its name; the same on every rank."""
 
 
 class Section:
@@ -78,16 +94,13 @@ class Section:
         )
         self._group = group
         self._setup = setup
-        self.parameters = FlatBuffer(
-            self.layout,
-            self.partition,
-            group=group,
-            placement=plan.parameter.placement,
-            name=name,
-            traffic=setup.ledger.moved,
-        )
+        self.looks_at_tensors = any(isinstance(one, TensorOptimizer) for one in (optimizers or {}).values())
+        """Whether an optimizer of its tensors looks at whole ones: then all of it is in memory."""
+        self.tiers = self._resting_tiers(setup.tiers_of(name))
+        self.parameters = self._make_parameters()
         self.state: OptimizerState | None = None
         self.bucket: GradientBucket | None = None
+        self._gradient: Column | None = None  # where it rests, if that is not in memory
         self.gradient_dtypes: tuple[np.dtype[Any], ...] = (numpy_dtype(dtype),)
         if optimizers is not None:
             self.state = OptimizerState(
@@ -96,8 +109,61 @@ class Section:
                 rank=group.rank,
                 whole=plan.state.placement is Placement.REPLICATED,
                 optimizers=optimizers,
+                name=name,
+                streaming=self._streaming(),
             )
+            if self.tiers.gradient is Tier.NVME:
+                self._gradient = self._resting_column("gradient", setup.gradient_dtype or dtype)
             self.make_bucket(resident=resident)
+
+    def _resting_tiers(self, asked: SectionTiers) -> SectionTiers:
+        """Return where the parts rest, as far as the optimizers of its tensors allow it."""
+        if not (self.looks_at_tensors and asked.streams):
+            return asked
+        if self._group.rank == 0:
+            warnings.warn(
+                f"{self.name!r} stays in memory: an optimizer that looks at whole tensors cannot update it chunk by "
+                "chunk. Use AdamW, SGD or Lion for what should rest on NVME.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return SectionTiers(parameter=Tier.DEVICE, gradient=Tier.DEVICE, state=Tier.DEVICE)
+
+    def _make_parameters(self) -> FlatBuffer | RestingParameters:
+        plan, group, traffic = self._setup.plan, self._group, self._setup.ledger.moved
+        if self.tiers.parameter is not Tier.NVME:
+            placement = plan.parameter.placement
+            return FlatBuffer(
+                self.layout, self.partition, group=group, placement=placement, name=self.name, traffic=traffic
+            )
+        column = self._resting_column("parameter", self.layout.dtype)
+        return RestingParameters(
+            self.layout, self.partition, column=column, group=group, name=self.name, traffic=traffic
+        )
+
+    def _resting_column(self, kind: str, dtype: str) -> Column:
+        """Return a column of this rank's range that is not in memory."""
+        count = self.partition.counts[self._group.rank]
+        cuts = cut_chunks(count, most=self._setup.tiers.chunk_numel)
+        return Column(f"{self.name}/{kind}", cuts, zeros(0, dtype), resident=0, tiers=self._setup.tiers)
+
+    def _streaming(self) -> Streaming | None:
+        if not self.tiers.streams:
+            return None
+        return Streaming(
+            tiers=self._setup.tiers,
+            chunk_numel=self._setup.tiers.chunk_numel,
+            state=self.tiers.state is Tier.NVME,
+            resident_nbytes=self.tiers.state_resident_nbytes,
+        )
+
+    @property
+    def columns(self) -> list[Column]:
+        """Everything of it that may rest elsewhere than in memory."""
+        found = [] if self.state is None else list(self.state.columns.values())
+        if isinstance(self.parameters, RestingParameters):
+            found.append(self.parameters.column)
+        return found if self._gradient is None else [*found, self._gradient]
 
     def make_bucket(self, *, resident: bool) -> None:
         """Make the place where gradients are collected, or make it anew. Every rank calls this."""
@@ -114,11 +180,20 @@ class Section:
             placement=setup.plan.gradient.placement,
             needed=setup.plan.state.placement,
             slots=setup.bucket_slots,
+            rest=self._make_rest(),
             micro_steps=setup.micro_steps,
             tree=setup.deterministic,
             resident=resident,
             name=self.name,
             traffic=setup.ledger.moved,
+        )
+
+    def _make_rest(self) -> RestingGradient | None:
+        if self._gradient is None:
+            return None
+        setup = self._setup
+        return RestingGradient(
+            self._gradient, block=setup.norm_block, slots=setup.gradient_slots, stream=setup.tiers.stream
         )
 
     @property
@@ -127,11 +202,38 @@ class Section:
         return frozenset(extent.name for extent in self.layout.extents)
 
     @property
-    def owned(self) -> Array:
-        """The range of the parameters that this rank updates: 1-D. All of it if every rank has state for all."""
-        if self._setup.plan.state.placement is Placement.REPLICATED:
-            return self.parameters.restore().wait()
-        return self.parameters.mine
+    def owned(self) -> Column:
+        """The range of the parameters that this rank updates. All of it if every rank has state for all."""
+        if self._setup.plan.state.placement is not Placement.REPLICATED:
+            return self.shard
+        array = self.parameters.restore().wait()
+        return Column(self.name, (0, array.size), array)
+
+    @property
+    def shard(self) -> Column:
+        """This rank's range of the parameters."""
+        if isinstance(self.parameters, RestingParameters):
+            return self.parameters.column
+        array = self.parameters.mine
+        cuts: tuple[int, ...] = (0, array.size)
+        if self.state is not None and self.state.owned == self.partition.of(self._group.rank):
+            cuts = self.state.cuts
+        return Column(self.name, cuts, array)
+
+    def settle(self) -> SummedGradient:
+        """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""
+        assert self.bucket is not None
+        assert self.state is not None
+        array = self.bucket.settle()
+        if isinstance(self.bucket.rest, RestingGradient):
+            return self.bucket.rest
+        return SummedInMemory(Column(self.name, self.state.cuts, array), self._setup.norm_block)
+
+    @property
+    def storage_error(self) -> StorageError | None:
+        """What a disk had against this step's gradients, on this rank alone."""
+        rest = None if self.bucket is None else self.bucket.rest
+        return rest.error if isinstance(rest, RestingGradient) else None
 
     def pack(self, values: Mapping[str, Array]) -> None:
         """Write initial values; master weights follow. No communication."""
@@ -153,3 +255,10 @@ class Section:
         if self.bucket is not None:
             self.bucket.close()
         self.parameters.close()
+
+    def withdraw(self) -> None:
+        """Close a section that could not be made as a whole: what it has put into a store goes, too."""
+        for column in self.columns:
+            with contextlib.suppress(ZerortError):
+                column.delete()
+        self.close()

@@ -2,6 +2,7 @@
 
     parameter          float32 master weights where there are any, else the parameters themselves
     exp_avg, row …     every kind of optimizer state
+    buffer …           what bindings add
     meta               updates, each tensor's own count, loss scale, optimizer and plan
 
 Any plan and any number of ranks can read it: values are stored by tensor name. May import: checkpoint, comm, engine.*.
@@ -13,15 +14,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from zerort.checkpoint import Manifest, Value
+from zerort.comm import Group
+from zerort.comm.agreement import raise_together
+from zerort.engine.column import Column
 from zerort.engine.section import Section
-from zerort.errors import CheckpointError, UnitStateError
-from zerort.layout import Partition, Placement
+from zerort.errors import CheckpointError, StorageError, UnitStateError
+from zerort.layout import Partition, Placement, Range
+from zerort.typing import Array
 
 if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
 
-__all__ = ["meta_of", "restore_meta", "spread_loaded", "values_of"]
+__all__ = ["meta_of", "renew", "restore_meta", "spread_loaded", "values_of"]
 
 
 def values_of(rt: Runtime, *, optimizer: bool = True) -> Iterator[Value]:
@@ -32,25 +39,33 @@ def values_of(rt: Runtime, *, optimizer: bool = True) -> Iterator[Value]:
             yield _parameters_of(section, rank)
             if optimizer and section.state is not None:
                 for kind, kept in section.state.kept.items():
-                    yield Value(kind=kind, layout=kept.layout, partition=kept.partition, mine=kept.of_rank(rank))
+                    mine = _range_of(kept.column, kept.partition.of(rank), first=kept.first_of(rank))
+                    yield Value(kind=kind, layout=kept.layout, partition=kept.partition, mine=mine)
+    for one in rt.attachments:
+        yield from one.values()
 
 
 def over_world(rt: Runtime, value: Value) -> Value:
     """Return a value as all ranks save it together: the first copy of the model has all of it, the others nothing."""
     nothing = [0] * (rt.world.size - rt.mesh.shard.size)
-    mine = value.mine if rt.mesh.copy == 0 else value.mine[:0]
+    mine = value.mine if rt.mesh.copy == 0 else np.empty(0, value.mine.dtype)
     return replace(value, partition=Partition.of_counts([*value.partition.counts, *nothing]), mine=mine)
 
 
 def _parameters_of(section: Section, rank: int) -> Value:
     state = section.state
-    if state is None or state.master is None:
-        mine = section.parameters.mine
-        return Value(kind="parameter", layout=section.layout, partition=section.partition, mine=mine)
     own = section.partition.of(rank)
-    mine = state.master[own.first - state.owned.first : own.last - state.owned.first]
+    if state is None or state.master is None:
+        mine = _range_of(section.shard, own, first=own.first)
+        return Value(kind="parameter", layout=section.layout, partition=section.partition, mine=mine)
     layout = replace(section.layout, dtype="float32")
-    return Value(kind="parameter", layout=layout, partition=section.partition, mine=mine)
+    master = _range_of(state.master, own, first=state.owned.first)
+    return Value(kind="parameter", layout=layout, partition=section.partition, mine=master)
+
+
+def _range_of(column: Column, own: Range, *, first: int) -> Array | Column:
+    """Return a rank's range of a column that begins at element ``first``: an array, or what rests elsewhere."""
+    return column if column.streams else column.memory[own.first - first : own.last - first]
 
 
 def meta_of(rt: Runtime) -> dict[str, Any]:
@@ -95,23 +110,41 @@ def restore_meta(rt: Runtime, manifest: Manifest) -> None:
         rt.scaler.restore(meta["loss_scale"])
 
 
+def renew(rt: Runtime) -> None:
+    """Make everything that rests on a disk anew, as zeros: a failure may have left files that cannot be read."""
+    for unit in rt.units.values():
+        for section in unit.sections:
+            for column in section.columns:
+                column.delete()
+                column.create()
+
+
 def spread_loaded(rt: Runtime, *, optimizer: bool) -> None:
     """Make every copy agree with what was loaded: each rank has read its own ranges only."""
     shard = rt.mesh.shard
+    error: Exception | None = None
     for unit in rt.units.values():
         for section in unit.sections:
             state = section.state
             if state is not None and optimizer:
                 for kept in state.kept.values():
-                    if kept.whole and shard.size > 1:
-                        mine = kept.of_rank(shard.rank).copy()
-                        shard.all_gather(mine, out=kept.array, counts=kept.partition.counts, name="load").wait()
+                    if kept.whole:
+                        _spread(shard, kept.column.memory, kept.partition)
             if state is not None and state.master is not None:
-                if rt.plan.state.placement is Placement.REPLICATED and shard.size > 1:
-                    mine = state.master[section.partition.of(shard.rank).slice].copy()
-                    shard.all_gather(mine, out=state.master, counts=section.partition.counts, name="load").wait()
-                state.round_master_into(section.owned)
+                if rt.plan.state.placement is Placement.REPLICATED:
+                    _spread(shard, state.master.memory, section.partition)
+                try:
+                    state.round_master_into(section.owned)
+                except StorageError as caught:  # on this rank alone: it meets the others all the same
+                    error = caught
             section.parameters.changed()
             if not section.parameters.needs_room:
                 section.parameters.restore().wait()
-    shard.barrier(name="load").wait()
+    raise_together(rt.world, error, name="load")
+
+
+def _spread(shard: Group, whole: Array, partition: Partition) -> None:
+    """Give every rank the ranges that the others have read."""
+    if shard.size > 1:
+        mine = whole[partition.of(shard.rank).slice].copy()
+        shard.all_gather(mine, out=whole, counts=partition.counts, name="load").wait()

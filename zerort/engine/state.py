@@ -1,51 +1,32 @@
 """`OptimizerState`: what an optimizer keeps for the tensors of one flat layout, and the pass that updates them.
 
-    one element per parameter element    exp_avg …          1-D, for the range that this rank updates
-    one array per tensor                 row, col …         small, the same on every rank
-    float32 master weights               of bf16 and fp16 parameters, for the range that this rank updates
+    one element per parameter element    exp_avg …          a `Column` for the range that this rank updates
+    one array per tensor                 row, col …         small, in memory, the same on every rank
+    float32 master weights               of bf16 and fp16 parameters: a `Column` for the range that this rank updates
 
-Neighbouring tensors with the same settings are updated by one kernel call, padding included (zeros stay zeros). May
-import: optim, layout, native.
+The range is cut into chunks, which are updated one by one wherever they rest; state that is all in memory is one chunk.
+Neighbouring tensors with the same settings are updated by one kernel call, padding included (zeros stay zeros), and
+elementwise kernels do not see where a chunk is cut. May import: optim, layout, native, engine.column, engine.kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 
 from zerort import native
-from zerort.device import HostDevice
-from zerort.layout import FlatLayout, Overlap, Partition, Range
+from zerort.engine.column import Column, cut_chunks, zeros
+from zerort.engine.kept import Kept, Streaming, layout_of_some
+from zerort.layout import FlatLayout, Overlap, Partition, Range, itemsize
 from zerort.optim import ElementwiseOptimizer, Optimizer, StateSpec, TensorOptimizer, TensorPart
 from zerort.typing import Array
 
-__all__ = ["Kept", "OptimizerState"]
+__all__ = ["OptimizerState", "Rates"]
 
 SumOverRanks = Callable[[Array], Array]
 
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """One kind of state: an array, and where the tensors' parts of it lie."""
-
-    spec: StateSpec
-    layout: FlatLayout
-    """Of the tensors that have this kind of state; in the spec's dtype."""
-    partition: Partition
-    """Which rank stores which range in a checkpoint; and, for sharded state, holds it."""
-    array: Array
-    """1-D: this rank's range, or the whole if every rank holds all of it."""
-    whole: bool
-    """Whether every rank holds all of it."""
-
-    def has(self, name: str) -> bool:
-        """Say whether a tensor has this kind of state."""
-        return any(extent.name == name for extent in self.layout.extents)
-
-    def of_rank(self, rank: int) -> Array:
-        """Return ``rank``'s range of the array, where this rank holds it."""
-        return self.array[self.partition.of(rank).slice] if self.whole else self.array
+Rates = Mapping[int, float]
+"""The learning rate of every optimizer, by its `id`."""
 
 
 class OptimizerState:
@@ -57,6 +38,8 @@ class OptimizerState:
         rank: This rank.
         whole: Keep state for all elements on every rank, instead of for this rank's range.
         optimizers: Each tensor's optimizer, by name; the same object for the same settings.
+        name: What values are called in a store.
+        streaming: What is not in memory; None: nothing.
     """
 
     def __init__(
@@ -67,6 +50,8 @@ class OptimizerState:
         rank: int,
         whole: bool,
         optimizers: Mapping[str, Optimizer],
+        name: str = "",
+        streaming: Streaming | None = None,
     ) -> None:
         self.layout = layout
         self.partition = partition
@@ -76,10 +61,17 @@ class OptimizerState:
         self._rank = rank
         self._whole = whole
         self._optimizers = optimizers
-        self.kept = {spec.name: self._keep(spec, names) for spec, names in self._specs()}
-        self.master: Array | None = None
+        self._name = name
+        self._streaming = streaming
+        most = max(self.owned.numel, 1) if streaming is None else streaming.chunk_numel
+        self.cuts = cut_chunks(self.owned.numel, most=most)
+        """Where chunks begin, counted in the owned range, and the end of the last."""
+        specs = list(self._specs())
+        self._resident = self._resident_chunks([spec for spec, _ in specs if spec.shape is None])
+        self.kept = {spec.name: self._keep(spec, names) for spec, names in specs}
+        self.master: Column | None = None
         if layout.dtype != "float32":
-            self.master = _zeros(self.owned.last - self.owned.first, "float32")
+            self.master = self._column("master", self.cuts, "float32")
 
     def _specs(self) -> Iterator[tuple[StateSpec, list[str]]]:
         """Yield every kind of state with the tensors that have it."""
@@ -89,15 +81,39 @@ class OptimizerState:
                 found.setdefault(spec.name, (spec, []))[1].append(extent.name)
         yield from found.values()
 
+    def _resident_chunks(self, specs: Sequence[StateSpec]) -> int:
+        """Return how many chunks' state is in memory."""
+        chunks = len(self.cuts) - 1
+        if self._streaming is None or not self._streaming.state:
+            return chunks
+        each = sum(itemsize(spec.dtype) for spec in specs) + (4 if self.layout.dtype != "float32" else 0)
+        return max(at for at in range(chunks + 1) if each * self.cuts[at] <= self._streaming.resident_nbytes)
+
+    def _column(self, kind: str, cuts: Sequence[int], dtype: str) -> Column:
+        memory = zeros(cuts[self._resident], dtype)
+        tiers = None if self._streaming is None else self._streaming.tiers
+        return Column(f"{self._name}/{kind}", cuts, memory, resident=self._resident, tiers=tiers)
+
     def _keep(self, spec: StateSpec, names: Sequence[str]) -> Kept:
         if spec.shape is not None:
             shapes = {name: self._shape_of(spec.name, name) for name in names}
             layout = FlatLayout.build(shapes, dtype=spec.dtype, alignment=1)
             partition = Partition.build(layout.numel, self.partition.size)
-            return Kept(spec, layout, partition, _zeros(layout.numel, spec.dtype), whole=True)
-        layout, partition = _layout_of_some(self.layout, self.partition, set(names), dtype=spec.dtype)
-        numel = layout.numel if self._whole else partition.counts[self._rank]
-        return Kept(spec, layout, partition, _zeros(numel, spec.dtype), whole=self._whole)
+            column = Column(spec.name, (0, layout.numel), zeros(layout.numel, spec.dtype))
+            return Kept(spec, layout, partition, column, whole=True)
+        having = set(names)
+        layout, partition = layout_of_some(self.layout, self.partition, having, dtype=spec.dtype)
+        counts = [
+            last - first if len(names) == len(self.steps) else self._count(first, last, having)
+            for first, last in pairwise(self.cuts)
+        ]
+        cuts = tuple(accumulate(counts, initial=0))
+        return Kept(spec, layout, partition, self._column(spec.name, cuts, spec.dtype), whole=self._whole)
+
+    def _count(self, first: int, last: int, names: Collection[str]) -> int:
+        """Return how many elements of some tensors lie in a stretch of the owned range."""
+        overlaps = self.layout.overlaps(self.owned.first + first, self.owned.first + last)
+        return sum(o.in_extent.stop - o.in_extent.start for o in overlaps if o.extent.name in names)
 
     def _shape_of(self, state: str, name: str) -> tuple[int, ...]:
         specs = self._optimizers[name].states(self.layout.of(name).shape)
@@ -111,36 +127,45 @@ class OptimizerState:
         return list({id(one): one for one in self._optimizers.values()}.values())
 
     @property
+    def columns(self) -> dict[str, Column]:
+        """What an update of elements reads and writes, by kind; ``master`` among them."""
+        found = {kind: kept.column for kind, kept in self.kept.items() if kept.spec.shape is None}
+        return found if self.master is None else {**found, "master": self.master}
+
+    @property
     def nbytes(self) -> int:
-        """Bytes that this rank holds."""
-        held = sum(kept.array.nbytes for kept in self.kept.values())
-        return held + (0 if self.master is None else self.master.nbytes)
+        """Bytes that this rank holds in memory."""
+        held = sum(kept.column.memory.nbytes for kept in self.kept.values())
+        return held + (0 if self.master is None else self.master.memory.nbytes)
 
     # -- the update ------------------------------------------------------------------------------------------------
 
-    def update_(
+    def begin_update(self, present: set[str]) -> None:
+        """Count the update of the tensors that have a gradient; the same on every rank."""
+        for name in present & self.steps.keys():
+            self.steps[name] += 1
+
+    def update_tensors_(
         self,
         param: Array,
         grad: Array,
         *,
         present: set[str],
-        rates: Mapping[int, float],
+        rates: Rates,
         grad_scale: float,
         sum_over_ranks: SumOverRanks,
     ) -> None:
-        """Update parameters and state in place.
+        """Update the tensors whose optimizers look at whole ones. Every rank calls this.
 
         Args:
             param: The owned range of the parameters, in the layout's dtype.
             grad: The owned range of the summed gradient.
-            present: Tensors that have a gradient; the same on every rank.
-            rates: The learning rate of every optimizer, by its `id`.
+            present: Tensors that have a gradient.
+            rates: Learning rates.
             grad_scale: What gradients are multiplied by first.
-            sum_over_ranks: Sums small float64 arrays over the ranks, for optimizers that look at whole tensors.
+            sum_over_ranks: Sums small float64 arrays over the ranks.
         """
-        for name in present:
-            self.steps[name] += 1
-        target, copy_out = (param, None) if self.master is None else (self.master, param)
+        target, copy_out = (param, None) if self.master is None else (self.master.memory, param)
         for optimizer in self.optimizers:
             if isinstance(optimizer, TensorOptimizer):
                 parts = [
@@ -149,35 +174,78 @@ class OptimizerState:
                     if name in present and self._optimizers[name] is optimizer
                 ]
                 _drive(optimizer, parts, sum_over_ranks)
-        for optimizer, step, run, state in self._runs(present):
+
+    def chunks_with(self, present: set[str]) -> Iterator[int]:
+        """Yield the chunks in which some tensor with a gradient is updated element by element."""
+        for at, (first, last) in enumerate(pairwise(self.cuts)):
+            for overlap in self.layout.overlaps(self.owned.first + first, self.owned.first + last):
+                name = overlap.extent.name
+                if name in present and isinstance(self._optimizers[name], ElementwiseOptimizer):
+                    yield at
+                    break
+
+    def update_chunk_(
+        self,
+        at: int,
+        param: Array,
+        grad: Array,
+        state: Mapping[str, Array],
+        *,
+        present: set[str],
+        rates: Rates,
+        grad_scale: float,
+    ) -> None:
+        """Update one chunk in place, element by element.
+
+        Args:
+            at: Which.
+            param: The chunk's parameters, in the layout's dtype.
+            grad: The chunk's summed gradient.
+            state: The chunk of every one of `columns`.
+            present: Tensors that have a gradient.
+            rates: Learning rates.
+            grad_scale: What gradients are multiplied by first.
+        """
+        target, copy_out = (param, None) if self.master is None else (state["master"], param)
+        for optimizer, step, run, places in self._runs(at, present):
             if isinstance(optimizer, ElementwiseOptimizer):
                 optimizer.update_(
                     target[run],
                     grad[run],
-                    state,
+                    {kind: state[kind][place] for kind, place in places.items()},
                     lr=rates[id(optimizer)],
                     step=step,
                     grad_scale=grad_scale,
                     copy_out=None if copy_out is None else copy_out[run],
                 )
 
-    def _runs(self, present: set[str]) -> Iterator[tuple[Optimizer, int, slice, dict[str, Array]]]:
-        """Yield stretches of the owned range that one kernel call can update: (optimizer, step, where, state)."""
+    def _runs(self, at: int, present: set[str]) -> Iterator[tuple[Optimizer, int, slice, dict[str, slice]]]:
+        """Yield stretches of a chunk that one kernel call can update: (optimizer, step, where, where in its state)."""
+        kinds = {kind: kept for kind, kept in self.kept.items() if kept.spec.shape is None}
         # State that only some tensors have lies without gaps for the others: then each tensor is a stretch of its own.
-        alike = all(len(kept.layout.extents) == len(self.layout.extents) for kept in self.kept.values())
+        alike = all(len(kept.layout.extents) == len(self.steps) for kept in kinds.values())
 
         def settings(overlap: Overlap) -> tuple[bool, int, int, str]:
             name = overlap.extent.name
             return name in present, id(self._optimizers[name]), self.steps[name], "" if alike else name
 
-        overlaps = self.layout.overlaps(self.owned.first, self.owned.last)
+        overlaps = self.layout.overlaps(self.owned.first + self.cuts[at], self.owned.first + self.cuts[at + 1])
         for (here, _, step, _), group in groupby(overlaps, key=settings):
             if here:
                 stretch = list(group)
                 name = stretch[0].extent.name
                 run = slice(stretch[0].in_range.start, stretch[-1].in_range.stop)
-                state = {kind: kept.array[run] for kind, kept in self.kept.items()} if alike else self._states_of(name)
-                yield self._optimizers[name], step, run, state
+                if alike:
+                    places = dict.fromkeys(kinds, run)
+                else:
+                    places = {k: self._place(kept, at, stretch[0]) for k, kept in kinds.items() if kept.has(name)}
+                yield self._optimizers[name], step, run, places
+
+    def _place(self, kept: Kept, at: int, overlap: Overlap) -> slice:
+        """Return where a tensor's part of a chunk lies in the chunk of one kind of state."""
+        begin = kept.first_of(self._rank) + kept.column.cuts[at]
+        first = kept.layout.of(overlap.extent.name).offset + overlap.in_extent.start - begin
+        return slice(first, first + overlap.in_extent.stop - overlap.in_extent.start)
 
     def _part(
         self,
@@ -200,41 +268,47 @@ class OptimizerState:
             first=first - extent.offset,
             param=target[here],
             grad=grad[here],
-            state=self._states_of(name),
+            state={kind: self._state_of(kept, name) for kind, kept in self.kept.items() if kept.has(name)},
             lr=rate,
             step=self.steps[name],
             grad_scale=grad_scale,
             copy_out=None if copy_out is None else copy_out[here],
         )
 
-    def _states_of(self, name: str) -> dict[str, Array]:
-        """Return one tensor's part of every kind of state that it has."""
-        return {kind: self._state_of(kept, name) for kind, kept in self.kept.items() if kept.has(name)}
-
     def _state_of(self, kept: Kept, name: str) -> Array:
         """Return one tensor's part of a kind of state: in its own shape, or 1-D beside the parameter's part."""
-        extent = kept.layout.of(name)
+        extent, array = kept.layout.of(name), kept.column.memory
         if kept.spec.shape is not None:
-            return kept.array[extent.slice].reshape(extent.shape)
-        start = 0 if kept.whole else kept.partition.of(self._rank).first
-        stop = start + kept.array.size
-        first, last = max(extent.offset, start), min(extent.last, stop)
-        return kept.array[first - start : last - start] if first < last else kept.array[:0]
+            return array[extent.slice].reshape(extent.shape)
+        start = kept.first_of(self._rank)
+        first, last = max(extent.offset, start), min(extent.last, start + array.size)
+        return array[first - start : last - start] if first < last else array[:0]
 
     # -- master weights --------------------------------------------------------------------------------------------
 
-    def take_master_from(self, param: Array, *, names: Collection[str]) -> None:
+    def take_master_from(self, param: Column, *, names: Collection[str]) -> None:
         """Set the master weights of some tensors to the parameters' values: after they were written."""
         if self.master is None:
             return
-        for overlap in self.layout.overlaps(self.owned.first, self.owned.last):
-            if overlap.extent.name in names:
-                native.cast_into(self.master[overlap.in_range], param[overlap.in_range])
+        for at, (first, last) in enumerate(pairwise(self.cuts)):
+            overlaps = self.layout.overlaps(self.owned.first + first, self.owned.first + last)
+            named = [overlap.in_range for overlap in overlaps if overlap.extent.name in names]
+            if named:
+                master, source = self.master.chunk(at), param.chunk(at)
+                for here in named:
+                    native.cast_into(master[here], source[here])
+                if self.master.is_resting(at):
+                    self.master.write(first, master).wait()
 
-    def round_master_into(self, param: Array) -> None:
+    def round_master_into(self, param: Column) -> None:
         """Set the parameters to the rounded master weights: after loading."""
-        if self.master is not None:
-            native.cast_into(param, self.master)
+        if self.master is None:
+            return
+        for at, first in enumerate(self.cuts[:-1]):
+            rounded = param.chunk(at)
+            native.cast_into(rounded, self.master.chunk(at))
+            if param.is_resting(at):
+                param.write(first, rounded).wait()
 
 
 def _drive(optimizer: TensorOptimizer, parts: Sequence[TensorPart], sum_over_ranks: SumOverRanks) -> None:
@@ -246,29 +320,3 @@ def _drive(optimizer: TensorOptimizer, parts: Sequence[TensorPart], sum_over_ran
             asked = update.send(sum_over_ranks(asked))
     except StopIteration:
         return
-
-
-def _zeros(numel: int, dtype: str) -> Array:
-    array: Array = HostDevice().empty(numel, dtype)
-    array.fill(0)
-    return array
-
-
-def _layout_of_some(
-    layout: FlatLayout, partition: Partition, names: set[str], *, dtype: str
-) -> tuple[FlatLayout, Partition]:
-    """Return where the elements of some tensors lie once the others are left out, and who holds them.
-
-    A rank's range stays one range: tensors keep their order.
-    """
-    if len(names) == len(layout.extents):
-        return replace(layout, dtype=dtype), partition
-    some = FlatLayout.build(
-        {extent.name: extent.shape for extent in layout.extents if extent.name in names}, dtype=dtype, alignment=1
-    )
-    counts = []
-    for rank in range(partition.size):
-        mine = partition.of(rank)
-        overlaps = layout.overlaps(mine.first, mine.last)
-        counts.append(sum(o.in_extent.stop - o.in_extent.start for o in overlaps if o.extent.name in names))
-    return some, Partition.of_counts(counts)

@@ -21,9 +21,11 @@ import numpy as np
 from zerort import native, trace
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine.report import StepReport
-from zerort.errors import CallError, NonFiniteError, UnitStateError
+from zerort.engine.summed import SummedGradient
+from zerort.engine.update import update_sections
+from zerort.errors import CallError, NonFiniteError, StorageError, UnitStateError
 from zerort.layout import Collective, Placement, transition
-from zerort.optim import clip_factor, norm_of, square_sums
+from zerort.optim import clip_factor, norm_of
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -93,16 +95,7 @@ def _walk(rt: Runtime) -> StepReport:
     clip = 1.0 if rt.options.clip_norm is None else clip_factor(norm, rt.options.clip_norm)
     rt.updates += 1
     with trace.span("update", update=rt.updates):
-        for section, gradient in zip(sections, gradients, strict=True):
-            assert section.state is not None
-            section.state.update_(
-                section.owned,
-                gradient,
-                present=facts.present & section.state.steps.keys(),
-                rates=facts.rates,
-                grad_scale=grad_scale * clip,
-                sum_over_ranks=rt.sum_over_shards,
-            )
+        update_sections(rt, sections, gradients, present=facts.present, rates=facts.rates, scale=grad_scale * clip)
     with rt.ledger.stall("step"):
         _publish(rt, sections)
     return _report(rt, facts, updated=True, grad_norm=norm, clipped=clip < 1.0, loss_scale=used_scale)
@@ -110,6 +103,8 @@ def _walk(rt: Runtime) -> StepReport:
 
 def _agree(rt: Runtime) -> _Facts:
     units = list(rt.units.values())
+    refused = next((section.storage_error for section in rt.trained_sections() if section.storage_error), None)
+    refused = refused or rt.tiers.failure()
     trouble = next((unit.gradient_trouble for unit in units if unit.gradient_trouble), "")
     held = [unit.name for unit in units if unit.is_gathered]
     if held:
@@ -130,12 +125,13 @@ def _agree(rt: Runtime) -> _Facts:
                 present.append(extent.name in section.bucket.seen)
     if not trouble and not any(unit.reduced for unit in units):
         trouble = "Expected gradients before step(), got none since the last one. Call unit.reduce(gradients) first."
-    problem: Exception | None = UnitStateError(trouble) if trouble else None
+    problem: Exception | None = UnitStateError(trouble) if trouble else refused
     rates, error = _rates(rt)
     problem = problem or error
     mine = np.array([problem is not None, first, *(unit.reduced for unit in units), *present], np.int64)
     mine = np.concatenate([np.array([*rates.values()], np.float64).view(np.int64), mine])
     everyone = rt.world.all_gather(mine, name="step").wait().reshape(rt.world.size, -1)
+    rt.meetings += 1
     everyone, told = everyone[:, len(rates) :], everyone[:, : len(rates)]
     if everyone[:, 0].any():
         raise_together(rt.world, problem, name="step")
@@ -174,18 +170,18 @@ def _rates(rt: Runtime) -> tuple[dict[int, float], Exception | None]:
         return dict.fromkeys(optimizers, 0.0), error
 
 
-def _settle(rt: Runtime, section: Section) -> Array:
-    assert section.bucket is not None
-    gradient = section.bucket.settle()
+def _settle(rt: Runtime, section: Section) -> SummedGradient:
+    gradient = section.settle()
     if rt.mesh.replicate is not None:
-        rt.ledger.moved["all_reduce"] += gradient.nbytes
-        rt.mesh.replicate.all_reduce(gradient, out=gradient, name=section.name).wait()
+        array = gradient.column.memory
+        rt.ledger.moved["all_reduce"] += array.nbytes
+        rt.mesh.replicate.all_reduce(array, out=array, name=section.name).wait()
     return gradient
 
 
-def _measure(rt: Runtime, sections: list[Section], gradients: list[Array]) -> tuple[float, str]:
+def _measure(rt: Runtime, sections: list[Section], gradients: list[SummedGradient]) -> tuple[float, str]:
     """Return the norm of the summed gradients, and where they are not finite, as a phrase."""
-    sums = [square_sums(gradient, rt.norm_block) for gradient in gradients]
+    sums = [gradient.square_sums() for gradient in gradients]
     if rt.plan.state.placement is Placement.SHARDED and rt.mesh.shard.size > 1:
         sums = _gather_sums(rt, sections, sums)
     norm = norm_of(np.concatenate(sums)) if sums else 0.0
@@ -194,7 +190,7 @@ def _measure(rt: Runtime, sections: list[Section], gradients: list[Array]) -> tu
     # Every rank's own gradients may be finite and their sum not: then only the owner of the sum knows where.
     mine = ""
     for section, gradient in zip(sections, gradients, strict=True):
-        at = native.first_nonfinite(gradient)
+        at = gradient.first_nonfinite()
         if at >= 0 and section.state is not None:
             first = section.state.owned.first + at
             mine = repr(section.layout.overlaps(first, first + 1)[0].extent.name)
@@ -218,7 +214,8 @@ def _gather_sums(rt: Runtime, sections: list[Section], sums: list[Array]) -> lis
 
 def _sums_of(rt: Runtime, section: Section, rank: int) -> int:
     """Return how many sums of squares ``rank`` has for ``section``."""
-    return 1 if rt.norm_block is None else -(-section.partition.counts[rank] // rt.norm_block)
+    block = rt.setup.norm_block
+    return 1 if block is None else -(-section.partition.counts[rank] // block)
 
 
 def _publish(rt: Runtime, sections: list[Section]) -> None:
@@ -234,7 +231,12 @@ def _publish(rt: Runtime, sections: list[Section]) -> None:
 def digest_of(rt: Runtime) -> str:
     """Return a checksum of all parameters, the same for any number of ranks and any plan. Every rank calls this."""
     sections = [section for unit in rt.units.values() for section in unit.sections]
-    mine = [[native.crc32c(s.parameters.mine.view(np.uint8)), s.parameters.mine.nbytes] for s in sections]
+    mine, error = [], None
+    try:
+        mine = [section.shard.checksum() for section in sections]
+    except StorageError as caught:
+        error = caught
+    raise_together(rt.world, error, name="digest")
     total = 0
     everyone = gather_json(rt.mesh.shard, mine, name="digest")
     for index in range(len(sections)):
@@ -258,7 +260,7 @@ def _report(
         name for unit in rt.units.values() for s in unit.sections if s.state is not None for name in s.state.steps
     ]
     digest = digest_of(rt) if rt.options.deterministic else ""
-    moved, stalls = rt.ledger.turn()
+    moved, tiered, stalls = rt.ledger.turn()
     return StepReport(
         update=rt.updates,
         updated=updated,
@@ -269,6 +271,7 @@ def _report(
         loss_scale=loss_scale,
         without_gradient=tuple(name for name in trainable if name not in facts.present),
         bytes_moved=moved,
+        bytes_tiered=tiered,
         stalls=stalls,
         digest=digest,
     )

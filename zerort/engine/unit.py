@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import numpy as np
 
 from zerort import trace
-from zerort.buffer import Slot, Views
+from zerort.buffer import Views
 from zerort.device import Ticket, joined
 from zerort.engine.assignment import assign_values
+from zerort.engine.gathered import GatheredForm
 from zerort.engine.section import Section
 from zerort.engine.tensors import check_gradient
 from zerort.errors import CallError, UnitStateError
@@ -36,8 +37,6 @@ _MOVES: Final = {
     "gather": (RESTING, GATHERED, "Release it first: leave its `with unit.gathered():` block."),
     "release": (GATHERED, RESTING, "Gather it first: `with unit.gathered():`."),
 }
-
-_LINE: Final = 64  # bytes: sections of one slot start on a cache line
 
 
 class Unit:
@@ -63,10 +62,9 @@ class Unit:
         self._lenders = tuple({id(unit): unit for unit, _ in self._places.values() if unit is not self}.values())
         self._sources = 1  # units whose gradients end up here: itself, and those that are tied to it
         self._state = RESTING
-        self._holders = 0  # who needs the gathered form: itself, and units that are tied to it
-        self._slot: Slot | None = None
+        self.form = GatheredForm(runtime, name, sections)
+        """Its gathered form."""
         self._views: Views | None = None
-        self._fetched: Ticket[Any] | None = None
         self._turns = 0  # calls of reduce since the last step, of all sources
         self._contributed: set[str] = set()  # in this micro-step, one by one
 
@@ -88,11 +86,6 @@ class Unit:
         return sum(section.layout.nbytes for section in self.sections)
 
     @property
-    def slot_nbytes(self) -> int:
-        """Bytes that its gathered form takes in a slot; 0 if it needs none."""
-        return sum(-(-s.layout.nbytes // _LINE) * _LINE for s in self.sections if s.parameters.needs_room)
-
-    @property
     def lender_count(self) -> int:
         """How many other units hold parameters that are tied to this one's."""
         return len(self._lenders)
@@ -110,15 +103,15 @@ class Unit:
         with contextlib.ExitStack() as undo:
             undo.callback(setattr, self, "_state", RESTING)
             for unit in (*self._lenders, self):
-                unit._hold()
-                undo.callback(unit._let_go)
+                unit.form.hold()
+                undo.callback(unit.form.let_go)
             undo.pop_all()
         views = Views(
             self.name,
             {local: home._section_of[full].parameters.view(full) for local, (home, full) in self._places.items()},
         )
         self._views = views
-        arrivals = [unit._fetched for unit in (*self._lenders, self) if unit._fetched is not None]
+        arrivals = [unit.form.fetched for unit in (*self._lenders, self) if unit.form.fetched is not None]
         self._runtime.prefetch()
         return joined(arrivals, result=views)
 
@@ -129,7 +122,7 @@ class Unit:
             self._views.expire()
             self._views = None
         for unit in (self, *self._lenders):
-            unit._let_go()
+            unit.form.let_go()
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[Views]:
@@ -146,53 +139,6 @@ class Unit:
     def assign(self, values: Mapping[str, Array], *, broadcast: bool = False) -> None:
         """Set parameters by name, master weights included. Every rank calls this between steps; see `assign_values`."""
         assign_values(self._runtime, self, values, broadcast=broadcast)
-
-    def fetch(self) -> bool:
-        """Start to bring the parameters here if there is room; say whether they are, or will be."""
-        if self._fetched is not None:
-            return True
-        need = self.slot_nbytes
-        if need:
-            if not self._runtime.gather_slots.available:
-                return False
-            self._slot = self._runtime.gather_slots.lease(need)
-        cursor, arrivals = 0, []
-        for section in self.sections:
-            out = None
-            if section.parameters.needs_room:
-                assert self._slot is not None
-                nbytes = section.layout.nbytes
-                out = self._slot.memory[cursor : cursor + nbytes].view(section.parameters.dtype)
-                cursor += -(-nbytes // _LINE) * _LINE
-            arrivals.append(section.parameters.restore(out=out))
-        self._fetched = joined(arrivals, result=None)
-        return True
-
-    def drop(self) -> None:
-        """Let the gathered form go if nobody holds it: a slot may serve another unit, and a step may change it."""
-        if self._holders:
-            return
-        if self._slot is not None:
-            fetched, slot, self._fetched, self._slot = self._fetched, self._slot, None, None
-            assert fetched is not None
-            try:
-                fetched.wait()  # only if it was gathered ahead and not used is there anything to wait for
-            finally:  # a gather that failed gives its slot back, too: all ranks know of it
-                for section in self.sections:
-                    section.parameters.release()
-                slot.release()
-        self._fetched = None
-
-    def _hold(self) -> None:
-        if not self.fetch():
-            self._runtime.drop_prefetched()
-            if not self.fetch():
-                self._runtime.gather_slots.lease(self.slot_nbytes)  # which says that there is none, and the cure
-        self._holders += 1
-
-    def _let_go(self) -> None:
-        self._holders -= 1
-        self.drop()
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
@@ -236,8 +182,14 @@ class Unit:
         for unit in (self, *self._lenders):
             unit._end_turn()
 
-    def add(self, name: str, gradient: Array) -> None:
-        """Add one tensor's gradient to this micro-step, which `reduce` ends; one that comes twice is summed."""
+    def add(self, name: str, gradient: Array, *, given: bool = False) -> None:
+        """Add one tensor's gradient to this micro-step, which `reduce` ends; one that comes twice is summed.
+
+        Args:
+            name: Whose it is.
+            gradient: The whole of it.
+            given: The array is the runtime's from now on, which may use it where it lies instead of copying it.
+        """
         home, full = self._places.get(name, (None, ""))
         if home is None:
             self._fail(
@@ -257,7 +209,7 @@ class Unit:
             check_gradient(
                 self.name, name, gradient, shape=section.layout.of(full).shape, dtypes=section.gradient_dtypes
             )
-            section.bucket.add(full, gradient)
+            section.bucket.add(full, gradient, given=given)
         except Exception as error:
             self._fail(error)
 
@@ -282,6 +234,8 @@ class Unit:
                 if last:
                     with trace.span(f"reduce {self.name}"):
                         section.bucket.fire()
+        if last:
+            self._runtime.tiers.foresee()
 
     def join_lenders(self) -> None:
         """Let the units that hold tied parameters wait for this one's gradients, too. Every rank calls this."""
@@ -329,16 +283,23 @@ class Unit:
             if section.bucket is not None:
                 section.bucket.reset()
 
+    def withdraw(self) -> None:
+        """Close a unit that could not be registered: what it has put into a store goes, too."""
+        for section in self.sections:
+            section.withdraw()
+
     def close(self) -> None:
         """Give the memory back."""
         if self._views is not None:
             self._views.expire()
-        self._slot = self._fetched = None
+        self.form.close()
         for section in self.sections:
             section.close()
 
     def _move(self, verb: str) -> None:
         self._runtime.check_open(verb)
+        if verb == "gather":
+            self._runtime.tiers.check_whole(verb)
         needs, leads, cure = _MOVES[verb]
         if self._state != needs:
             self._fail(UnitStateError(f"Unit {self.name!r} cannot {verb}: it is {self._state}. {cure}"))

@@ -4,7 +4,7 @@
     copy_into  copy_checked
     square_sum  square_sums_into  first_nonfinite   measure.py     a number about an array
     adamw_  sgd_  lion_                             optim.py       in place
-    crc32c  crc32c_combine                          checksum.py    any buffer
+    crc32c  crc32c_combine  crc32c_grains           checksum.py    any buffer
 
 The compiled form serves if it was built (`AVAILABLE`); otherwise the NumPy form does, and the first call says so once.
 ``ZERORT_NATIVE=0`` asks for the NumPy forms. Imports NumPy and ml_dtypes, nothing else of zerort.
@@ -13,7 +13,7 @@ The compiled form serves if it was built (`AVAILABLE`); otherwise the NumPy form
 from __future__ import annotations
 
 from zerort.native.arrays import add_into, address_of, cast_into, copy_checked, copy_into, reduce_into, touch
-from zerort.native.checksum import crc32c, crc32c_combine
+from zerort.native.checksum import crc32c, crc32c_combine, crc32c_grains
 from zerort.native.doorbell import Doorbell
 from zerort.native.dtypes import BFLOAT16, DTYPE_CODES, REDUCTION_CODES
 from zerort.native.extension import AVAILABLE, describe
@@ -34,6 +34,7 @@ __all__ = [
     "copy_into",
     "crc32c",
     "crc32c_combine",
+    "crc32c_grains",
     "describe",
     "first_nonfinite",
     "lion_",

@@ -6,11 +6,13 @@ can each sum up their own part. Imports the siblings of this folder only.
 
 from __future__ import annotations
 
+import numpy as np
+
 from zerort.native import reference
 from zerort.native.dtypes import Array
 from zerort.native.extension import kernels, use_numpy_form
 
-__all__ = ["crc32c", "crc32c_combine"]
+__all__ = ["crc32c", "crc32c_combine", "crc32c_grains"]
 
 _LARGEST = 0xFFFFFFFF
 
@@ -36,6 +38,30 @@ def crc32c(data: bytes | bytearray | memoryview | Array, value: int = 0) -> int:
     _check_buffer(data)
     use_numpy_form()
     return reference.crc32c(data, value)
+
+
+def crc32c_grains(data: Array, grain: int, *, copy_out: Array | None = None) -> Array:
+    """Return the CRC-32C of every ``grain`` bytes of an array, and of the rest: one call, however many there are.
+
+    Args:
+        data: Contiguous, of any dtype.
+        grain: Bytes that one checksum covers.
+        copy_out: Where to copy the bytes on the way, while they are in the cache: uint8, at least as long.
+
+    Raises:
+        ValueError: If an array is not contiguous, ``copy_out`` is too short, or ``grain`` is not above 0.
+    """
+    if grain <= 0:
+        raise ValueError(f"Expected a grain of at least one byte, got {grain}.")
+    _check_buffer(data)
+    octets = reference.bytes_of(data)
+    if copy_out is not None and copy_out.nbytes < octets.nbytes:
+        raise ValueError(f"Expected copy_out to hold {octets.nbytes} bytes, got {copy_out.nbytes}.")
+    sums = np.empty(-(-octets.size // grain), np.uint32)
+    if kernels is not None and kernels.crc32c_grains(octets, grain, sums, copy_out):
+        return sums
+    use_numpy_form()
+    return reference.crc32c_grains(octets, grain, copy_out)
 
 
 def crc32c_combine(a: int, b: int, length_of_b: int) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 
 from zerort import trace
 from zerort.errors import CorruptStorageError
-from zerort.native import address_of, copy_into, crc32c
+from zerort.native import address_of, copy_into, crc32c, crc32c_grains
 from zerort.offload.blocks import PAGE_NBYTES, BlockFile
 from zerort.offload.refusal import refusal
 from zerort.offload.segments import Segment, round_up
@@ -40,6 +40,8 @@ _PAUSE = 0.01
 """Seconds before the first new try; four times as long before each that follows."""
 
 _CURE = "The disk, or the memory on the way to it, is failing, or somebody else wrote there. Go back to a checkpoint"
+
+_NO_SUMS = np.empty(0, np.uint32)
 
 T = TypeVar("T")
 
@@ -156,7 +158,7 @@ class ChunkFile:
         self._try(lambda: file.write(data, segment.low), segment.low)
         if self.sums is not None:
             first = segment.low // self.grain
-            self.sums[first : first + len(sums)] = sums
+            self.sums[first : first + sums.size] = sums
         trace.count("offload.written_bytes", segment.end - segment.begin)
         self.direct &= file.direct
 
@@ -171,19 +173,13 @@ class ChunkFile:
     def _padded(self, high: int) -> int:
         return round_up(high, PAGE_NBYTES)
 
-    def _sums_of(self, data: Array, out: Array | None) -> list[int]:
+    def _sums_of(self, data: Array, out: Array | None) -> Array:
         """Return the checksums of whole grains, and copy them on the way if there is an ``out``."""
-        if self.sums is None:
-            if out is not None:
-                copy_into(out[: data.size], data)
-            return []
-        sums = []
-        for at in range(0, data.size, self.grain):
-            strip = data[at : at + self.grain]
-            sums.append(crc32c(strip))
-            if out is not None:
-                copy_into(out[at : at + strip.size], strip)
-        return sums
+        if self.sums is not None:
+            return crc32c_grains(data, self.grain, copy_out=out)
+        if out is not None:
+            copy_into(out[: data.size], data)
+        return _NO_SUMS
 
     def _read_grains(self, file: BlockFile, low: int, high: int, out: Array) -> None:
         """Fill ``out`` with whole grains and compare their sums; what differs is read once more."""
@@ -194,11 +190,11 @@ class ChunkFile:
             if self.sums is None:
                 return
             found = self._sums_of(out[: high - low], None)
-            expected = self.sums[low // self.grain : low // self.grain + len(found)].tolist()
-            if found == expected:
+            expected = self.sums[low // self.grain : low // self.grain + found.size]
+            if np.array_equal(found, expected):
                 return
             trace.count("offload.rereads" if attempt == 0 else "offload.damaged")
-        at = next(one for one, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b)
+        at = int(np.flatnonzero(found != expected)[0])
         raise self._damage(
             low + at * self.grain, f"bytes with the crc32c {expected[at]:08x}, as written", f"{found[at]:08x}"
         )

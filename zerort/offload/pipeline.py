@@ -6,6 +6,7 @@
 
 A chunk is some parts of values, of one store or several. A slot is memory that holds a chunk from its read until it is
 written; a feeder stream reads the next chunk into a slot as soon as it is free, while the caller's thread computes.
+Reads may begin before there is anything to compute with (`begin`), and writes go on after a run (``finish=False``).
 With ``depth=1`` each thing begins when the one before has ended: for debugging. With ``depth="auto"`` the first chunks
 are done so, are timed, and the number of slots follows (`choose_depth`). Every chunk is computed once, on the caller's
 thread, in order. May import: device, errors, trace, offload.parts, offload.slots.
@@ -29,7 +30,7 @@ from zerort.typing import Device
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "Run"]
 
 _TIMED = 2
 """Chunks that are timed to choose a depth; the first also touches memory, so the faster of two counts."""
@@ -97,8 +98,29 @@ class Pipeline:
             Exception: What a read, compute or a write raised. Nothing is under way any more: chunks that were computed
                 are written, unless that failed; no further one was begun.
         """
+        return self.begin(chunks).go(compute, finish=finish)
+
+    def begin(self, chunks: Sequence[Sequence[Part]]) -> Run:
+        """Begin to read the first chunks; nothing is computed or written until the run goes on, or it is cancelled.
+
+        One run at a time.
+
+        Args:
+            chunks: As in `run`.
+        """
         if self._closed:
             raise ClosedError(f"Pipeline {self.name!r} is closed.")
+        self.check(chunks)
+        run = Run(self, chunks)
+        run.read_ahead()
+        return run
+
+    def check(self, chunks: Sequence[Sequence[Part]]) -> None:
+        """Refuse chunks that this pipeline cannot stream.
+
+        Raises:
+            CallError: A chunk does not fit into a slot, or touches what another one writes.
+        """
         needed = self.slot_nbytes_of(chunks)
         if needed > self.slots.slot_nbytes:
             raise CallError(
@@ -106,17 +128,6 @@ class Pipeline:
                 f"of {needed}. Cut chunks smaller, or make the pipeline with a larger slot_nbytes."
             )
         check_apart(chunks)
-        run = _Run(self, chunks, compute)
-        with trace.span("run", track=self.name, chunks=len(chunks)):
-            try:
-                run.go()
-                if finish:
-                    with run.stalled("drain"):
-                        self.finish()
-            except BaseException:
-                run.drain()
-                raise
-        return run.report()
 
     def finish(self) -> None:
         """Wait until everything that was computed is written.
@@ -125,6 +136,10 @@ class Pipeline:
             Exception: What a write raised; all others have ended, too.
         """
         self.slots.settle()
+
+    def failure(self) -> BaseException | None:
+        """Return what a write of an earlier run raised, if it is known by now. Never waits."""
+        return self.slots.failure()
 
     def close(self) -> None:
         """Wait for writes that are under way and give the memory back. Closing twice is fine.
@@ -160,20 +175,62 @@ class Pipeline:
         return f"Pipeline({self.name!r}, {what} of {self.slots.slot_nbytes} bytes)"
 
 
-class _Run:
-    """One run of a pipeline."""
+class Run:
+    """One run of a pipeline, made by `Pipeline.begin`.
 
-    def __init__(self, pipeline: Pipeline, chunks: Sequence[Sequence[Part]], compute: Callable[..., object]) -> None:
+    Args:
+        pipeline: Whose slots it takes.
+        chunks: What to stream.
+    """
+
+    def __init__(self, pipeline: Pipeline, chunks: Sequence[Sequence[Part]]) -> None:
         self._pipeline = pipeline
         self._chunks = chunks
-        self._compute = compute
+        self._compute: Callable[..., object] = _nothing
         self._began = time.perf_counter()
         self._fed: list[tuple[Fed, Ticket[Any]]] = []  # given to the feeder, in order
         self._computing = self._stalling = 0.0
         self._read = self._written = 0
         self._stopped = False
 
-    def go(self) -> None:
+    def read_ahead(self) -> None:
+        """Begin to read as many chunks as there are slots."""
+        depth = self._pipeline.depth
+        if depth is not None and depth > 1:
+            for number in range(min(depth, len(self._chunks))):
+                self._feed(number)
+
+    def continues(self, chunks: Sequence[Sequence[Part]]) -> bool:
+        """Take ``chunks`` in place of those that were foreseen, unless others are being read or slots are too small.
+
+        Returns:
+            Whether they were taken. If not, cancel this run.
+        """
+        fed = len(self._fed)
+        if list(map(list, chunks[:fed])) != list(map(list, self._chunks[:fed])):
+            return False
+        if self._pipeline.slot_nbytes_of(chunks) > self._pipeline.slots.slot_nbytes:
+            return False
+        check_apart(chunks)
+        self._chunks = chunks
+        return True
+
+    def go(self, compute: Callable[..., object], *, finish: bool = True) -> PipelineReport:
+        """Read what is not read yet, compute and write back; see `Pipeline.run`."""
+        self._compute = compute
+        self._began = time.perf_counter()
+        with trace.span("run", track=self._pipeline.name, chunks=len(self._chunks)):
+            try:
+                self._walk()
+                if finish:
+                    with self._stalled("drain"):
+                        self._pipeline.finish()
+            except BaseException:
+                self.cancel()
+                raise
+        return self._report()
+
+    def _walk(self) -> None:
         done = 0
         if self._pipeline.depth is None:
             done = self._time_some()
@@ -184,11 +241,11 @@ class _Run:
             for number in range(done, len(self._chunks)):
                 self._one_by_one(number)
             return
-        for number in range(done, min(done + depth, len(self._chunks))):
+        for number in range(done + len(self._fed), min(done + depth, len(self._chunks))):
             self._feed(number)
         for number in range(done, len(self._chunks)):
             fed, ticket = self._fed[0]
-            with self.stalled("wait"):
+            with self._stalled("wait"):
                 ticket.wait()
                 for read in fed.reads:
                     read.wait()
@@ -233,10 +290,10 @@ class _Run:
     def _one_by_one(self, number: int) -> tuple[float, float, float]:
         """Read, compute and write one chunk, each when the one before has ended; return their seconds."""
         fed = Fed(self._take(), self._chunks[number])
-        with self.stalled("wait"):
+        with self._stalled("wait"):
             fed.slot.settle()
         marks = [time.perf_counter()]
-        with self.stalled("read"):
+        with self._stalled("read"):
             try:
                 self._begin_reads(number, fed)
             finally:
@@ -244,7 +301,7 @@ class _Run:
         marks.append(time.perf_counter())
         self._do(number, fed)
         marks.append(time.perf_counter())
-        with self.stalled("write"):
+        with self._stalled("write"):
             fed.slot.settle()
         marks.append(time.perf_counter())
         read, compute, write = (after - before for before, after in itertools.pairwise(marks))
@@ -257,8 +314,8 @@ class _Run:
             self._pipeline.settle_depth(choose_depth(*best))
         return len(timed)
 
-    def drain(self) -> None:
-        """Wait for all that was begun, whatever becomes of it: somebody else has raised already."""
+    def cancel(self) -> None:
+        """Wait for all that was begun, whatever becomes of it, and go no further."""
         self._stopped = True  # for what the feeder has not come to yet
         for fed, ticket in self._fed:
             with contextlib.suppress(Exception):
@@ -272,7 +329,7 @@ class _Run:
         self._pipeline.slots.give_all_back()
 
     @contextlib.contextmanager
-    def stalled(self, what: str) -> Iterator[None]:
+    def _stalled(self, what: str) -> Iterator[None]:
         began = time.perf_counter()
         try:
             with trace.span(what, track=f"{self._pipeline.name} stall"):
@@ -280,7 +337,7 @@ class _Run:
         finally:
             self._stalling += time.perf_counter() - began
 
-    def report(self) -> PipelineReport:
+    def _report(self) -> PipelineReport:
         return PipelineReport(
             chunks=len(self._chunks),
             depth=self._pipeline.depth or 1,
@@ -290,3 +347,7 @@ class _Run:
             compute_seconds=self._computing,
             stall_seconds=self._stalling,
         )
+
+
+def _nothing(number: int, *arrays: object) -> None:
+    return None

@@ -24,7 +24,7 @@ from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_
 from zerort.offload.refusal import free_nbytes, no_room, refusal
 from zerort.typing import Array
 
-__all__ = ["SAMPLE_NBYTES", "THREADS", "DirectoryReport", "inspect", "measure"]
+__all__ = ["SAMPLE_NBYTES", "THREADS", "DirectoryReport", "file_system", "inspect", "measure"]
 
 SAMPLE_NBYTES = 64 * 1024**2
 """Bytes that are written and read to measure a disk: a tenth of a second on a good one."""
@@ -153,3 +153,20 @@ def _alignment(file: BlockFile) -> int:
         if file.takes(memory[alignment : 2 * alignment], alignment):
             return alignment
     return PAGE_NBYTES
+
+
+def file_system(path: str) -> str:
+    """Return the type of the file system that holds ``path``, such as ``ext4`` or ``tmpfs``; empty if it is not known.
+
+    >>> file_system("/proc/self")
+    'proc'
+    """
+    where, best, found = os.path.realpath(path), "", ""
+    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            _, at, kind = line.split(" ")[:3]
+            at = at.replace("\\040", " ")
+            inside = where == at or where.startswith(at.rstrip("/") + "/")
+            if inside and len(at) >= len(best):  # the last of several on one place is the one that is seen
+                best, found = at, kind
+    return found

@@ -29,18 +29,32 @@ def nbytes_of(chunk: Sequence[Part]) -> int:
 class Slot:
     """Memory for one chunk, and what is being written out of it."""
 
-    __slots__ = ("lease", "writes")
+    __slots__ = ("failure", "lease", "writes")
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.writes: list[Ticket[Any]] = []
+        self.failure: BaseException | None = None
+        """What a write raised."""
 
     def settle(self) -> None:
         """Wait for all that is being written, and raise the first error."""
         try:
             joined(self.writes, result=None).wait()
+        except Exception as error:
+            self.failure = error
+            raise
         finally:
             self.forget()
+
+    def look(self) -> None:
+        """Note what a write raised that has ended by now."""
+        for ticket in self.writes:
+            if ticket.done():
+                try:
+                    ticket.wait()
+                except Exception as error:
+                    self.failure = error
 
     def forget(self) -> None:
         """Let go of writes that have ended; who was interrupted has to wait again for the others."""
@@ -103,12 +117,21 @@ class Slots:
         """Let go of all slots: nobody computes in them any more."""
         self._free = collections.deque(self._all)
 
+    def failure(self) -> BaseException | None:
+        """Return what a write out of any slot has raised, if it is known by now."""
+        for slot in self._all:
+            slot.look()
+            if slot.failure is not None:
+                return slot.failure
+        return None
+
     def settle(self) -> None:
         """Wait for all that is being written out of any slot, and raise the first error."""
         try:
             joined([ticket for slot in self._all for ticket in slot.writes], result=None).wait()
         finally:
             for slot in self._all:
+                slot.look()
                 slot.forget()
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ over blocks that stay in cache, so that temporaries cost little. Imports `dtypes
 from __future__ import annotations
 
 from zerort.native.reference.arrays import add_into, cast_into, copy_into, reduce_into, touch
-from zerort.native.reference.checksum import bytes_of, crc32c, crc32c_combine
+from zerort.native.reference.checksum import bytes_of, crc32c, crc32c_combine, crc32c_grains
 from zerort.native.reference.measure import copy_checked, first_nonfinite, square_sum, square_sums_into
 from zerort.native.reference.optim import adamw_, lion_, sgd_
 
@@ -20,6 +20,7 @@ __all__ = [
     "copy_into",
     "crc32c",
     "crc32c_combine",
+    "crc32c_grains",
     "first_nonfinite",
     "lion_",
     "reduce_into",

@@ -14,7 +14,7 @@ import numpy as np
 
 from zerort.native.dtypes import Array
 
-__all__ = ["bytes_of", "crc32c", "crc32c_combine"]
+__all__ = ["bytes_of", "crc32c", "crc32c_combine", "crc32c_grains"]
 
 _POLYNOMIAL = 0x82F63B78
 _ONE = 1 << 31
@@ -49,6 +49,13 @@ def crc32c(data: object, value: int = 0) -> int:
 
 def _lane_bytes(lanes: int) -> int:
     return _LANE_BYTES if lanes == _LANES else max(64, _SMALL // lanes)
+
+
+def crc32c_grains(octets: Array, grain: int, copy_out: Array | None) -> Array:
+    """Return the CRC-32C of every ``grain`` bytes."""
+    if copy_out is not None:
+        copy_out[: octets.size] = octets
+    return np.array([crc32c(octets[at : at + grain]) for at in range(0, octets.size, grain)], np.uint32)
 
 
 def crc32c_combine(a: int, b: int, length_of_b: int) -> int:

@@ -147,6 +147,16 @@ std::uint32_t crc32c(const void* data, std::size_t nbytes, std::uint32_t value, 
   return ~update(~value, static_cast<const unsigned char*>(data), nbytes);
 }
 
+void crc32c_grains(const void* data, std::size_t nbytes, std::size_t grain, std::uint32_t* sums, void* copy) {
+  const auto* from = static_cast<const unsigned char*>(data);
+  auto* to = static_cast<unsigned char*>(copy);
+  for (std::size_t at = 0; at < nbytes; at += grain) {
+    const std::size_t length = nbytes - at < grain ? nbytes - at : grain;
+    *sums++ = crc32c(from + at, length, 0);
+    if (to != nullptr) std::memcpy(to + at, from + at, length);
+  }
+}
+
 std::uint32_t crc32c_combine(std::uint32_t a, std::uint32_t b, std::uint64_t length_of_b) {
   return multiply(power_of(length_of_b), a) ^ b;
 }

@@ -232,6 +232,17 @@ nb::object bind_crc32c(nb::handle data, std::uint32_t value) {
   return nb::int_(value);
 }
 
+bool bind_crc32c_grains(nb::handle data, std::size_t grain, nb::handle sums, nb::handle copy) {
+  Argument bytes, found, into;
+  if (grain == 0 || !bytes.open_bytes(data, Access::read) || !found.open_bytes(sums, Access::write)) return false;
+  if (!copy.is_none() && (!into.open_bytes(copy, Access::write) || into.nbytes() < bytes.nbytes())) return false;
+  if (found.nbytes() / sizeof(std::uint32_t) < (bytes.nbytes() + grain - 1) / grain) return false;
+  const WithoutGil released(bytes.nbytes());
+  crc32c_grains(bytes.data(), bytes.nbytes(), grain, static_cast<std::uint32_t*>(found.data()),
+                copy.is_none() ? nullptr : into.data());
+  return true;
+}
+
 }  // namespace
 }  // namespace zerort
 
@@ -259,6 +270,7 @@ NB_MODULE(_kernels, m) {
   m.def("lion", &zerort::bind_lion, array, array, array, array, number, number, number, number, number, number, number);
   m.def("crc32c", &zerort::bind_crc32c<false>, array, number);
   m.def("crc32c_portable", &zerort::bind_crc32c<true>, array, number);  // for tests: what CPUs without SSE 4.2 run
+  m.def("crc32c_grains", &zerort::bind_crc32c_grains, array, number, array, array);
   m.def("crc32c_combine", &zerort::crc32c_combine);
   zerort::bind_doorbell(m);
   zerort::bind_rendezvous(m);

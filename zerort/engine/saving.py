@@ -1,0 +1,71 @@
+"""`save` and `load`: a runtime's checkpoints, of what is in memory and of what rests on a disk.
+
+`snapshot.py` says what a checkpoint holds; here is when it may be taken, and what a failure leaves. May import:
+checkpoint, comm, engine.*.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerort import checkpoint
+from zerort.comm.agreement import raise_together
+from zerort.engine import snapshot
+from zerort.engine.report import Restored
+from zerort.errors import StorageError
+
+if TYPE_CHECKING:
+    from zerort.engine.runtime import Runtime
+
+__all__ = ["load", "save"]
+
+
+def save(rt: Runtime, path: str | Path, *, progress: Any) -> Path:
+    """Write a checkpoint; see `Runtime.save`. Every rank calls this."""
+    where: Path | None = None
+    error: Exception | None = None
+    try:
+        where, progress = Path(path), checkpoint.as_json(progress, what="progress")
+    except Exception as caught:
+        error = caught
+    error = error or rt.tiers.settle()
+    raise_together(rt.world, error, name="save")
+    assert where is not None
+    rt.wait_for_gathers()
+    values = [snapshot.over_world(rt, value) for value in snapshot.values_of(rt)]
+    checkpoint.save(where, rt.world, values, meta=snapshot.meta_of(rt), progress=progress)
+    return where
+
+
+def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Restored:
+    """Read a checkpoint; see `Runtime.load`. Every rank calls this."""
+    manifest, error = None, None
+    try:
+        manifest = checkpoint.read_manifest(path)
+        snapshot.check_loadable(rt, manifest, optimizer=optimizer)
+    except Exception as caught:
+        error = caught
+    raise_together(rt.world, error, name="load")
+    assert manifest is not None
+    rt.discard_gradients()
+    rt.wait_for_gathers()
+    rt.tiers.settle()  # well or not: what failed is made anew
+    with rt.tiers.tearing("a load", by=StorageError):
+        try:
+            if rt.tiers.is_torn:
+                snapshot.renew(rt)
+            values = list(snapshot.values_of(rt, optimizer=optimizer))
+            checkpoint.load(path, rt.mesh.shard, values, manifest=manifest, strict=strict)
+        except Exception as caught:
+            error = caught
+        raise_together(rt.world, error, name="load")  # the other copies read for themselves
+        snapshot.spread_loaded(rt, optimizer=optimizer)
+        for one in rt.attachments:
+            one.take_loaded()
+    if optimizer:
+        snapshot.restore_meta(rt, manifest)
+        rt.tiers.mend()
+    every = tuple(manifest.progress)
+    mine = every[rt.rank] if rt.rank < len(every) else every[0]
+    return Restored(updates=snapshot.updates_of(manifest), progress=mine, every_progress=every)

@@ -1,0 +1,116 @@
+"""The summed gradient of a section between its reduction and the update: in memory, or put away on a disk.
+
+    SummedGradient     what the step reads: a column, the sums of its squares, the first element that is not finite
+    RestingGradient    room for a reduction; when that is done: sum up squares, write, and the room is free again
+
+What is put away is summed up on the way, so that the norm is known without reading it back. May import: buffer, device,
+native, optim, engine.column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from zerort import native
+from zerort.buffer import Slots
+from zerort.device import HostStream, Ticket
+from zerort.engine.column import Column
+from zerort.errors import StorageError
+from zerort.optim import square_sums
+from zerort.typing import Array
+
+__all__ = ["RestingGradient", "SummedGradient", "SummedInMemory"]
+
+
+class SummedGradient(Protocol):
+    """What the step reads of a section's summed gradient."""
+
+    @property
+    def column(self) -> Column:
+        """This rank's range, or all of it if every rank updates all."""
+
+    def square_sums(self) -> Array:
+        """Return the sums of its squares, block by block; float64."""
+
+    def first_nonfinite(self) -> int:
+        """Return the first element that is NaN or infinite, or -1."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummedInMemory:
+    """A summed gradient in memory."""
+
+    column: Column
+    block: int | None
+    """Elements over which squares are summed; None: all."""
+
+    def square_sums(self) -> Array:
+        """Return the sums of its squares."""
+        return square_sums(self.column.memory, self.block)
+
+    def first_nonfinite(self) -> int:
+        """Return the first element that is NaN or infinite, or -1."""
+        return native.first_nonfinite(self.column.memory)
+
+
+class RestingGradient:
+    """A summed gradient that rests on a disk until the update.
+
+    Args:
+        column: Where it rests.
+        block: Elements over which squares are summed; None: all.
+        slots: Memory that reductions go to.
+        stream: Does what follows a reduction.
+    """
+
+    def __init__(self, column: Column, *, block: int | None, slots: Slots, stream: HostStream) -> None:
+        self.column = column
+        self.error: StorageError | None = None
+        """What the disk had against the last one, on this rank alone: the step tells the others."""
+        self._block = block
+        self._slots = slots
+        self._stream = stream
+        self._sums = np.zeros(0)
+        self._first = -1
+
+    @property
+    def room_nbytes(self) -> int:
+        """Bytes of the memory that a reduction takes."""
+        return self.column.size * self.column.dtype.itemsize
+
+    def put(self, reduce_into: Callable[[Array], Ticket[Array]]) -> Ticket[Array]:
+        """Start a reduction into a slot and put its result away; done when that is written, well or not.
+
+        Args:
+            reduce_into: Starts a reduction into the array that it is given.
+        """
+        slot = self._slots.lease(self.room_nbytes)
+        reduction = reduce_into(slot.array(self.column.size, self.column.dtype))
+        self.error = None
+
+        def put_away() -> Array:
+            gradient = reduction.wait()
+            self._sums, self._first = square_sums(gradient, self._block), -1
+            if not np.isfinite(self._sums).all():
+                self._first = native.first_nonfinite(gradient)
+            try:
+                self.column.write(0, gradient).wait()
+            except StorageError as error:
+                self.error = error
+            return gradient[:0]
+
+        ticket = self._stream.submit(put_away, name=f"put away {self.column.name}")
+        slot.release(after=ticket)
+        return ticket
+
+    def square_sums(self) -> Array:
+        """Return the sums of its squares."""
+        return self._sums
+
+    def first_nonfinite(self) -> int:
+        """Return the first element that is NaN or infinite, or -1."""
+        return self._first

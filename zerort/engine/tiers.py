@@ -1,0 +1,326 @@
+"""`Tiers`: what of a runtime rests on a disk: this rank's store, and the pipeline that streams it through memory.
+
+    prepare     all ranks: is there a disk, is there room, what can it do?      before anything is put there
+    read write  a range of a value, between steps
+    foresee     begin to read what the last update began with                   while gradients are still being reduced
+    run         chunks through the pipeline: read, compute, write back          the update
+    settle      what the update has written is on the disk, or is known to fail before a save, a load
+    close       wait, delete the files
+
+Nothing is opened before a section needs it, so a plan that rests in memory has no store, no thread and no file. May
+import: comm, trace, offload, engine.*.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zerort import trace
+from zerort.comm import Group
+from zerort.comm.agreement import gather_json, raise_together
+from zerort.device import HostStream, Ticket
+from zerort.engine.ledger import Ledger
+from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
+from zerort.errors import ClosedError, StorageError
+from zerort.typing import Array
+
+if TYPE_CHECKING:
+    from zerort.offload import DirectoryReport, Part, Pipeline, Store
+    from zerort.offload.pipeline import Run
+
+__all__ = ["Tiers"]
+
+_SAMPLE_NBYTES = 16 * 1024**2
+"""Written and read by the first rank of a host to see how fast its disk is."""
+
+
+_GRACE = 2.0
+"""Seconds that a rank which fails leaves the others to delete their files."""
+
+
+class Tiers:
+    """This rank's store and pipeline. Every rank has one.
+
+    Args:
+        world: All ranks.
+        scratch: The directories for files; the environment's or the system's if None.
+        options: How values stream; the environment's if None.
+        ledger: Where bytes and waits are counted.
+    """
+
+    def __init__(
+        self, world: Group, *, scratch: Scratch | None, options: OffloadOptions | None, ledger: Ledger
+    ) -> None:
+        self.options = OffloadOptions.from_environment() if options is None else options
+        self.directories = scratch_directories(scratch)
+        """Where files go."""
+        self.disks: tuple[DirectoryReport, ...] = ()
+        """What was found out about them; on the first rank of each host, once something rests there."""
+        self._world = world
+        self._ledger = ledger
+        self._store: Store | None = None
+        self._pipeline: Pipeline | None = None
+        self._ahead: Run | None = None
+        self._last: Sequence[Sequence[Part]] = ()  # what the last update streamed
+        self._stream: HostStream | None = None
+        self._counting = threading.Lock()
+        self._torn = ""
+        self._paths: list[str] = []  # the files of all ranks of this host
+
+    @property
+    def store(self) -> Store:
+        """This rank's values."""
+        if self._store is None:
+            raise ClosedError("Expected an open store for offloaded values, got none: the runtime is closed.")
+        return self._store
+
+    @property
+    def chunk_numel(self) -> int:
+        """Elements of a chunk, at most."""
+        return self.options.chunk_nbytes // 4
+
+    @property
+    def stream(self) -> HostStream:
+        """Does what follows a reduction: puts gradients away."""
+        if self._stream is None:
+            self._stream = HostStream("offload gradients")
+        return self._stream
+
+    @property
+    def resting_nbytes(self) -> int:
+        """Bytes of this rank that rest on a disk."""
+        return 0 if self._store is None else self._store.nbytes
+
+    @property
+    def memory_nbytes(self) -> int:
+        """Memory that chunks take on their way."""
+        return 0 if self._pipeline is None else self._pipeline.nbytes
+
+    # -- before anything is put there ------------------------------------------------------------------------------
+
+    def prepare(self, nbytes: int, *, what: str) -> None:
+        """Open the store if any rank needs it, and refuse what has no room. Every rank calls this.
+
+        Args:
+            nbytes: What this rank is about to put there.
+            what: What that is, as a noun phrase.
+
+        Raises:
+            StorageError: A directory cannot be used, or has too little room for all ranks of its host; on every rank.
+        """
+        told = gather_json(self._world, [socket.gethostname(), nbytes], name="offload")
+        if not any(need for _, need in told):
+            return
+        host = told[self._world.rank][0]
+        is_first = all(other != host for other, _ in told[: self._world.rank])
+        error: Exception | None = None
+        try:
+            self._look(sum(need for other, need in told if other == host), what=what, measures=is_first)
+        except Exception as caught:
+            error = caught
+        raise_together(self._world, error, name="offload")
+        try:
+            if self._store is None:
+                self._store = self._open()
+        except Exception as caught:
+            error = caught
+        raise_together(self._world, error, name="offload")
+        everyone = gather_json(self._world, [host, *self._own_paths()], name="offload")
+        self._paths = [path for other, *paths in everyone if other == host for path in paths]
+
+    def _own_paths(self) -> list[str]:
+        stores: Any = getattr(self._store, "members", (self._store,))
+        return [store.path for store in stores]
+
+    def _look(self, needed: int, *, what: str, measures: bool) -> None:
+        from zerort.offload.preflight import inspect
+        from zerort.offload.refusal import free_nbytes, no_room
+
+        if measures and not self.disks:
+            self.disks = tuple(
+                inspect(one, what=what, rank=self._world.rank, sample_nbytes=_SAMPLE_NBYTES) for one in self.directories
+            )
+            self._warn_of_memory()
+        free = [free_nbytes(one) for one in self.directories]
+        if None not in free and sum(filter(None, free)) < needed:
+            where = " + ".join(self.directories)
+            raise no_room(where, what=what, needed=needed, why="all ranks of this host together need more")
+
+    def _warn_of_memory(self) -> None:
+        from zerort.offload.preflight import file_system
+
+        for one in self.directories:
+            if file_system(one) in ("tmpfs", "ramfs"):
+                warnings.warn(
+                    f"Expected a disk for what rests on NVME, got {one}, which is memory ({file_system(one)}). Nothing "
+                    'is saved by it. Name a disk: zr.open(scratch="/mnt/nvme"), or ZERORT_SCRATCH=/mnt/nvme.',
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def _open(self) -> Store:
+        from zerort.offload import NvmeOptions, NvmeStore, StripedStore
+
+        options = NvmeOptions(
+            threads=self.options.threads,
+            checksum=self.options.checksum,
+            direct=self.options.direct,
+            retries=self.options.retries,
+        )
+        rank = self._world.rank
+        if len(self.directories) == 1:
+            return NvmeStore(self.directories[0], rank=rank, options=options)
+        return StripedStore.open(
+            self.directories, rank=rank, name="nvme", options=options, sample_nbytes=_SAMPLE_NBYTES
+        )
+
+    # -- moving ----------------------------------------------------------------------------------------------------
+
+    def read(self, name: str, out: Array, *, offset: int = 0) -> Ticket[Array]:
+        """Read from a value, as `Store.read` does."""
+        self._count(read=out.nbytes)
+        return self.store.read(name, out, offset=offset)
+
+    def write(self, name: str, source: Array, *, offset: int = 0) -> Ticket[Array]:
+        """Write to a value, as `Store.write` does."""
+        self._count(written=source.nbytes)
+        return self.store.write(name, source, offset=offset)
+
+    def foresee(self) -> None:
+        """Begin to read what the last update began with: the next one will, too. Gradients need not be there yet.
+
+        Nothing that these chunks hold may be written until `run` or `unforesee`.
+        """
+        if self._ahead is None and self._pipeline is not None and self._last:
+            first = self._last[: self._pipeline.depth or 1]
+            if all(part.write for chunk in first for part in chunk):  # what is only read are gradients
+                self._ahead = self._pipeline.begin(self._last)
+
+    def unforesee(self) -> None:
+        """Let go of what was read ahead: it is about to change, or will not be used."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.cancel()
+
+    def run(self, chunks: Sequence[Sequence[Part]], compute: Callable[..., object]) -> None:
+        """Stream chunks through memory, as `Pipeline.run` does. Returns while the last ones are still being written.
+
+        What goes wrong from then on, `failure` tells.
+        """
+        run, self._ahead = self._ahead, None
+        if run is not None and not run.continues(chunks):
+            run.cancel()
+            run = None
+        if run is None:
+            run = self._pipeline_for(chunks).begin(chunks)
+        report = run.go(compute, finish=False)
+        self._last = chunks
+        self._count(read=report.read_nbytes, written=report.written_nbytes)
+        self._ledger.stalled["nvme"] += int(report.stall_seconds * 1e9)
+
+    def _count(self, *, read: int = 0, written: int = 0) -> None:
+        with self._counting:  # checkpoints read and write with several threads
+            self._ledger.tiered["nvme read"] += read
+            self._ledger.tiered["nvme write"] += written
+
+    def _pipeline_for(self, chunks: Sequence[Sequence[Part]]) -> Pipeline:
+        from zerort.offload import Pipeline
+
+        needed = Pipeline.slot_nbytes_of(chunks)
+        if self._pipeline is not None and self._pipeline.slots.slot_nbytes < needed:
+            pipeline, self._pipeline = self._pipeline, None
+            pipeline.close()
+        if self._pipeline is None:
+            self._pipeline = Pipeline(slot_nbytes=needed, depth=self.options.depth, name="offload")
+        return self._pipeline
+
+    # -- what a failure leaves -------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def tearing(self, what: str, *, by: type[BaseException] = BaseException) -> Iterator[None]:
+        """Note that what is changed inside is half done if the block ends with an error.
+
+        Args:
+            what: What is changed, as a noun phrase.
+            by: Which errors leave something half done.
+        """
+        try:
+            yield
+        except by as error:
+            self._torn = f"{what}, half done when it ended with {type(error).__name__}: {error}"
+            raise
+
+    def check_whole(self, verb: str) -> None:
+        """Raise if parameters and state are not those of one update: all ranks know.
+
+        Raises:
+            StorageError: They are not, and why.
+        """
+        if self._torn:
+            raise StorageError(
+                f"{verb}: Expected parameters and state of one update, got those of {self._torn} Go back to a "
+                "checkpoint: rt.load(path)."
+            )
+
+    def failure(self) -> StorageError | None:
+        """Return what a write of the last update has met, on this rank alone, as far as it is known. Never waits.
+
+        From then on this rank has it to tell at every meeting, until a load.
+        """
+        found = None if self._pipeline is None else self._pipeline.failure()
+        assert found is None or isinstance(found, StorageError)
+        return found
+
+    def settle(self) -> StorageError | None:
+        """Wait until the last update is written; return what went wrong, on this rank alone."""
+        self.unforesee()
+        if self._pipeline is not None:
+            with contextlib.suppress(StorageError), self._ledger.stall("nvme"):
+                self._pipeline.finish()
+        return self.failure()
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether parameters and state of this rank are not those of one update."""
+        return bool(self._torn) or self.failure() is not None
+
+    def mend(self) -> None:
+        """Note that parameters and state are whole again."""
+        self._torn = ""
+        self._drop_pipeline()  # which remembers what failed
+
+    def _drop_pipeline(self) -> None:
+        self.unforesee()
+        pipeline, self._pipeline = self._pipeline, None
+        self._last = ()
+        if pipeline is not None:
+            with contextlib.suppress(StorageError):  # told before, or of no use to anybody now
+                pipeline.close()
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for what is under way and delete the files, or keep them. Closing twice is fine."""
+        store, self._store = self._store, None
+        with contextlib.ExitStack() as stack, trace.span("close", track="offload"):
+            if store is not None:
+                stack.callback(store.close, keep=self.options.keep)
+            stack.callback(self._drop_pipeline)
+            if self._stream is not None:
+                stack.callback(self._stream.close)
+
+    def wait_for_others(self) -> None:
+        """Give the other ranks of this host a moment to delete their files: an error is about to end the whole job.
+
+        Those that do not hear of it in time leave them to the next run.
+        """
+        until = time.monotonic() + _GRACE
+        while any(map(os.path.exists, self._paths)) and time.monotonic() < until:
+            time.sleep(0.01)

@@ -1,0 +1,156 @@
+"""`update_sections`: kernels over this rank's range of every section, wherever its chunks rest.
+
+    chunks in memory      computed at once
+    chunks on a disk      one run of the pipeline over all sections: read, compute, write back
+
+Both are the same call over the same elements, so where a value rests does not show in its bits. May import: comm,
+optim, engine.*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerort import native
+from zerort.comm.agreement import raise_together
+from zerort.engine.column import Column
+from zerort.engine.section import Section
+from zerort.engine.state import Rates
+from zerort.engine.summed import SummedGradient
+from zerort.errors import StorageError
+from zerort.typing import Array
+
+if TYPE_CHECKING:
+    from zerort.engine.runtime import Runtime
+    from zerort.offload import Part
+
+__all__ = ["update_sections"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settings:
+    """What is the same for all chunks of an update."""
+
+    present: set[str]
+    rates: Rates
+    grad_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """One chunk of one section, with everything that its update touches."""
+
+    section: Section
+    at: int
+    columns: dict[str, Column]
+    """``parameter``, ``gradient``, and the state's."""
+
+    @property
+    def resting(self) -> list[str]:
+        """Which columns have this chunk elsewhere than in memory."""
+        return [kind for kind, column in self.columns.items() if column.is_resting(self.at)]
+
+    def parts(self) -> list[Part]:
+        """Return what the pipeline brings, in the order of `resting`."""
+        return [
+            self.columns[kind].part(
+                self.at, read=not (kind == "parameter" and self._is_rounded), write=kind != "gradient"
+            )
+            for kind in self.resting
+        ]
+
+    @property
+    def _is_rounded(self) -> bool:
+        """Whether parameters are what their master weights round to: then they need not be read."""
+        return "master" in self.columns
+
+    def update(self, settings: _Settings, brought: Sequence[Array] = ()) -> None:
+        """Update the chunk, given what the pipeline has brought."""
+        arrays = dict(zip(self.resting, brought, strict=True))
+        for kind, column in self.columns.items():
+            if kind not in arrays:
+                arrays[kind] = column.piece(self.at)
+        if "parameter" in self.resting and self._is_rounded:  # also of tensors that are not updated now
+            native.cast_into(arrays["parameter"], arrays["master"])
+        state = self.section.state
+        assert state is not None
+        state.update_chunk_(
+            self.at,
+            arrays.pop("parameter"),
+            arrays.pop("gradient"),
+            arrays,
+            present=settings.present,
+            rates=settings.rates,
+            grad_scale=settings.grad_scale,
+        )
+
+
+def update_sections(
+    rt: Runtime,
+    sections: Sequence[Section],
+    gradients: Sequence[SummedGradient],
+    *,
+    present: set[str],
+    rates: Rates,
+    scale: float,
+) -> None:
+    """Update parameters and state of every section that has gradients. Every rank calls this.
+
+    Args:
+        rt: The owner.
+        sections: Whose turn it is.
+        gradients: Each one's summed gradient, of the owned range.
+        present: Tensors that have a gradient; the same on every rank.
+        rates: The learning rate of every optimizer, by its `id`.
+        scale: What gradients are multiplied by first.
+    """
+    settings = _Settings(present=present, rates=rates, grad_scale=scale)
+    streamed: list[_Chunk] = []
+    for section, gradient in zip(sections, gradients, strict=True):
+        assert section.state is not None
+        section.state.begin_update(present)
+        if section.looks_at_tensors:
+            section.state.update_tensors_(
+                section.owned.memory,
+                gradient.column.memory,
+                present=present,
+                rates=rates,
+                grad_scale=scale,
+                sum_over_ranks=rt.sum_over_shards,
+            )
+        for chunk in _chunks_of(section, gradient.column, present):
+            if chunk.resting:
+                streamed.append(chunk)
+            else:
+                chunk.update(settings)
+    if any(section.tiers.streams for section in sections):  # on every rank, also on one that has nothing to stream
+        _stream(rt, streamed, settings)
+
+
+def _stream(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
+    """Update chunks on their way through memory; what one rank's disk refuses, all raise."""
+    error: Exception | None = None
+    with rt.tiers.tearing(f"update {rt.updates}"):
+        try:
+            if chunks:
+                rt.tiers.run(
+                    [chunk.parts() for chunk in chunks],
+                    lambda number, *brought: chunks[number].update(settings, brought),
+                )
+        except StorageError as caught:
+            error = caught
+        raise_together(rt.world, error, name="update")
+
+
+def _chunks_of(section: Section, gradient: Column, present: set[str]) -> Iterator[_Chunk]:
+    state = section.state
+    assert state is not None
+    columns = {
+        "parameter": section.owned,
+        "gradient": gradient,
+        **state.columns,
+    }
+    for at in state.chunks_with(present):
+        yield _Chunk(section, at, columns)
