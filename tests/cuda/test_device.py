@@ -1,6 +1,7 @@
 """The GPU as a device."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -68,6 +69,24 @@ def test_work_can_come_after_tickets_alone(device):
     )
     copied.wait()
     assert (out == 3).all()
+
+
+def test_a_wait_for_the_gpu_can_time_out(device):
+    gate = threading.Event()
+    stream = device.stream("blocked")
+    ticket = stream.submit(lambda: cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(20), None))
+    with pytest.raises(TimeoutError, match=r"'blocked' is not done after 0\.2 s"):
+        ticket.wait(timeout=0.2)
+    assert not ticket.done()
+    gate.set()
+    ticket.wait()
+
+
+def test_a_stream_closes_behind_its_work(device):
+    out = np.zeros(1000, np.float32)
+    with device.stream("short") as stream:
+        device.copy(cupy.full(1000, 2.0, np.float32), out=out, stream=stream)
+    assert (out == 2).all()
 
 
 def test_arrays_live_until_the_gpu_is_done(device):

@@ -112,7 +112,7 @@ class NcclTransport(Transport):
 
     def meet(self, call: Call) -> None:
         """Compare the calls on the host, which need not know where the arrays lie."""
-        without_arrays = dataclasses.replace(call, source=None, out=None, geometry=None, places=None)
+        without_arrays = dataclasses.replace(call, source=None, out=None, result=None, geometry=None, places=None)
         self._on_host(lambda: self.host.meet(without_arrays))
 
     def move(self, call: Call) -> None:
@@ -141,10 +141,6 @@ class NcclTransport(Transport):
             raise
 
     # -- failures --------------------------------------------------------------------------------------------------
-
-    def trouble(self) -> str:
-        """Say what the host knows."""
-        return self.host.trouble()
 
     def fail(self, call: Call, error: BaseException) -> None:
         """Break the group because of an error that only this rank knows of, and free the GPU."""
@@ -206,7 +202,7 @@ class NcclTransport(Transport):
 
     def end(self) -> None:
         """Leave, because the process ends: NCCL must not outlive MPI, and cannot wait for anyone."""
-        self._watch.abort()
+        self._watch.end()
         self.host.end()
 
     def close(self) -> None:

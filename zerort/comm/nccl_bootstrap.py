@@ -72,6 +72,7 @@ def open_nccl(host: Transport, device: CudaDevice, *, owns_device: bool) -> Tran
     id_bytes = bytes(numbers)
     modern = int(cupy.__version__.split(".")[0]) >= 14
     unique_id: Any = id_bytes if modern else tuple(memoryview(id_bytes).cast("b"))
+    patience = host.options.timeout / 2  # a rank whose joining fails at once waits for the others on the host meanwhile
     joined: list[Any] = []
     failures: list[Exception] = []
 
@@ -86,13 +87,13 @@ def open_nccl(host: Transport, device: CudaDevice, *, owns_device: bool) -> Tran
         # On a thread of its own: NCCL waits for ever for a rank that does not come.
         thread = threading.Thread(target=join, name="zerort-nccl-init", daemon=True)
         thread.start()
-        thread.join(host.options.timeout)
+        thread.join(patience)
         if failures:
             raise failures[0]
         if not joined:
             raise BootstrapError(
-                f"Expected NCCL to join {host.size} ranks within {host.options.timeout:.0f} s, got no answer on rank "
-                f"{host.rank}. Run with NCCL_DEBUG=INFO; NCCL_SOCKET_IFNAME picks the network interface."
+                f"Expected NCCL to join {host.size} ranks within {patience:.1f} s, got no answer on rank {host.rank}. "
+                "Run with NCCL_DEBUG=INFO; NCCL_SOCKET_IFNAME picks the network interface."
             )
 
     try:

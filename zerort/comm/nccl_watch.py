@@ -108,6 +108,10 @@ class NcclWatch:
         """Destroy the communicator: all that was under way has ended."""
         self._finish("destroy")
 
+    def end(self) -> None:
+        """Let go because the process ends; gently if nothing is under way: others may be at their last call still."""
+        self._finish("destroy" if all(flight.event.done for flight in list(self._flights)) else "abort")
+
     def _finish(self, verb: str) -> None:
         self._stop.set()
         with self._asking:

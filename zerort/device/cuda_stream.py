@@ -150,7 +150,9 @@ class CudaStream:
         with self._device:
             event = CudaEvent(self)
             before = self._mark_caller() if after is None else None
-        ticket: Ticket[T] = Ticket(event, keep=keep)
+        ticket: Ticket[T] = Ticket(event)
+        # Taken out when the work is issued: the traceback of an error holds this frame, and must not hold arrays.
+        given: list[Any] = [keep, work]
 
         def issue() -> None:
             with self._device, self.cuda:
@@ -159,16 +161,14 @@ class CudaStream:
                 for earlier in after or ():
                     self._order(earlier)
                 try:
-                    result = work()
-                    ticket.fulfil(result)
-                    held = (*keep, result)
-                except BaseException:
-                    held = keep  # what it launched before it raised still runs
-                    raise
-                finally:
+                    given.append(given[1]())
+                    ticket.fulfil(given[2])
+                finally:  # what it launched before it raised still runs
                     event._cuda.record(self.cuda)
-                    self._held.append((event._cuda, held))
+                    self._held.append((event._cuda, tuple(given)))
+                    given.clear()
 
+        del work, keep
         event._issued = self._host.submit(issue, name=name, eager=eager)
         return ticket
 

@@ -131,6 +131,13 @@ def test_memory_that_one_gpu_lacks_no_rank_gets(group, device):
     assert group.empty(1000, "uint8").nbytes == 1000
 
 
+def test_only_arrays_of_the_gpu_can_be_freed(group):
+    array = group.empty(10, "float32")
+    with pytest.raises(CallError, match="from elsewhere"):
+        group.free(np.ones(10, np.float32) if group.rank == group.size - 1 else array)
+    group.free(array)
+
+
 def test_pinned_memory_is_one_window(group, device):
     """A node holds it once: what one rank's GPU wrote, the others' read."""
     with open_pinned(group, 10 * mmap.PAGESIZE + 5, chunk_nbytes=4 * mmap.PAGESIZE) as pinned:
