@@ -54,9 +54,11 @@ def learned_in_memory(factory, group, batches, stage):
     return learned(factory, group, batches=batches, plan=zr.Plan.zero(stage))
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize(("factory", "batches"), [(tied_bf16, text), (recomputing, text), (CNN, images)])
-def test_what_is_learned_has_the_bits_of_a_run_in_memory(group, scratch, plan, factory, batches):
+@pytest.mark.parametrize(
+    ("factory", "batches", "plan"),
+    [*((tied_bf16, text, plan) for plan in PLANS), (recomputing, text, "infinity"), (CNN, images, "all")],
+)
+def test_what_is_learned_has_the_bits_of_a_run_in_memory(group, scratch, factory, batches, plan):
     losses, weights = learned_in_memory(factory, group, batches, 1 if "whole" in plan else 3)
     got, found = learned(factory, group, batches=batches, plan=PLANS[plan], scratch=scratch, offload=OFFLOAD)
     assert got == losses

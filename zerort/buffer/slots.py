@@ -133,7 +133,8 @@ class Slots:
         self.peak_nbytes = max(self.peak_nbytes, self.leased_nbytes)
         slot.wait()
         if not self.lasting:
-            slot.memory = _NOTHING  # first: what comes may then lie in its place
+            slot.memory = _NOTHING
+            self.rest()  # first: what comes may then lie where that was
             slot.memory = self._allocate(nbytes) if memory is None else memory
         return slot
 
