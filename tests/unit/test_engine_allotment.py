@@ -46,7 +46,7 @@ def test_bytes_are_those_of_the_forecast(optimizer, size, weighted, tmp_path):
 
         def body(group, budget=budget):
             with zr.open(plan=budget, group=group, scratch=tmp_path, offload=OFFLOAD, **settings) as rt:
-                rt.expect(MODEL, frozen="t")
+                rt.expect(MODEL, frozen={"ids": "t"})
                 for name, tensors in MODEL.items():
                     unit = rt.register(name, tensors, frozen="t")
                     for local in unit.trainable:

@@ -19,7 +19,7 @@ from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.sizing import Blueprint
-from zerort.engine.tensors import Frozen, TensorSpec, is_frozen
+from zerort.engine.tensors import Frozen, TensorSpec, frozen_in, is_frozen
 from zerort.engine.working import WorkingMemory
 from zerort.errors import CallError, PlanError
 from zerort.optim import Optimizer, ParameterGroup
@@ -86,7 +86,7 @@ class Allotment:
         self,
         units: Mapping[str, Mapping[str, TensorSpec]],
         *,
-        frozen: Frozen = False,
+        frozen: Frozen | Mapping[str, Frozen] = False,
         lenders: Collection[str] = (),
         more: bool = False,
     ) -> None:
@@ -94,7 +94,7 @@ class Allotment:
 
         Args:
             units: What they consist of; those that are known have to be the same.
-            frozen: Which of their parameters take no gradient.
+            frozen: Which of their parameters take no gradient: in all of them, or by unit.
             lenders: Units that others are tied to: whole gradients of theirs stay in memory.
             more: Whether others may follow that nobody has announced: keep room to work on them, if there is any.
 
@@ -103,7 +103,10 @@ class Allotment:
             PlanError: They do not fit; nothing was decided.
         """
         known = self._blueprint
-        cold = {unit: frozenset(name for name in tensors if is_frozen(frozen, name)) for unit, tensors in units.items()}
+        cold = {
+            unit: frozenset(name for name in tensors if is_frozen(frozen_in(unit, frozen), name))
+            for unit, tensors in units.items()
+        }
         for unit, tensors in units.items():
             if unit in known.units and (dict(known.units[unit]), self._cold[unit]) != (dict(tensors), cold[unit]):
                 raise CallError(

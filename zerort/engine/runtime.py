@@ -197,7 +197,7 @@ class Runtime:
         self,
         units: Mapping[str, Mapping[str, Array | TensorSpec]],
         *,
-        frozen: Frozen = False,
+        frozen: Frozen | Mapping[str, Frozen] = False,
         lenders: Collection[str] = (),
     ) -> None:
         """Announce units that will be registered, so that a budget is shared out over all of them at once.
@@ -207,7 +207,7 @@ class Runtime:
 
         Args:
             units: Tensors by name, by unit, as they will be registered; values are not looked at.
-            frozen: Which parameters of these units take no gradient.
+            frozen: Which parameters take no gradient: in all of these units, or by unit.
             lenders: Names of units that others will be tied to: they keep whole gradients.
 
         Raises:
@@ -223,7 +223,7 @@ class Runtime:
         self,
         units: Mapping[str, Mapping[str, TensorSpec]],
         *,
-        frozen: Frozen,
+        frozen: Frozen | Mapping[str, Frozen],
         lenders: Collection[str] = (),
         more: bool = False,
     ) -> None:
