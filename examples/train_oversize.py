@@ -64,7 +64,7 @@ def train(
     group: zr.Group, model: ByteModel, text: ByteText, options: argparse.Namespace, *, plan: zr.Plan | zr.Budget
 ) -> None:
     """Register the model unit by unit, and train it; only this function knows of zerort."""
-    optimizer = zr.AdamW(lr=options.lr, betas=(0.9, 0.98))
+    optimizer = zr.AdamW(lr=options.lr or 0.1 / model.width, betas=(0.9, 0.98))
     with zr.open(plan=plan, optimizer=optimizer, group=group, scratch=options.scratch) as rt:
         rt.expect({name: specs(model, name) for name in model.units})  # all of them, so that the hottest rest highest
         units = {}
@@ -256,7 +256,7 @@ def parse() -> argparse.Namespace:
     add("--scratch", default=tempfile.gettempdir(), metavar="DIR", help="on the disk (default: %(default)s)")
     add("--steps", type=whole, default=5, help="to train (default: %(default)s)")
     add("--rows", type=whole, default=4, help="texts of each rank in a step (default: %(default)s)")
-    add("--lr", type=float, default=3e-4, help="learning rate (default: %(default)s)")
+    add("--lr", type=float, help="learning rate (default: 0.1 over the model's width)")
     add("--no-offload", action="store_true", help="keep all of it in memory, and see it fail")
     return parser.parse_args()
 
