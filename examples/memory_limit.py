@@ -14,7 +14,7 @@ import ctypes
 import resource
 import threading
 
-__all__ = ["limit_memory", "resident_nbytes"]
+__all__ = ["limit_memory", "peak_nbytes", "resident_nbytes"]
 
 _M_ARENA_MAX = -8
 _STACK_NBYTES = 512 * 1024
@@ -33,6 +33,11 @@ def resident_nbytes() -> int:
     """Return the memory that this process holds now; what it shares with others counts in parts (PSS)."""
     with open("/proc/self/smaps_rollup") as rollup:
         return next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
+
+
+def peak_nbytes() -> int:
+    """Return the most that this process has ever held, as the kernel counts: what it shares counts in full."""
+    return _status("VmHWM")
 
 
 def _status(key: str) -> int:

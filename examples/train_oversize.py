@@ -28,7 +28,7 @@ from rich.table import Table
 
 import zerort as zr
 from common import whole  # examples/common.py
-from memory_limit import limit_memory, resident_nbytes  # examples/memory_limit.py
+from memory_limit import limit_memory, peak_nbytes, resident_nbytes  # examples/memory_limit.py
 from zerort.config import format_bytes, parse_bytes
 from zerort.errors import PlanError, SharedMemoryError, ZerortError
 from zerort.offload import inspect
@@ -64,7 +64,7 @@ def train(
     group: zr.Group, model: ByteModel, text: ByteText, options: argparse.Namespace, *, plan: zr.Plan | zr.Budget
 ) -> None:
     """Register the model unit by unit, and train it; only this function knows of zerort."""
-    optimizer = zr.AdamW(lr=options.lr, betas=(0.9, 0.98))
+    optimizer = zr.AdamW(lr=options.lr or 0.1 / model.width, betas=(0.9, 0.98))
     with zr.open(plan=plan, optimizer=optimizer, group=group, scratch=options.scratch) as rt:
         rt.expect({name: specs(model, name) for name in model.units})  # all of them, so that the hottest rest highest
         units = {}
@@ -204,14 +204,18 @@ class View:
         later = self.steps[1:] or self.steps  # the first also touches memory for the first time
         seconds, read, written = (float(np.mean([one[key] for one in later])) for key in ("seconds", "read", "written"))
         self.say(f"loss: from {self.steps[0]['loss']:.3f} to {self.steps[-1]['loss']:.3f} bits per byte")
-        self.say(f"memory: at most {format_bytes(int(max(one['resident'] for one in self.steps)))} of all ranks")
+        peak = int(max(self.rt.group.all_gather(np.array([float(peak_nbytes())]), name="peak").wait()))
+        resident = int(max(one["resident"] for one in self.steps))
+        self.say(
+            f"memory: {format_bytes(resident)} of all ranks after a step, at most {format_bytes(peak)} on one rank"
+        )
         disk = self.options.measured  # by rank 0
         if disk is not None and read + written:
             alone = disk.seconds(read=int(read), written=int(written))
             self.say(
-                f"disk: {format_bytes(int(read))} read and {format_bytes(int(written))} written per step, "
-                f"{alone:.2f} s at its own speed ({disk.read_gbs:.2f} and {disk.write_gbs:.2f} GB/s); a step took "
-                f"{seconds:.2f} s, {alone / seconds:.0%} of it are the disk's limit"
+                f"disk: {format_bytes(int(read))} read and {format_bytes(int(written))} written per step; a step took "
+                f"{seconds:.2f} s, the disk alone {alone:.2f} s, as fast as it was before "
+                f"({disk.read_gbs:.2f} GB/s read, {disk.write_gbs:.2f} GB/s written)"
             )
 
 
@@ -251,8 +255,8 @@ def parse() -> argparse.Namespace:
     add("--disk", type=size, default="1TiB", help="that each rank may use (default: %(default)s)")
     add("--scratch", default=tempfile.gettempdir(), metavar="DIR", help="on the disk (default: %(default)s)")
     add("--steps", type=whole, default=5, help="to train (default: %(default)s)")
-    add("--rows", type=whole, default=1, help="texts of each rank in a step (default: %(default)s)")
-    add("--lr", type=float, default=1e-3, help="learning rate (default: %(default)s)")
+    add("--rows", type=whole, default=4, help="texts of each rank in a step (default: %(default)s)")
+    add("--lr", type=float, help="learning rate (default: 0.1 over the model's width)")
     add("--no-offload", action="store_true", help="keep all of it in memory, and see it fail")
     return parser.parse_args()
 

@@ -82,3 +82,25 @@ def test_peak_memory_stays_within_the_budget(options, scratch, share):
         grown = WORLD.allreduce(most[0] - before)
     assert grown <= WORLD.size * (budget.memory + BESIDES_NBYTES), f"{grown / MIB:.0f} MiB, {memory}"
     assert grown >= 0.5 * WORLD.size * budget.memory  # else nothing was measured
+
+
+def test_bytes_are_those_of_the_forecast_where_ranks_share_no_memory(options, scratch):
+    specs = {f"unit{at}": {"w": zr.TensorSpec((9_000,), "bfloat16")} for at in range(12)}
+    gradient = np.full(9_000, 0.5, zr.native.BFLOAT16)
+    offload = zr.OffloadOptions(chunk_nbytes=8192, threads=1)
+    settings = {"optimizer": zr.AdamW(lr=0.1), "offload": offload}
+    whole = zr.forecast(specs, plan=zr.Plan.zero(3), size=WORLD.size, one_memory=WORLD.size == 1, **settings)
+    for share in (1.0, 0.8):
+        held = share * (whole.resting + whole.buckets + whole.gathered) + whole.streaming
+        budget = zr.Plan.fit(host=int(held) + 80_000, nvme="1GiB")
+        with open_group(kind="mpi", options=options) as group:
+            with zr.open(plan=budget, group=group, scratch=scratch, **settings) as rt:
+                rt.expect(specs)
+                for name, tensors in specs.items():
+                    rt.register(name, tensors).reduce({"w": gradient})
+                assert rt.step().updated
+                found = rt.memory()
+            sharing = {"size": group.size, "rank": group.rank, "one_memory": group.one_memory}
+        expected = zr.forecast(specs, plan=budget, **sharing, **settings)
+        for part in ("parameter", "gradient", "state", "buckets", "gathered", "nvme"):
+            assert getattr(found, part) == getattr(expected, part), (part, share)

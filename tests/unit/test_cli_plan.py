@@ -48,6 +48,7 @@ def plan(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[lis
 def test_a_model_that_fits_whole(params: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, lines = plan(capsys, params, "--ranks", "2", "--host", "1GiB")
     assert code == 0
+    assert " ".join(lines[0]).endswith("units, float32, int64; 1 of them stay as they are: no optimizer trains int64")
     assert ["parameter", "24MiB", "0B"] in lines
     assert ["gradient", "24MiB", "0B"] in lines
     assert ["state", "48MiB", "0B"] in lines

@@ -46,7 +46,7 @@ def test_bytes_are_those_of_the_forecast(optimizer, size, weighted, tmp_path):
 
         def body(group, budget=budget):
             with zr.open(plan=budget, group=group, scratch=tmp_path, offload=OFFLOAD, **settings) as rt:
-                rt.expect(MODEL, frozen="t")
+                rt.expect(MODEL, frozen={"ids": "t"})
                 for name, tensors in MODEL.items():
                     unit = rt.register(name, tensors, frozen="t")
                     for local in unit.trainable:
@@ -197,6 +197,8 @@ def test_ranks_and_units_keep_to_what_was_said(tmp_path):
         with zr.open(plan=zr.Plan.fit(host="10MiB"), group=group, scratch=tmp_path) as rt:
             with pytest.raises(CallError, match="Expected what is announced"):
                 rt.expect({"a": {"w": zr.TensorSpec((10 + group.rank,))}})
+            with pytest.raises(CallError, match="as a mapping from names to arrays"):
+                rt.expect({"a": 3 if group.rank else {"w": zr.TensorSpec((10,))}})
             rt.expect({"a": {"w": zr.TensorSpec((10,))}})
             for params, frozen in (({"w": zr.TensorSpec((11,))}, False), ({"w": zr.TensorSpec((10,))}, True)):
                 with pytest.raises(CallError, match=r"^Expected unit 'a' as it was announced, got other tensors"):

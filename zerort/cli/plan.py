@@ -151,8 +151,10 @@ def _head(options: argparse.Namespace, model: Model) -> list[str]:
     numel = sum(math.prod(spec.shape) for spec in specs)
     dtypes = ", ".join(dict.fromkeys(spec.dtype for spec in specs))
     ranks = f"{options.ranks} rank{'s' * (options.ranks > 1)}"
+    odd = [spec.dtype for spec in specs if spec.dtype not in TRAINABLE]
+    cold = f"; {len(odd)} of them stay as they are: no optimizer trains {', '.join(dict.fromkeys(odd))}" if odd else ""
     return [
-        f"model: {options.model}: {numel:,} parameters in {len(specs)} tensors of {len(model)} units, {dtypes}",
+        f"model: {options.model}: {numel:,} parameters in {len(specs)} tensors of {len(model)} units, {dtypes}{cold}",
         f"training: {options.optimizer}, ZeRO-{options.stage} on {ranks}, {options.machines} "
         f"machine{'s' * (options.machines > 1)}",
     ]

@@ -4,7 +4,7 @@
     expect(one unit)   when it is registered and nobody has announced it: it gets of what is left, room for others kept
 
 What was decided stays: a section that exists does not move. All ranks decide from the same integers (what each section
-takes on the rank that takes most), so they decide alike without a word. May import: config, errors, optim, engine.*.
+takes on the rank that takes most), so they decide alike without a word. May import: comm, config, optim, engine.*.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from zerort.comm import Group
+from zerort.comm.agreement import expect_same, raise_together
 from zerort.config import Budget, Plan, Tier
 from zerort.engine.budget import Capacity, decide
 from zerort.engine.mesh import Mesh
@@ -19,12 +21,13 @@ from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.sizing import Blueprint
-from zerort.engine.tensors import Frozen, TensorSpec, is_frozen
+from zerort.engine.tensors import Frozen, TensorSpec, declare, frozen_in, is_frozen
 from zerort.engine.working import WorkingMemory
 from zerort.errors import CallError, PlanError
 from zerort.optim import Optimizer, ParameterGroup
+from zerort.typing import Array
 
-__all__ = ["Allotment"]
+__all__ = ["Allotment", "announce"]
 
 
 class Allotment:
@@ -86,7 +89,7 @@ class Allotment:
         self,
         units: Mapping[str, Mapping[str, TensorSpec]],
         *,
-        frozen: Frozen = False,
+        frozen: Frozen | Mapping[str, Frozen] = False,
         lenders: Collection[str] = (),
         more: bool = False,
     ) -> None:
@@ -94,7 +97,7 @@ class Allotment:
 
         Args:
             units: What they consist of; those that are known have to be the same.
-            frozen: Which of their parameters take no gradient.
+            frozen: Which of their parameters take no gradient: in all of them, or by unit.
             lenders: Units that others are tied to: whole gradients of theirs stay in memory.
             more: Whether others may follow that nobody has announced: keep room to work on them, if there is any.
 
@@ -103,7 +106,10 @@ class Allotment:
             PlanError: They do not fit; nothing was decided.
         """
         known = self._blueprint
-        cold = {unit: frozenset(name for name in tensors if is_frozen(frozen, name)) for unit, tensors in units.items()}
+        cold = {
+            unit: frozenset(name for name in tensors if is_frozen(frozen_in(unit, frozen), name))
+            for unit, tensors in units.items()
+        }
         for unit, tensors in units.items():
             if unit in known.units and (dict(known.units[unit]), self._cold[unit]) != (dict(tensors), cold[unit]):
                 raise CallError(
@@ -139,3 +145,24 @@ class Allotment:
     def _sections_of(self, unit: str) -> list[str]:
         """Return the names of a unit's sections, as far as they are known."""
         return [section for section, owner in self._units.items() if owner == unit]
+
+
+def announce(
+    world: Group,
+    allotment: Allotment | None,
+    units: Mapping[str, Mapping[str, Array | TensorSpec]],
+    *,
+    frozen: Frozen | Mapping[str, Frozen],
+    lenders: Collection[str],
+) -> None:
+    """Agree on units that will come, and decide about them; see `Runtime.expect`. Every rank calls this."""
+    declared, error = {}, None
+    try:
+        declared = {name: declare(name, params) for name, params in units.items()}
+    except CallError as caught:
+        error = caught
+    raise_together(world, error, name="expect")
+    facts = {name: {key: [list(one.shape), one.dtype] for key, one in of.items()} for name, of in declared.items()}
+    expect_same(world, [facts, sorted(lenders)], what="what is announced", error=CallError)
+    if allotment is not None:
+        allotment.expect(declared, frozen=frozen, lenders=lenders)

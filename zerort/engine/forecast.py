@@ -36,7 +36,7 @@ def forecast(
     size: int,
     rank: int = 0,
     groups: Sequence[ParameterGroup] = (),
-    frozen: Frozen = False,
+    frozen: Frozen | Mapping[str, Frozen] = False,
     weights: Sequence[float] | None = None,
     gradient_dtype: str | None = None,
     micro_steps: int = 1,
@@ -56,7 +56,7 @@ def forecast(
         size: Ranks that share the model.
         rank: Whose bytes.
         groups: Other settings for some parameters.
-        frozen: Which parameters take no gradient, in every unit.
+        frozen: Which parameters take no gradient: in every unit, or by unit.
         weights: How much of every shard each rank takes.
         gradient_dtype: What gradients are summed in; None: the parameter's dtype.
         micro_steps: Calls of reduce that are summed before anything is communicated.

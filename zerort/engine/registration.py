@@ -119,7 +119,8 @@ def register_unit(
 
     apart = {local: spec for local, spec in declared.items() if local not in aliases}
     lenders = {unit.name for unit, _ in ties.values()}
-    rt.allot({name: apart}, frozen=cold.__contains__, lenders=lenders, more=True)
+    if rt.allotment is not None:
+        rt.allotment.expect({name: apart}, frozen=cold.__contains__, lenders=lenders, more=True)
     own = {full_name(name, local): spec for local, spec in apart.items()}
     rt.drop_prefetched()
     sections = tuple(

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from zerort.buffer import Slots
 from zerort.comm import Group
-from zerort.comm.agreement import expect_same
 from zerort.config import Budget, Plan
 from zerort.device import HostDevice
-from zerort.engine.allotment import Allotment
+from zerort.engine.allotment import Allotment, announce
 from zerort.engine.attachment import Attachment
 from zerort.engine.ledger import Ledger
 from zerort.engine.mesh import Mesh
@@ -33,10 +32,10 @@ from zerort.engine.report import MemoryReport, Restored, StepReport
 from zerort.engine.section import BLOCK, Section, SectionSetup
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.step import take_step
-from zerort.engine.tensors import Frozen, TensorSpec, declare
+from zerort.engine.tensors import Frozen, TensorSpec
 from zerort.engine.tiers import Tiers
 from zerort.engine.unit import Unit
-from zerort.errors import CallError, ClosedError, ZerortError
+from zerort.errors import ClosedError, ZerortError
 from zerort.layout import Placement
 from zerort.layout.flat import ALIGNMENT
 from zerort.optim import LossScale, LossScaler, Optimizer, ParameterGroup, unmatched
@@ -85,9 +84,10 @@ class Runtime:
         self.ledger = Ledger()
         self.tiers = Tiers(mesh.world, scratch=options.scratch, options=options.offload, ledger=self.ledger)
         """What rests on a disk."""
-        self._allotment: Allotment | None = None
+        self.allotment: Allotment | None = None
+        """What a budget gives to each section."""
         if budget is not None:
-            self._allotment = Allotment.build(
+            self.allotment = Allotment.build(
                 budget,
                 mesh,
                 plan=plan,
@@ -147,7 +147,7 @@ class Runtime:
             norm_block=BLOCK if options.deterministic else None,
             tiers=self.tiers,
             gradient_slots=self.gradient_slots,
-            tiers_of=(lambda name: SectionTiers.of(plan)) if self._allotment is None else self._allotment.of,
+            tiers_of=(lambda name: SectionTiers.of(plan)) if self.allotment is None else self.allotment.of,
         )
 
     # -- who and what ----------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class Runtime:
         self,
         units: Mapping[str, Mapping[str, Array | TensorSpec]],
         *,
-        frozen: Frozen = False,
+        frozen: Frozen | Mapping[str, Frozen] = False,
         lenders: Collection[str] = (),
     ) -> None:
         """Announce units that will be registered, so that a budget is shared out over all of them at once.
@@ -207,29 +207,14 @@ class Runtime:
 
         Args:
             units: Tensors by name, by unit, as they will be registered; values are not looked at.
-            frozen: Which parameters of these units take no gradient.
+            frozen: Which parameters take no gradient: in all of these units, or by unit.
             lenders: Names of units that others will be tied to: they keep whole gradients.
 
         Raises:
             PlanError: They do not fit into the budget; on every rank.
         """
         self.check_open("expect")
-        declared = {name: declare(name, params) for name, params in units.items()}
-        facts = {name: {key: [list(one.shape), one.dtype] for key, one in of.items()} for name, of in declared.items()}
-        expect_same(self.world, [facts, sorted(lenders)], what="what is announced", error=CallError)
-        self.allot(declared, frozen=frozen, lenders=lenders)
-
-    def allot(
-        self,
-        units: Mapping[str, Mapping[str, TensorSpec]],
-        *,
-        frozen: Frozen,
-        lenders: Collection[str] = (),
-        more: bool = False,
-    ) -> None:
-        """Decide where units that are not known yet will rest, if there is a budget. Every rank calls this."""
-        if self._allotment is not None:
-            self._allotment.expect(units, frozen=frozen, lenders=lenders, more=more)
+        announce(self.world, self.allotment, units, frozen=frozen, lenders=lenders)
 
     def register(
         self,

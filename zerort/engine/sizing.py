@@ -19,7 +19,7 @@ from zerort.engine.column import cut_chunks
 from zerort.engine.registration import Division, divide
 from zerort.engine.section import BLOCK
 from zerort.engine.section_tiers import SectionTiers
-from zerort.engine.tensors import Frozen, TensorSpec, full_name, is_frozen
+from zerort.engine.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.layout.flat import ALIGNMENT
 from zerort.optim import ElementwiseOptimizer, Optimizer, ParameterGroup, resolve
@@ -118,8 +118,7 @@ class Blueprint:
 
     def _divisions(self, unit: str) -> Iterator[Division]:
         tensors = self.units[unit]
-        frozen = self.frozen.get(unit, False) if isinstance(self.frozen, Mapping) else self.frozen
-        cold = {full_name(unit, local) for local in tensors if is_frozen(frozen, local)}
+        cold = {full_name(unit, local) for local in tensors if is_frozen(frozen_in(unit, self.frozen), local)}
         yield from divide(
             {full_name(unit, local): spec for local, spec in tensors.items()},
             frozen=cold.__contains__,

@@ -16,7 +16,7 @@ from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
-__all__ = ["TRAINABLE", "Frozen", "TensorSpec", "check_gradient", "declare", "full_name", "is_frozen"]
+__all__ = ["TRAINABLE", "Frozen", "TensorSpec", "check_gradient", "declare", "frozen_in", "full_name", "is_frozen"]
 
 TRAINABLE: Final = ("float32", "bfloat16", "float16")
 """Dtypes that optimizers can train; 16-bit ones with float32 master weights."""
@@ -75,6 +75,11 @@ def is_frozen(frozen: Frozen, name: str) -> bool:
         return bool(frozen(name))
     patterns = (frozen,) if isinstance(frozen, str) else frozen
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def frozen_in(unit: str, frozen: Frozen | Mapping[str, Frozen]) -> Frozen:
+    """Return what ``frozen`` says of a unit: the same for all of them, or by unit."""
+    return frozen.get(unit, False) if isinstance(frozen, Mapping) else frozen
 
 
 def check_gradient(
