@@ -17,7 +17,7 @@ Importing this imports NumPy, and neither MPI nor any framework. The rooms are d
 
 from zerort import errors, native, trace
 from zerort.comm import Group, SharedShards, open_group
-from zerort.config import GroupOptions, Plan, Residence, Tier
+from zerort.config import Budget, GroupOptions, Plan, Residence, Tier
 from zerort.device import HostDevice, HostStream, SlabPool, Ticket
 from zerort.engine import (
     MemoryReport,
@@ -52,6 +52,7 @@ __all__ = [
     "SGD",
     "Adafactor",
     "AdamW",
+    "Budget",
     "FlatLayout",
     "Group",
     "GroupOptions",

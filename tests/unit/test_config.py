@@ -7,13 +7,14 @@ import itertools
 import os
 import pickle
 import tempfile
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerort import config
-from zerort.config import ENVIRONMENT, ZERO, GroupOptions, Plan, Residence, Tier, format_bytes, parse_bytes
+from zerort.config import ENVIRONMENT, ZERO, Budget, GroupOptions, Plan, Residence, Tier, format_bytes, parse_bytes
 from zerort.errors import CallError, PlanError
 from zerort.layout import Placement
 
@@ -81,7 +82,7 @@ def test_text_is_no_tier_placement_or_residence() -> None:
 def test_a_plan_reads_as_a_row_and_its_repr_as_code() -> None:
     plan = Plan.zero(2, state=Tier.HOST)
     assert str(plan) == "parameter REPLICATED on DEVICE | gradient SHARDED on DEVICE | state SHARDED on HOST"
-    assert eval(repr(plan), vars(config)) == plan
+    assert eval(repr(plan), {**vars(config), "Placement": Placement}) == plan
     assert pickle.loads(pickle.dumps(plan)) == plan
     assert hash(Plan.zero(2, state=Tier.HOST)) == hash(plan)
 
@@ -292,3 +293,33 @@ def test_bad_arguments_are_not_blamed_on_the_environment(clean: pytest.MonkeyPat
         GroupOptions.from_environment(timeout=-1)
     with pytest.raises(TypeError, match="patience"):
         GroupOptions.from_environment(patience=3)
+
+
+# ── budgets ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_budget_reads_sizes_and_says_what_it_is() -> None:
+    budget = Plan.fit(device="2GiB", host=1024, nvme="1TiB", stage=2)
+    assert budget == Budget(device=2 << 30, host=1024, nvme=1 << 40, stage=2)
+    assert budget.memory == (2 << 30) + 1024
+    assert str(budget) == "ZeRO-2 within device 2GiB, host 1KiB, nvme 1TiB per rank"
+    assert pickle.loads(pickle.dumps(budget)) == budget
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        budget.host = 0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        ({"host": "much"}, r"^Expected the budget of host as a size such as '8GiB', got 'much'\."),
+        ({"host": -1}, r"^Expected the budget of host in bytes, 0 or more, got -1\."),
+        ({"host": 1.5}, r"^Expected the budget of host in bytes, 0 or more, got 1\.5\."),
+        ({"host": True}, r"^Expected the budget of host in bytes, 0 or more, got True\."),
+        ({"nvme": "8GiB"}, r"^Expected a budget of memory to compute in, got none\. Name device=, host= or both"),
+        ({"host": "8GiB", "stage": 4}, r"^Expected a ZeRO stage out of 0, 1, 2, 3; got 4\."),
+        ({"host": "8GiB", "stage": True}, r"^Expected a ZeRO stage out of 0, 1, 2, 3; got True\."),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused(budget: dict[str, Any], message: str) -> None:
+    with pytest.raises((CallError, PlanError), match=message):
+        Plan.fit(**budget)

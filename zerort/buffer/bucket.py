@@ -225,7 +225,7 @@ class GradientBucket:
             self._move(self._rests)
         if self._slot is not None:
             self._slot.release(after=self._read)
-            self._slot = None
+            self._slot = self._read = None  # the sum may be put away by now: nothing here keeps its memory
 
     def settle(self) -> Array:
         """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""

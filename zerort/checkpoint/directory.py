@@ -1,6 +1,7 @@
 """The directory of a checkpoint: the names in it, and the moves that make a save appear whole or not at all.
 
     shard-00003.<token>.bin        a rank's data; the token is the save's own, so no save touches another's files
+    shard-00003-00007.<token>.bin  a file of the rank's store, taken over as it is (links.py)
     manifest.json.<token>.tmp      the manifest before it counts
     manifest.json                  the checkpoint: what it names is all there is
 
@@ -23,10 +24,12 @@ from zerort.errors import CheckpointError, StorageError
 __all__ = [
     "MANIFEST",
     "data_name",
+    "delete_save",
     "exists",
     "make_directory",
     "new_token",
     "publish",
+    "rank_of",
     "read_manifest",
     "stale_names",
     "sync_directory",
@@ -43,13 +46,22 @@ def new_token() -> str:
     return secrets.token_hex(8)
 
 
-def data_name(rank: int, token: str) -> str:
-    """Return the name of a rank's data file.
+def data_name(rank: int, token: str, *, link: int | None = None) -> str:
+    """Return the name of a rank's data file, or of a file that it has linked.
 
-    >>> data_name(3, "0123456789abcdef")
-    'shard-00003.0123456789abcdef.bin'
+    >>> data_name(3, "0123456789abcdef"), data_name(3, "0123456789abcdef", link=7)
+    ('shard-00003.0123456789abcdef.bin', 'shard-00003-00007.0123456789abcdef.bin')
     """
-    return f"shard-{rank:05d}.{token}.bin"
+    return f"shard-{rank:05d}{'' if link is None else f'-{link:05d}'}.{token}.bin"
+
+
+def rank_of(name: str) -> int:
+    """Return whose data file has this name.
+
+    >>> rank_of("shard-00003-00007.0123456789abcdef.bin")
+    3
+    """
+    return int(name.split(".")[0].split("-")[1])
 
 
 def make_directory(path: str) -> list[str]:
@@ -139,6 +151,15 @@ def stale_names(path: str, *, keep: Iterable[str]) -> list[str]:
             if name not in kept and (DATA_NAME.fullmatch(name) or _DRAFT_NAME.fullmatch(name))
         ]
     return []
+
+
+def delete_save(path: str, token: str) -> None:
+    """Delete what all ranks have put into the directory in one save."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(path):
+            if DATA_NAME.fullmatch(name) and name.split(".")[1] == token:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(path, name))
 
 
 def exists(path: str | os.PathLike[str]) -> bool:

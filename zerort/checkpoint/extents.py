@@ -14,7 +14,7 @@ place, without a copy. May import: layout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -62,17 +62,20 @@ class Shard:
     """The size of the file: a multiple of `PAGE_NBYTES`, and 0 for a rank that holds nothing and so has no file."""
 
 
-def plan_shard(values: Sequence[Value], rank: int, *, phases: Sequence[int]) -> Shard:
+def plan_shard(values: Sequence[Value], rank: int, *, phases: Sequence[int], linked: Collection[int] = ()) -> Shard:
     """Lay out the data file of ``rank``; padding between tensors is left out.
 
     Args:
         values: What is saved; only their layouts and partitions are looked at.
         rank: Whose file.
         phases: Where the rank's range of each value begins in its page of memory, in bytes.
+        linked: The indices of values that the rank links instead.
     """
     extents: list[ShardExtent] = []
     offset = 0
     for index, value in enumerate(values):
+        if index in linked:
+            continue
         width = itemsize(value.layout.dtype)
         phase = phases[index] // width * width  # stored elements are aligned, whatever they were in memory
         for extent, in_extent, in_range in value.layout.overlaps(*value.partition.of(rank)):

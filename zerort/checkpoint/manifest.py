@@ -28,7 +28,7 @@ FORMAT: Final = "zerort-checkpoint"
 VERSION: Final = 1
 """The newest version of the format that is read, and the one that is written."""
 
-DATA_NAME: Final = re.compile(r"shard-[0-9]{5,}\.[0-9a-f]{16}\.bin")
+DATA_NAME: Final = re.compile(r"shard-[0-9]{5,}(-[0-9]{5,})?\.[0-9a-f]{16}\.bin")
 """The names of data files; nothing else is ever opened, or deleted, on a manifest's word."""
 
 _HEAD = re.compile(rb'\{"format":"zerort-checkpoint","version":([0-9]{1,9}),"crc32c":"([0-9a-f]{8})",\n')

@@ -13,7 +13,7 @@ from typing import Final
 from zerort.errors import CheckpointError
 from zerort.layout import itemsize
 
-__all__ = ["DTYPES", "Placed", "plan_file"]
+__all__ = ["DTYPES", "MOST_HEAD", "Placed", "plan_file"]
 
 DTYPES: Final = {
     "bool": "BOOL",
@@ -35,7 +35,7 @@ DTYPES: Final = {
 }
 """What safetensors calls the dtypes."""
 
-_MOST_HEAD = 100_000_000
+MOST_HEAD = 100_000_000
 """Bytes: safetensors refuses to read a longer head."""
 
 Placed = tuple[str, str, tuple[int, ...], int]
@@ -64,9 +64,9 @@ def plan_file(tensors: Sequence[Placed], metadata: Mapping[str, str]) -> tuple[b
         offset += nbytes
     text = json.dumps(head, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    if len(text) > _MOST_HEAD:
+    if len(text) > MOST_HEAD:
         raise CheckpointError(
-            f"Expected a head of at most {_MOST_HEAD} bytes, as safetensors reads it, got {len(text)} for "
+            f"Expected a head of at most {MOST_HEAD} bytes, as safetensors reads it, got {len(text)} for "
             f"{len(tensors)} tensors. Export fewer tensors: name one kind."
         )
     return struct.pack("<Q", len(text)) + text, [name for name, *_ in order]

@@ -24,9 +24,19 @@ from importlib import metadata
 import numpy as np
 
 from zerort import trace
-from zerort.checkpoint.directory import data_name, make_directory, new_token, publish, read_manifest, stale_names
+from zerort.checkpoint.directory import (
+    data_name,
+    delete_save,
+    make_directory,
+    new_token,
+    publish,
+    rank_of,
+    read_manifest,
+    stale_names,
+)
 from zerort.checkpoint.extents import Shard, plan_shard
 from zerort.checkpoint.failure import free_nbytes, patiently, room_error, storage_error, together
+from zerort.checkpoint.links import LinkedExtent, Links, linkable, make_links
 from zerort.checkpoint.manifest import VERSION, DataFile, Manifest, StoredExtent, StoredTensor, encode
 from zerort.checkpoint.sweep import sweep, wait_for_sweeps
 from zerort.checkpoint.value import JSON, Value, as_json, check_values, describe_values
@@ -50,6 +60,8 @@ class Saved:
     """Bytes of all data files."""
     seconds: float
     """How long it took, on this rank."""
+    linked_nbytes: int
+    """Of these, in files that were taken over from the ranks' stores as they are."""
     direct: bool
     """Whether this rank's file was written past the page cache (O_DIRECT)."""
     removed: tuple[str, ...]
@@ -95,6 +107,7 @@ class _Save:
         self._values = values
         self._meta, self._progress = together(group, lambda: self._check(meta, progress), path=path, name="save checks")
         self._made: list[str] = []
+        self._links = Links([], [])
 
     def _check(self, meta: Mapping[str, JSON], progress: JSON) -> tuple[JSON, JSON]:
         check_values(self._values, rank=self._group.rank, size=self._group.size, writable=False)
@@ -108,22 +121,32 @@ class _Save:
         expect_same(group, describe_values(self._values), what="the values to save", error=CallError)
         expect_same(group, self._meta, what="meta", error=CallError)
         phases = [value.phase for value in self._values]
-        shard = plan_shard(self._values, group.rank, phases=phases)
-        head = [new_token(), socket.gethostname(), shard.nbytes, self._progress, phases]
+        self._make_directory()
+        cuts = together(group, lambda: linkable(self._values, path), path=path, name="save links")
+        shard = plan_shard(self._values, group.rank, phases=phases, linked=cuts)
+        taken = sum(self._values[index].mine.dtype.itemsize * marks[-1] for index, marks in cuts.items())
+        head = [new_token(), socket.gethostname(), shard.nbytes, self._progress, phases, list(cuts), taken]
         heads = gather_json(group, head, name="save heads")
         token, sizes = heads[0][0], [head[2] for head in heads]
         hosts = [head[1] for head in heads]
         files = [DataFile(data_name(rank, token), nbytes) for rank, nbytes in enumerate(sizes) if nbytes]
-        self._make_room(sum(sizes))
+        # A linked file takes its room when its store writes again, and that must not fail for want of it.
+        self._check_room(sum(sizes) + sum(head[6] for head in heads))
         threads = worker_count(hosts.count(hosts[group.rank]))
         with trace.span("checkpoint.write", track="checkpoint", nbytes=shard.nbytes, threads=threads):
-            checksums, direct = self._write(shard, token, hosts, files, threads)
+            checksums, direct = self._write(shard, token, hosts, files, threads, cuts)
+        links = [
+            Links([DataFile(*file) for file in told[0]], [LinkedExtent(*extent) for extent in told[1]])
+            for told in gather_json(group, self._links, name="save links")
+        ]
+        files += [file for one in links for file in one.files]
         with trace.span("checkpoint.commit", track="checkpoint"):
-            removed = self._commit(checksums, token, files, heads)
+            removed = self._commit(checksums, token, files, heads, links)
         trace.count("checkpoint.written_nbytes", shard.nbytes)
         return Saved(
             path=path,
-            nbytes=sum(sizes),
+            nbytes=sum(file.nbytes for file in files),
+            linked_nbytes=sum(file.nbytes for one in links for file in one.files),
             seconds=time.perf_counter() - self._began,
             direct=direct,
             removed=tuple(removed),
@@ -131,19 +154,27 @@ class _Save:
 
     # -- write -----------------------------------------------------------------------------------------------------
 
-    def _make_room(self, needed: int) -> None:
-        """Rank 0 makes the directory; no rank goes on where there is no room for all of them."""
+    def _make_directory(self) -> None:
+        """Rank 0 makes the directory."""
 
         def make() -> None:
             if self._group.rank == 0:
                 wait_for_sweeps()
                 self._made = make_directory(self._path)
+
+        together(self._group, make, path=self._path, name="save directory")
+
+    def _check_room(self, needed: int) -> None:
+        """No rank goes on where there is no room for all of them."""
+
+        def check() -> None:
+            if self._group.rank == 0:
                 free = free_nbytes(self._path)
                 if free is not None and free < needed:
                     self._unmake()
                     raise room_error(self._path, needed=needed, why="the disk is too full")
 
-        together(self._group, make, path=self._path, name="save directory")
+        together(self._group, check, path=self._path, name="save room")
 
     def _unmake(self) -> None:
         for directory in reversed(self._made):
@@ -151,7 +182,13 @@ class _Save:
                 os.rmdir(directory)
 
     def _write(
-        self, shard: Shard, token: str, hosts: list[str], files: list[DataFile], threads: int
+        self,
+        shard: Shard,
+        token: str,
+        hosts: list[str],
+        files: list[DataFile],
+        threads: int,
+        cuts: dict[int, Sequence[int]],
     ) -> tuple[list[int], bool]:
         group = self._group
         name = os.path.join(self._path, data_name(group.rank, token))
@@ -172,6 +209,7 @@ class _Save:
                 self._see(files, hosts)
 
         def write() -> list[int]:
+            self._links = make_links(self._values, cuts, path=self._path, rank=group.rank, token=token)
             if file is None:
                 return []
             try:
@@ -190,9 +228,11 @@ class _Save:
             # All ranks agreed that this save failed, or this one cannot go on: none of them will commit it. After a
             # group's own failure they may not agree; then the files stay, and the next save deletes them.
             # Rank 0 deletes the others' files, too: its directory must be empty before it can go.
-            for doomed in [os.path.join(self._path, one.name) for one in files] if group.rank == 0 else [name]:
+            if group.rank == 0:
+                delete_save(self._path, token)
+            else:
                 with contextlib.suppress(OSError):
-                    os.unlink(doomed)
+                    os.unlink(name)
             self._unmake()
             raise
         finally:
@@ -202,7 +242,7 @@ class _Save:
     def _see(self, files: list[DataFile], hosts: list[str], *, full: bool = False) -> None:
         """Raise unless every file is seen here, and has its size if it must be ``full``."""
         for file in files:
-            rank = int(file.name.split(".")[0].removeprefix("shard-"))
+            rank = rank_of(file.name)
             try:
                 found = os.stat(os.path.join(self._path, file.name)).st_size
             except FileNotFoundError:
@@ -221,7 +261,14 @@ class _Save:
 
     # -- commit ----------------------------------------------------------------------------------------------------
 
-    def _commit(self, checksums: list[int], token: str, files: list[DataFile], heads: list[list[JSON]]) -> list[str]:
+    def _commit(
+        self,
+        checksums: list[int],
+        token: str,
+        files: list[DataFile],
+        heads: list[list[JSON]],
+        links: Sequence[Links],
+    ) -> list[str]:
         """Rank 0 makes the save count. From here on only rank 0 deletes: it alone knows whether the rename happened."""
         group = self._group
         counts = [int(count) for count in group.all_gather(np.array([len(checksums)]), name="save counts").wait()]
@@ -232,7 +279,7 @@ class _Save:
                 return []
             try:
                 self._see(files, [head[1] for head in heads], full=True)
-                text = encode(self._manifest(heads, sums, files))
+                text = encode(self._manifest(heads, sums, files, links))
                 publish(self._path, text, token=token, made=self._made)
             except BaseException as error:
                 self._withdraw(files, token)
@@ -251,27 +298,32 @@ class _Save:
         with contextlib.suppress(CheckpointError, StorageError):
             if any(file.name in {one.name for one in files} for file in read_manifest(self._path).files):
                 return
-        for file in files:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(self._path, file.name))
+        delete_save(self._path, token)
         self._unmake()
 
-    def _manifest(self, heads: list[list[JSON]], sums: Array, files: list[DataFile]) -> Manifest:
+    def _manifest(
+        self, heads: list[list[JSON]], sums: Array, files: list[DataFile], links: Sequence[Links]
+    ) -> Manifest:
         rows: dict[tuple[str, str], list[StoredExtent]] = {
             (value.kind, extent.name): [] for value in self._values for extent in value.layout.extents
         }
         kinds = [value.kind for value in self._values]
-        indices = {file.name.split(".")[0]: index for index, file in enumerate(files)}
+        indices = {file.name: index for index, file in enumerate(files)}
+        token = heads[0][0]
         checksums = iter(sums.tolist())
         for rank, head in enumerate(heads):
-            index = indices.get(f"shard-{rank:05d}", -1)
-            for one in plan_shard(self._values, rank, phases=head[4]).extents:
+            index = indices.get(data_name(rank, token), -1)
+            for one in plan_shard(self._values, rank, phases=head[4], linked=head[5]).extents:
                 row = StoredExtent(index, one.offset, one.first, one.numel, next(checksums))
                 rows[kinds[one.value], one.name].append(row)
+            for link in links[rank].extents:
+                index = indices[links[rank].files[link.file].name]
+                row = StoredExtent(index, link.offset, link.first, link.numel, link.crc32c)
+                rows[kinds[link.value], link.name].append(row)
         tensors: dict[str, dict[str, StoredTensor]] = {kind: {} for kind in kinds}
         for value in self._values:
             for extent in value.layout.extents:
-                extents = tuple(rows[value.kind, extent.name])
+                extents = tuple(sorted(rows[value.kind, extent.name], key=lambda row: row.first))
                 tensors[value.kind][extent.name] = StoredTensor(value.layout.dtype, extent.shape, extents)
         return Manifest(
             format=VERSION,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from zerort.layout import FlatLayout, Partition
 from zerort.native import address_of, crc32c
 from zerort.typing import Array
 
-__all__ = ["JSON", "PAGE_NBYTES", "Resting", "Value", "as_json", "check_values", "describe_values"]
+__all__ = ["JSON", "PAGE_NBYTES", "Linkable", "Resting", "Sums", "Value", "as_json", "check_values", "describe_values"]
 
 PAGE_NBYTES: Final = 4096
 """Data files are a multiple of this, so that O_DIRECT reads and writes whole pages to the end."""
@@ -47,6 +47,26 @@ class Resting(Protocol):
 
     def write(self, first: int, source: Array) -> Ticket[Array]:
         """Put ``source`` at the elements from ``first`` on."""
+
+
+@runtime_checkable
+class Linkable(Resting, Protocol):
+    """Values in files that a checkpoint can take over as they are."""
+
+    def cuts_in(self, directory: str) -> Sequence[int] | None:
+        """Return where files begin, in elements, and the end of the last; None if they cannot be linked there."""
+
+    def link(self, at: int, path: str) -> tuple[int, Sums]:
+        """Give file ``at``, synced, another name, under which it stays as it is; return its size and its checksums."""
+
+
+class Sums(NamedTuple):
+    """The checksums of a file's bytes, grain by grain."""
+
+    grain: int
+    """Bytes that one of them covers; the last covers the rest."""
+    crc32c: Array
+    """uint32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@
     zerort bench nvme
     zerort bench offload
     zerort bench copies
+    zerort plan MODEL                         0: it fits             1: it does not
     zerort ckpt inspect PATH                  0: it is fine          1: it is damaged
     zerort ckpt verify PATH                   2: it is not a checkpoint
     zerort ckpt export PATH OUT
@@ -36,6 +37,7 @@ from zerort.cli.arguments import (
 from zerort.cli.checkpoint_arguments import add_bench_checkpoint, add_ckpt
 from zerort.cli.cuda_arguments import add_bench_copies
 from zerort.cli.offload_arguments import add_bench_nvme, add_bench_offload
+from zerort.cli.plan_arguments import add_plan
 from zerort.comm.bootstrap import KINDS
 from zerort.config import ZERO
 from zerort.errors import ZerortError
@@ -114,6 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_bench_nvme(benches, _command)
     add_bench_offload(benches, _command)
     add_bench_copies(benches, _command)
+    add_plan(commands, _command)
     add_ckpt(commands, _command)
     return parser
 

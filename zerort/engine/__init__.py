@@ -15,7 +15,9 @@
     section_tiers.py  offload_options.py        where a section's parts rest, and how they stream
     prefetch.py       which unit comes next
     snapshot.py       what a checkpoint holds; saving.py: when one is written and read
-    forecast.py       how many bytes a plan will take, from shapes alone
+    forecast.py       how many bytes a plan or a budget will take, from shapes alone
+    budget.py         what rests where under a budget (sizing.py, working.py: what there is to place)
+    allotment.py      when that is decided
     attachment.py     what a binding hangs on a runtime
     mesh.py           which ranks share shards, and which hold copies
     report.py  ledger.py  options.py  tensors.py      what is told, counted, decided, registered

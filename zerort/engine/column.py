@@ -23,6 +23,7 @@ from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
 if TYPE_CHECKING:
+    from zerort.checkpoint.value import Sums
     from zerort.engine.tiers import Tiers
     from zerort.offload import Part
 
@@ -149,6 +150,20 @@ class Column:
                 offset = here.start * self.dtype.itemsize
                 tickets.append(self._tiers.write(self._value(at), source[there], offset=offset))
         return joined(tickets, result=source)
+
+    def cuts_in(self, directory: str) -> tuple[int, ...] | None:
+        """Return the cuts if the chunks can be linked into a directory; None if not, or if some are in memory."""
+        if self.memory.size or self._tiers is None or not self.streams:
+            return None
+        return self.cuts if self._tiers.can_link(directory) else None
+
+    def link(self, at: int, path: str) -> tuple[int, Sums]:
+        """Give a chunk's file another name, under which it stays as it is; return its size and its checksums."""
+        from zerort.checkpoint.value import Sums
+
+        assert self._tiers is not None
+        found = self._tiers.link(self._value(at), path)
+        return found.nbytes, Sums(found.grain, found.sums)
 
     def chunk(self, at: int) -> Array:
         """Return a chunk: where it lies in memory, or a copy of what rests elsewhere."""

@@ -1,30 +1,37 @@
-"""`forecast`: how many bytes a rank will hold at rest under a plan, from shapes alone. No memory is touched.
+"""`forecast`: how many bytes a rank will hold in each memory, from shapes alone; `Outlook` also says what a step moves.
 
-The same layouts, partitions and divisions that a runtime is built from, so the numbers are exact, padding and uneven
-weights included: `Runtime.memory` counts the arrays and finds the same. May import: config, layout, optim, engine.*.
+    forecast(units, plan=…, optimizer=…, size=8)     ->  MemoryReport: what `Runtime.memory` will find
+    Outlook.of(plan, working)                        ->  the same, section by section, and the disk's share of a step
+
+No memory is touched. A plan says the tiers; for a budget they are decided here as a runtime decides them. May import:
+config, optim, engine.*.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
-from zerort.buffer import TreeSum
-from zerort.config import Plan
-from zerort.engine.registration import Division, divide
+from zerort.config import Budget, Plan
+from zerort.engine.budget import Capacity, decide
+from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.report import MemoryReport
-from zerort.engine.section import BLOCK
-from zerort.engine.tensors import Frozen, TensorSpec, full_name, is_frozen
-from zerort.layout import FlatLayout, Partition, Placement, itemsize
-from zerort.layout.flat import ALIGNMENT
-from zerort.optim import Optimizer, ParameterGroup, resolve
+from zerort.engine.section_tiers import SectionTiers
+from zerort.engine.sizing import PARTS, Blueprint
+from zerort.engine.tensors import Frozen, TensorSpec
+from zerort.engine.working import WorkingMemory, offload_within
+from zerort.optim import Optimizer, ParameterGroup
 
-__all__ = ["forecast"]
+__all__ = ["Outlook", "Traffic", "forecast"]
+
+_IN_MEMORY: Final = Plan.zero(0)
 
 
 def forecast(
     units: Mapping[str, Mapping[str, TensorSpec]],
     *,
-    plan: Plan,
+    plan: Plan | Budget,
     optimizer: Optimizer,
     size: int,
     rank: int = 0,
@@ -35,12 +42,16 @@ def forecast(
     micro_steps: int = 1,
     virtual_shards: int | None = None,
     lenders: Collection[str] = (),
+    prefetch: int = 1,
+    buckets: int = 2,
+    one_memory: bool = True,
+    offload: OffloadOptions | None = None,
 ) -> MemoryReport:
-    """Return the bytes that ``rank`` of ``size`` will hold at rest.
+    """Return the bytes that ``rank`` of ``size`` will hold.
 
     Args:
         units: What will be registered: shapes and dtypes by name, by unit.
-        plan: What lives where.
+        plan: What lives where, or how much there is of each memory.
         optimizer: Whose state is kept.
         size: Ranks that share the model.
         rank: Whose bytes.
@@ -51,58 +62,107 @@ def forecast(
         micro_steps: Calls of reduce that are summed before anything is communicated.
         virtual_shards: Micro-batches of a step in deterministic mode.
         lenders: Units that others are tied to.
+        prefetch: Units that are gathered ahead.
+        buckets: Gradient buckets that may be in flight at once.
+        one_memory: Whether all ranks are on one machine: then a gather of what rests in memory takes none.
+        offload: How values stream between memory and a disk; the defaults if None.
+
+    Raises:
+        PlanError: The model does not fit into the budget.
     """
-    parameter = gradient = state = 0
-    alignment, copies = ALIGNMENT, 1  # copies: whole gradients, where whole ones are kept
-    if virtual_shards is not None:
-        alignment, copies = BLOCK, 2 + TreeSum.depth(virtual_shards // size)
-    for name, tensors in units.items():
-        full = {full_name(name, local): spec for local, spec in tensors.items()}
-        cold = {full_name(name, local) for local in tensors if is_frozen(frozen, local)}
-        for part in divide(
-            full, frozen=cold.__contains__, resolve=lambda one, shape: resolve(optimizer, groups, one, shape)
-        ):
-            layout = FlatLayout.build({one: spec.shape for one, spec in part.tensors.items()}, dtype=part.dtype)
-            partition = Partition.build(layout.numel, size, weights=weights, alignment=alignment)
-            mine = partition.counts[rank]
-            parameter += itemsize(part.dtype) * (mine if _is_sharded(plan, "parameter") else layout.numel)
-            if part.optimizers is None:
-                continue
-            whole = micro_steps > 1 or copies > 1 or name in lenders or not _is_sharded(plan, "gradient")
-            gradient += itemsize(gradient_dtype or part.dtype) * (copies * layout.numel if whole else mine)
-            state += _state_nbytes(part, layout, partition, rank=rank, whole=not _is_sharded(plan, "state"))
-    return MemoryReport(parameter=parameter, gradient=gradient, state=state, buckets=0)
+    blueprint = Blueprint(
+        units=units,
+        plan=plan if isinstance(plan, Plan) else Plan.zero(plan.stage),
+        optimizer=optimizer,
+        size=size,
+        groups=groups,
+        frozen=frozen,
+        weights=weights,
+        gradient_dtype=gradient_dtype,
+        micro_steps=micro_steps,
+        virtual_shards=virtual_shards,
+        lenders=lenders,
+    )
+    settings = {"prefetch": prefetch, "buckets": buckets, "ties": len(lenders), "one_memory": one_memory}
+    return Outlook.of(blueprint, plan, offload=offload, **settings).memory(rank)
 
 
-def _is_sharded(plan: Plan, part: str) -> bool:
-    return getattr(plan, part).placement is Placement.SHARDED
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What rests where, and what computing takes besides."""
+
+    blueprint: Blueprint
+    working: WorkingMemory
+    tiers: tuple[SectionTiers, ...]
+    """Of each section, the same on every rank."""
+
+    @classmethod
+    def of(
+        cls, blueprint: Blueprint, plan: Plan | Budget, *, offload: OffloadOptions | None = None, **settings: Any
+    ) -> Outlook:
+        """Say what becomes of a model under a plan or a budget.
+
+        Args:
+            blueprint: The model.
+            plan: The tiers, or how much there is of each.
+            offload: How values stream; the defaults if None. A budget makes chunks smaller if need be.
+            **settings: Other fields of `WorkingMemory`.
+
+        Raises:
+            PlanError: The model does not fit into the budget.
+        """
+        offload = offload or OffloadOptions()
+        if isinstance(plan, Budget):
+            offload = offload_within(plan.memory, offload)
+        working = WorkingMemory(sizes=blueprint.sections(), offload=offload, **settings)
+        if isinstance(plan, Plan):
+            tiers = tuple(SectionTiers.of(plan if size.movable else _IN_MEMORY) for size in working.sizes)
+        else:
+            tiers = decide(Capacity.of(plan), working=working)
+        return cls(blueprint=blueprint, working=working, tiers=tiers)
+
+    def memory(self, rank: int) -> MemoryReport:
+        """Return what ``rank`` will hold. Chunks on their way are counted at their most."""
+        sizes = self.blueprint.sections(rank=rank)
+        below = self.below(rank)
+        resting = {part: sum(getattr(size, part) for size in sizes) - below[part] for part in PARTS}
+        working = replace(self.working, sizes=sizes).of(self.tiers)
+        return MemoryReport(
+            **resting,
+            buckets=working.buckets,
+            gathered=working.gathered,
+            streaming=working.streaming,
+            nvme=sum(below.values()),
+        )
+
+    def below(self, rank: int) -> dict[str, int]:
+        """Return how much of each part of ``rank`` rests on a disk."""
+        chunk = self.working.chunk_numel
+        found = [
+            size.below(tiers, chunk_numel=chunk)
+            for size, tiers in zip(self.blueprint.sections(rank=rank), self.tiers, strict=True)
+        ]
+        return {part: sum(one[part] for one in found) for part in PARTS}
+
+    def traffic(self, rank: int, *, passes: int = 2) -> Traffic:
+        """Return what ``rank`` moves between a disk and memory in a step.
+
+        Args:
+            rank: Whose.
+            passes: How often every unit is gathered: once forward, once backward.
+        """
+        read = written = 0
+        for size, tiers in zip(self.blueprint.sections(rank=rank), self.tiers, strict=True):
+            below = size.below(tiers, chunk_numel=self.working.chunk_numel)
+            read += passes * below["parameter"] + below["gradient"] + below["state"]
+            if size.is_trained:
+                read += 0 if size.has_master else below["parameter"]  # else they are what master weights round to
+                written += sum(below.values())
+        return Traffic(read, written)
 
 
-def _state_nbytes(part: Division, layout: FlatLayout, partition: Partition, *, rank: int, whole: bool) -> int:
-    assert part.optimizers is not None
-    mine = partition.of(rank)
-    owned = layout.numel if whole else mine.numel
-    nbytes = 0 if part.dtype == "float32" else 4 * owned  # master weights
-    having: dict[str, list[str]] = {}
-    for extent in layout.extents:
-        for spec in part.optimizers[extent.name].states(extent.shape):
-            if spec.shape is not None:
-                nbytes += itemsize(spec.dtype) * _numel(spec.shape)
-            else:
-                having.setdefault(f"{spec.name} {spec.dtype}", []).append(extent.name)
-    for kind, names in having.items():
-        size = itemsize(kind.split()[1])
-        if len(names) == len(layout.extents):
-            nbytes += size * owned
-        else:  # kept without the others, and without padding
-            first, last = (0, layout.numel) if whole else mine
-            overlaps = layout.overlaps(first, last)
-            nbytes += size * sum(o.in_extent.stop - o.in_extent.start for o in overlaps if o.extent.name in names)
-    return nbytes
+class Traffic(NamedTuple):
+    """Bytes that one rank moves between a disk and memory in a step."""
 
-
-def _numel(shape: tuple[int, ...]) -> int:
-    numel = 1
-    for axis in shape:
-        numel *= axis
-    return numel
+    read: int
+    written: int

@@ -18,14 +18,14 @@ from typing import Any, Final, Literal
 from zerort.config import Variable, parse_bytes, parse_switch
 from zerort.errors import CallError
 
-__all__ = ["OFFLOAD_ENVIRONMENT", "SCRATCH", "OffloadOptions", "Scratch", "scratch_directories"]
+__all__ = ["LEAST_CHUNK", "OFFLOAD_ENVIRONMENT", "SCRATCH", "OffloadOptions", "Scratch", "scratch_directories"]
 
 Scratch = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 SCRATCH: Final = "ZERORT_SCRATCH"
 """The variable that names the directories for offloaded values, several of them separated by colons."""
 
-_LEAST_CHUNK: Final = 8192
+LEAST_CHUNK: Final = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class OffloadOptions:
     """Leave the files when the runtime closes, for somebody who looks for an error."""
 
     def __post_init__(self) -> None:
-        _expect_int("chunk_nbytes", self.chunk_nbytes, minimum=_LEAST_CHUNK)
+        _expect_int("chunk_nbytes", self.chunk_nbytes, minimum=LEAST_CHUNK)
         if self.depth != "auto":
             _expect_int("depth", self.depth, minimum=1)
         _expect_int("threads", self.threads, minimum=1)

@@ -8,10 +8,12 @@ from typing import Any
 
 from zerort.comm import Group
 from zerort.comm.agreement import expect_same, raise_together
-from zerort.config import Plan, Tier
+from zerort.config import Budget, Plan, Tier
 from zerort.engine.mesh import Mesh, mesh
+from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.runtime import Runtime
+from zerort.engine.working import offload_within
 from zerort.errors import CallError, PlanError
 from zerort.optim import AdamW, ElementwiseOptimizer, Optimizer, ParameterGroup
 
@@ -20,7 +22,7 @@ __all__ = ["open_runtime"]
 
 def open_runtime(
     *,
-    plan: Plan | None = None,
+    plan: Plan | Budget | None = None,
     optimizer: Optimizer | None = None,
     groups: Sequence[ParameterGroup] = (),
     group: Group | None = None,
@@ -30,7 +32,7 @@ def open_runtime(
     """Open a runtime on this rank. Every rank of the group calls this with the same arguments.
 
     Args:
-        plan: What lives where; ZeRO-3 if None.
+        plan: What lives where, or a budget: `Plan.zero`, `Plan.fit`. ZeRO-3 if None.
         optimizer: How parameters are updated; AdamW with a learning rate of 1e-3 if None.
         groups: Other settings for some parameters, by name.
         group: The ranks; left open when the runtime closes. All of the job's if None.
@@ -52,7 +54,7 @@ def open_runtime(
         raise_together(ranks.world, error, name="open")
         assert runtime is not None
         facts = [
-            str(runtime.plan),
+            [str(runtime.plan), repr(runtime.budget)],
             runtime.optimizer.describe(),
             [_describe(one, runtime.optimizer) for one in runtime.groups],
             runtime.options.describe(),
@@ -76,7 +78,7 @@ def _mesh_of(group: Group | None) -> Mesh:
 
 def _prepare(
     ranks: Mesh,
-    plan: Plan | None,
+    plan: Plan | Budget | None,
     optimizer: Optimizer | None,
     groups: Sequence[ParameterGroup],
     options: dict[str, Any],
@@ -84,8 +86,13 @@ def _prepare(
     settings = RuntimeOptions(**options)
     plan = Plan.zero(3) if plan is None else plan
     optimizer = AdamW(lr=1e-3) if optimizer is None else optimizer
+    budget = plan if isinstance(plan, Budget) else None
+    if budget is not None:
+        plan = Plan.zero(budget.stage)
+        offload = OffloadOptions.from_environment() if settings.offload is None else settings.offload
+        settings = replace(settings, offload=offload_within(budget.memory, offload))
     if not isinstance(plan, Plan):
-        raise CallError(f"Expected a Plan such as Plan.zero(3), got {plan!r}.")
+        raise CallError(f"Expected a Plan such as Plan.zero(3), or a budget, Plan.fit(host='8GiB'); got {plan!r}.")
     if not isinstance(optimizer, Optimizer):
         raise CallError(f"Expected an optimizer such as AdamW(lr=1e-3), got {optimizer!r}.")
     for one in groups:
@@ -99,7 +106,7 @@ def _prepare(
         )
     if settings.deterministic:
         _check_deterministic(ranks, optimizer, settings)
-    return Runtime(ranks, plan=plan, optimizer=optimizer, groups=groups, options=settings)
+    return Runtime(ranks, plan=plan, budget=budget, optimizer=optimizer, groups=groups, options=settings)
 
 
 def _check_resting_gradient(ranks: Mesh, settings: RuntimeOptions) -> None:

@@ -48,6 +48,10 @@ class Division:
         """The dtype of all of them."""
         return next(iter(self.tensors.values())).dtype
 
+    def section_name(self, unit: str) -> str:
+        """Return what its section is called: unit and dtype, and whether it is frozen."""
+        return f"{unit} {self.dtype}{' frozen' * (self.optimizers is None)}"
+
 
 def divide(
     tensors: Mapping[str, TensorSpec],
@@ -113,11 +117,14 @@ def register_unit(
     values = {local: value for local, value in params.items() if isinstance(value, np.ndarray) and local not in aliases}
     values = agree_on_values(rt, name, declared, values, broadcast=broadcast)
 
-    own = {full_name(name, local): spec for local, spec in declared.items() if local not in aliases}
+    apart = {local: spec for local, spec in declared.items() if local not in aliases}
+    lenders = {unit.name for unit, _ in ties.values()}
+    rt.allot({name: apart}, frozen=cold.__contains__, lenders=lenders, more=True)
+    own = {full_name(name, local): spec for local, spec in apart.items()}
     rt.drop_prefetched()
     sections = tuple(
         Section(
-            f"{name} {part.dtype}{' frozen' * (part.optimizers is None)}",
+            part.section_name(name),
             part.tensors,
             optimizers=part.optimizers,
             setup=rt.setup,

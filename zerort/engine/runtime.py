@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from zerort.buffer import Slots
 from zerort.comm import Group
-from zerort.config import Plan
+from zerort.comm.agreement import expect_same
+from zerort.config import Budget, Plan
 from zerort.device import HostDevice
+from zerort.engine.allotment import Allotment
 from zerort.engine.attachment import Attachment
 from zerort.engine.ledger import Ledger
 from zerort.engine.mesh import Mesh
@@ -31,10 +33,10 @@ from zerort.engine.report import MemoryReport, Restored, StepReport
 from zerort.engine.section import BLOCK, Section, SectionSetup
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.step import take_step
-from zerort.engine.tensors import Frozen, TensorSpec
+from zerort.engine.tensors import Frozen, TensorSpec, declare
 from zerort.engine.tiers import Tiers
 from zerort.engine.unit import Unit
-from zerort.errors import ClosedError, ZerortError
+from zerort.errors import CallError, ClosedError, ZerortError
 from zerort.layout import Placement
 from zerort.layout.flat import ALIGNMENT
 from zerort.optim import LossScale, LossScaler, Optimizer, ParameterGroup, unmatched
@@ -51,7 +53,8 @@ class Runtime:
 
     Args:
         mesh: The ranks; closed with the runtime.
-        plan: What lives where.
+        plan: What lives where; with a budget, only how it lies over the ranks.
+        budget: How much there is of each memory, instead of the plan's tiers.
         optimizer: How parameters are updated.
         groups: Other settings for some of them.
         options: How it trains.
@@ -62,6 +65,7 @@ class Runtime:
         mesh: Mesh,
         *,
         plan: Plan,
+        budget: Budget | None = None,
         optimizer: Optimizer,
         groups: Sequence[ParameterGroup] = (),
         options: RuntimeOptions,
@@ -69,6 +73,7 @@ class Runtime:
         self.mesh = mesh
         self.world = mesh.world
         self.plan = plan
+        self.budget = budget
         self.optimizer = optimizer
         self.groups = tuple(groups)
         self.options = options
@@ -80,6 +85,17 @@ class Runtime:
         self.ledger = Ledger()
         self.tiers = Tiers(mesh.world, scratch=options.scratch, options=options.offload, ledger=self.ledger)
         """What rests on a disk."""
+        self._allotment: Allotment | None = None
+        if budget is not None:
+            self._allotment = Allotment.build(
+                budget,
+                mesh,
+                plan=plan,
+                optimizer=optimizer,
+                groups=self.groups,
+                options=options,
+                offload=self.tiers.options,
+            )
         self._closed = self._stepped = False
         self.micro_steps = options.micro_steps
         """Calls of `Unit.reduce` per unit and step, on this rank."""
@@ -131,7 +147,7 @@ class Runtime:
             norm_block=BLOCK if options.deterministic else None,
             tiers=self.tiers,
             gradient_slots=self.gradient_slots,
-            tiers_of=lambda name: SectionTiers.of(plan),
+            tiers_of=(lambda name: SectionTiers.of(plan)) if self._allotment is None else self._allotment.of,
         )
 
     # -- who and what ----------------------------------------------------------------------------------------------
@@ -176,6 +192,44 @@ class Runtime:
         return self.shard_count if self.options.reduction == "mean" else 1
 
     # -- the verbs -------------------------------------------------------------------------------------------------
+
+    def expect(
+        self,
+        units: Mapping[str, Mapping[str, Array | TensorSpec]],
+        *,
+        frozen: Frozen = False,
+        lenders: Collection[str] = (),
+    ) -> None:
+        """Announce units that will be registered, so that a budget is shared out over all of them at once.
+
+        Only with `Plan.fit` does this do anything. A unit that nobody has announced gets of what is left when it is
+        registered: then the first units rest highest, instead of the hottest parts of all. Every rank calls this.
+
+        Args:
+            units: Tensors by name, by unit, as they will be registered; values are not looked at.
+            frozen: Which parameters of these units take no gradient.
+            lenders: Names of units that others will be tied to: they keep whole gradients.
+
+        Raises:
+            PlanError: They do not fit into the budget; on every rank.
+        """
+        self.check_open("expect")
+        declared = {name: declare(name, params) for name, params in units.items()}
+        facts = {name: {key: [list(one.shape), one.dtype] for key, one in of.items()} for name, of in declared.items()}
+        expect_same(self.world, [facts, sorted(lenders)], what="what is announced", error=CallError)
+        self.allot(declared, frozen=frozen, lenders=lenders)
+
+    def allot(
+        self,
+        units: Mapping[str, Mapping[str, TensorSpec]],
+        *,
+        frozen: Frozen,
+        lenders: Collection[str] = (),
+        more: bool = False,
+    ) -> None:
+        """Decide where units that are not known yet will rest, if there is a budget. Every rank calls this."""
+        if self._allotment is not None:
+            self._allotment.expect(units, frozen=frozen, lenders=lenders, more=more)
 
     def register(
         self,

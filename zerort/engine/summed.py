@@ -101,7 +101,7 @@ class RestingGradient:
                 self.column.write(0, gradient).wait()
             except StorageError as error:
                 self.error = error
-            return gradient[:0]
+            return np.empty(0, gradient.dtype)  # no view: it would keep the memory, which others need, until the step
 
         ticket = self._stream.submit(put_away, name=f"put away {self.column.name}")
         slot.release(after=ticket)

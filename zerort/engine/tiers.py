@@ -33,6 +33,7 @@ from zerort.typing import Array
 
 if TYPE_CHECKING:
     from zerort.offload import DirectoryReport, Part, Pipeline, Store
+    from zerort.offload.chunk import LinkedFile
     from zerort.offload.pipeline import Run
 
 __all__ = ["Tiers"]
@@ -192,6 +193,19 @@ class Tiers:
         """Write to a value, as `Store.write` does."""
         self._count(written=source.nbytes)
         return self.store.write(name, source, offset=offset)
+
+    def can_link(self, directory: str) -> bool:
+        """Say whether values' files can have a second name in a directory: on the same disk, and on one only."""
+        from zerort.offload import NvmeStore
+
+        return isinstance(self._store, NvmeStore) and self._store.can_link(directory)
+
+    def link(self, name: str, path: str) -> LinkedFile:
+        """Give a value's file another name, as `NvmeStore.link` does."""
+        from zerort.offload import NvmeStore
+
+        assert isinstance(self._store, NvmeStore)
+        return self._store.link(name, path)
 
     def foresee(self) -> None:
         """Begin to read what the last update began with: the next one will, too. Gradients need not be there yet.

@@ -6,8 +6,9 @@
             preadv ──> slab ── crc32c + copy ──> array
 
 The sums are in memory, by grain of 256 KiB; without checksums a grain is a page. The file is opened for each operation:
-a store may have more values than a process may have files, and a file that was put in its place is found out.
-May import: native, errors, trace, offload.blocks, offload.refusal, offload.segments.
+a store may have more values than a process may have files, and a file that was put in its place is found out. A file
+that somebody else has under another name (`link`) is never written to again: the next write goes to a new one.
+May import: native, errors, trace, offload.blocks, offload.refusal, offload.scratch, offload.segments.
 """
 
 from __future__ import annotations
@@ -16,21 +17,23 @@ import contextlib
 import errno
 import functools
 import os
+import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from zerort import trace
 from zerort.errors import CorruptStorageError
 from zerort.native import address_of, copy_into, crc32c, crc32c_grains
-from zerort.offload.blocks import PAGE_NBYTES, BlockFile
+from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
 from zerort.offload.refusal import refusal
+from zerort.offload.scratch import SUFFIX
 from zerort.offload.segments import Segment, round_up
 from zerort.typing import Array
 
-__all__ = ["GRAIN_NBYTES", "ChunkFile"]
+__all__ = ["GRAIN_NBYTES", "ChunkFile", "LinkedFile"]
 
 GRAIN_NBYTES = 256 * 1024
 """What one checksum covers: small enough to be copied while the sum's bytes are still in the core's cache."""
@@ -44,6 +47,17 @@ _CURE = "The disk, or the memory on the way to it, is failing, or somebody else 
 _NO_SUMS = np.empty(0, np.uint32)
 
 T = TypeVar("T")
+
+
+class LinkedFile(NamedTuple):
+    """What a linked file holds."""
+
+    nbytes: int
+    """Its size: whole pages."""
+    grain: int
+    """Bytes that one checksum covers."""
+    sums: Array
+    """The crc32c of each grain."""
 
 
 class ChunkFile:
@@ -76,6 +90,9 @@ class ChunkFile:
         self._file_nbytes = round_up(nbytes, PAGE_NBYTES)
         self.sums: Array | None = None
         """The checksum of each grain, uint32; None without."""
+        self.is_shared = False
+        """Whether the file has another name, under which it must stay as it is."""
+        self._owning = threading.Lock()
         try:
             with BlockFile(path, create_nbytes=self._file_nbytes, direct=direct) as file:
                 self._identity = file.identity
@@ -166,6 +183,57 @@ class ChunkFile:
         """Return when what was written is on the disk."""
         with self.open(writable=True) as file:
             self._try(file.sync, 0)
+
+    def link(self, path: str) -> LinkedFile:
+        """Give the file, synced, another name, under which it stays as it is now; for a file with checksums.
+
+        Raises:
+            StorageError: The file system refused.
+        """
+        self.sync()
+        try:
+            os.link(self.path, path)
+        except OSError as error:
+            raise refusal(error, path=path, what=f"{self.value!r}", rank=self._rank) from error
+        self.is_shared = True
+        assert self.sums is not None
+        return LinkedFile(self._file_nbytes, self.grain, self.sums.copy())
+
+    def own(self, *, whole: bool) -> None:
+        """See to it that the file is nobody else's before it is written to; any of a write's workers may.
+
+        Args:
+            whole: All of it will be written, so that nothing need be copied.
+
+        Raises:
+            StorageError: There is no room for a new file, or the file system refused.
+        """
+        if not self.is_shared:
+            return
+        with self._owning:
+            if self.is_shared and os.stat(self.path).st_nlink > 1:  # or its other name is gone by now
+                self._replace(whole=whole)
+            self.is_shared = False
+
+    def _replace(self, *, whole: bool) -> None:
+        draft = f"{self.path.removesuffix(SUFFIX)}.new{SUFFIX}"
+        try:
+            with BlockFile(draft, create_nbytes=self._file_nbytes, direct=self.direct) as new:
+                if not whole:
+                    with self.open(writable=False) as old:
+                        buffer = aligned_buffer(min(self._file_nbytes, BLOCK_NBYTES))
+                        for at in range(0, self._file_nbytes, buffer.size):
+                            block = buffer[: self._file_nbytes - at]
+                            old.read(block, at)
+                            new.write(block, at)
+                identity = new.identity
+            os.rename(draft, self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            needed = self._file_nbytes
+            raise refusal(error, path=self.path, what=f"{self.value!r}", needed=needed, rank=self._rank) from error
+        self._identity = identity
 
     def _in_place(self, segment: Segment, array: Array) -> bool:
         return segment.whole and segment.high % PAGE_NBYTES == 0 and address_of(array) % PAGE_NBYTES == 0

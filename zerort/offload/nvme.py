@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from zerort.device import HostDevice, SlabPool, Ticket
 from zerort.errors import CallError, ClosedError, StorageError
 from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
-from zerort.offload.chunk import GRAIN_NBYTES, ChunkFile
+from zerort.offload.chunk import GRAIN_NBYTES, ChunkFile, LinkedFile
 from zerort.offload.crew import Crew, Operation
 from zerort.offload.refusal import refusal
 from zerort.offload.scratch import Scratch, clean_up
@@ -193,12 +193,16 @@ class NvmeStore:
                             leased.append(stack.enter_context(self._slabs.lease()))
                         return leased[0]
 
+                    if writes:
+                        chunk.own(whole=data.size == chunk.nbytes)
                     file = stack.enter_context(chunk.open(writable=writes))
                     for number in pieces:
                         segment = segments[number]
                         move(file, segment, data[segment.begin - begin : segment.end - begin], slab)
 
             low, high = (segments[0].low, segments[-1].high) if segments else (begin, begin)
+            if writes and segments and chunk.is_shared:
+                low, high = 0, chunk.nbytes  # the write replaces the file, so nobody may read it meanwhile
             value.operations = [one for one in value.operations if not one.done() or _is_news(one)]
             after = [one for one in value.operations if one.conflicts(low, high, writes=writes)]
             operation = Operation(work, pieces=len(segments), begin=low, end=high, writes=writes, after=after)
@@ -222,6 +226,31 @@ class NvmeStore:
             if value.dirty:
                 value.dirty = False
                 value.chunk.sync()
+
+    def can_link(self, directory: str) -> bool:
+        """Say whether values' files can have a second name in a directory, and whether their checksums are known."""
+        try:
+            return self.options.checksum and os.stat(directory).st_dev == os.stat(self.path).st_dev
+        except OSError:  # not seen from here, or not there
+            return False
+
+    def link(self, name: str, path: str) -> LinkedFile:
+        """Give a value's file another name, under which it stays as it is now, on the disk.
+
+        Args:
+            name: The value.
+            path: The other name, in a directory that `can_link`.
+
+        Raises:
+            StorageError: A write of it has failed, or the file system refused.
+        """
+        self._check_open()
+        value = self._values[name]
+        for operation in list(value.operations):
+            if operation.writes:
+                operation.wait()
+        value.dirty = False
+        return value.chunk.link(path)
 
     def delete(self, name: str) -> None:
         """Delete a value's file; see `Store.delete`."""

@@ -1,0 +1,37 @@
+"""Hold what a user decides: a `Plan` says what lives where, `GroupOptions` say how a group works.
+
+    residence.py   Tier, Residence, and the stages as rows of data (`ZERO`):
+
+                   stage   parameter     gradient      state
+                   0       REPLICATED    REPLICATED    REPLICATED
+                   1       REPLICATED    PARTIAL       SHARDED
+                   2       REPLICATED    SHARDED       SHARDED
+                   3       SHARDED       SHARDED       SHARDED
+
+    plan.py        Plan: what lives where
+    budget.py      Budget: how much there is of each memory, instead of tiers (`Plan.fit`)
+    group.py       GroupOptions, and what the environment can set (`ENVIRONMENT`)
+    sizes.py       bytes as people write them
+
+All values are frozen and prove themselves. Imports only `zerort.errors` and `zerort.layout`.
+"""
+
+from zerort.config.budget import Budget
+from zerort.config.group import ENVIRONMENT, GroupOptions, Variable, parse_switch
+from zerort.config.plan import Plan
+from zerort.config.residence import ZERO, Residence, Tier
+from zerort.config.sizes import format_bytes, parse_bytes
+
+__all__ = [
+    "ENVIRONMENT",
+    "ZERO",
+    "Budget",
+    "GroupOptions",
+    "Plan",
+    "Residence",
+    "Tier",
+    "Variable",
+    "format_bytes",
+    "parse_bytes",
+    "parse_switch",
+]

@@ -1,0 +1,120 @@
+"""`Plan`: what lives where, as tiers that somebody chose. The plans nothing can serve are rows (`_LAWS`).
+
+Imports only `zerort.errors`, `zerort.layout`, `zerort.config.residence` and `zerort.config.budget`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from zerort.config.budget import Budget
+from zerort.config.residence import ZERO, Residence, Tier
+from zerort.errors import CallError, PlanError
+from zerort.layout.placement import Placement
+
+__all__ = ["Plan"]
+
+_ANY: Final = frozenset(Placement)
+_R, _P, _S = (frozenset({placement}) for placement in (Placement.REPLICATED, Placement.PARTIAL, Placement.SHARDED))
+
+# Where the first column lies as the second says, the third has to lie as the fourth says; the fifth is the cure.
+_LAWS: Final = (
+    ("parameter", _ANY, "parameter", _R | _S, "Parameters are values, not sums: replicate or shard them."),
+    ("state", _ANY, "state", _R | _S, "Optimizer state is a value, not a sum: replicate or shard it."),
+    ("parameter", _S, "gradient", _S, "A rank can only update the parameters it holds: shard the gradient too."),
+    ("gradient", _S, "state", _S, "A rank can only update the state it has gradients for: shard the state too."),
+    ("state", _S, "gradient", _P | _S, "Summing whole gradients for a shard of state is wasted: use PARTIAL."),
+)
+
+# What rests on a disk is a rank's own range, read and written once: the part, how it has to lie there, the cure.
+_DISK_LAWS: Final = (
+    ("parameter", _S, "Every rank would read all of it from the disk: shard it, as Plan.zero(3, parameter=…) does."),
+    ("gradient", _S, "Sums of whole gradients grow in memory: shard them, as Plan.zero(2) and Plan.zero(3) do."),
+    ("state", _S, "Every rank would write all of it to the disk: shard it, as Plan.zero(1, state=…) does."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What lives where: one residence each for parameters, gradients and optimizer state.
+
+    >>> print(Plan.zero(1, state=Tier.HOST))
+    parameter REPLICATED on DEVICE | gradient PARTIAL on DEVICE | state SHARDED on HOST
+    """
+
+    parameter: Residence
+    """The parameters at rest, between the gathers."""
+
+    gradient: Residence
+    """The gradients between backward and the step; PARTIAL means that the step sums them."""
+
+    state: Residence
+    """The optimizer's state, master weights included."""
+
+    @classmethod
+    def zero(
+        cls, stage: int, *, parameter: Tier = Tier.DEVICE, gradient: Tier = Tier.DEVICE, state: Tier = Tier.DEVICE
+    ) -> Plan:
+        """Look up a ZeRO stage and say in which tier each part rests.
+
+        ``Plan.zero(2, state=Tier.HOST)`` is ZeRO-Offload; ``Plan.zero(3, parameter=Tier.NVME, gradient=Tier.HOST,
+        state=Tier.NVME)`` is ZeRO-Infinity.
+
+        Args:
+            stage: A row of `ZERO`.
+            parameter: Where parameters rest.
+            gradient: Where gradients rest.
+            state: Where optimizer state rests.
+
+        Raises:
+            PlanError: If there is no such row.
+        """
+        row = ZERO.get(stage)
+        if row is None:
+            raise PlanError(f"Expected a ZeRO stage out of {', '.join(map(str, ZERO))}; got {stage!r}.")
+        tiers = (parameter, gradient, state)
+        return cls(*(Residence(placement, tier=tier) for placement, tier in zip(row, tiers, strict=True)))
+
+    @staticmethod
+    def fit(*, device: str | int = 0, host: str | int = 0, nvme: str | int = 0, stage: int = 3) -> Budget:
+        """Say how much there is of each memory instead of what goes where; ``zr.open(plan=...)`` takes it as a plan.
+
+        What is hottest goes highest: parameters, then gradients, then optimizer state, of which a part may stay in
+        memory while the rest streams; device before host before NVMe. What moves values (slots of gathered units,
+        gradient buckets, slots of the stream) is counted too; threads and the like take up to 32 MiB besides. Without a
+        GPU, device and host are one memory. Announce the model before its first unit is registered, with
+        `Runtime.expect`: then the budget is shared out over all of it.
+
+        >>> print(Plan.fit(host="8GiB", nvme="200GiB"))
+        ZeRO-3 within device 0B, host 8GiB, nvme 200GiB per rank
+
+        Args:
+            device: What one rank may use of the memory computing happens in: ``"2GiB"``, or bytes.
+            host: Of host memory.
+            nvme: Of the disk.
+            stage: A row of `ZERO`: what is sharded.
+
+        Raises:
+            CallError: A size cannot be read.
+            PlanError: There is no such stage, or no memory at all.
+        """
+        return Budget.build(device=device, host=host, nvme=nvme, stage=stage)
+
+    def __post_init__(self) -> None:
+        for part in ("parameter", "gradient", "state"):
+            if not isinstance(getattr(self, part), Residence):
+                raise CallError(f"Expected a Residence for the {part}, got {getattr(self, part)!r}.")
+        for part, where, other, allowed, cure in _LAWS:
+            placement, found = getattr(self, part).placement, getattr(self, other).placement
+            if placement in where and found not in allowed:
+                given = "" if part == other else f" beside a {placement} {part}"
+                legal = " or ".join(str(one) for one in Placement if one in allowed)
+                raise PlanError(f"Expected the {other}{given} to be {legal}, got {found}. {cure}")
+        for part, allowed, cure in _DISK_LAWS:
+            residence = getattr(self, part)
+            if residence.tier is Tier.NVME and residence.placement not in allowed:
+                raise PlanError(f"Expected the {part} on NVME to be SHARDED, got {residence.placement}. {cure}")
+
+    def __str__(self) -> str:
+        return f"parameter {self.parameter} | gradient {self.gradient} | state {self.state}"

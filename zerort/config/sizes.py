@@ -1,0 +1,53 @@
+"""Bytes as people write them. Imports only `zerort.errors`."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Final
+
+from zerort.errors import CallError
+
+__all__ = ["format_bytes", "parse_bytes"]
+
+_UNITS: Final = ("", "K", "M", "G", "T", "P")
+_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGTP])(I?B)?|B)?", re.IGNORECASE | re.ASCII)
+
+
+def parse_bytes(text: str) -> int:
+    """Read a number of bytes: ``"4MiB"``, ``"256K"``, ``"1.5 GiB"``, ``"4096"``.
+
+    As in GNU tools, ``K`` and ``KiB`` are 1024 bytes and ``KB`` is 1000; case does not matter.
+
+    >>> parse_bytes("256K"), parse_bytes("1KB"), parse_bytes("1.5GiB")
+    (262144, 1000, 1610612736)
+
+    Raises:
+        CallError: If it does not read as a whole number of bytes.
+    """
+    found = _BYTES.fullmatch(text.strip()) if isinstance(text, str) else None
+    if found is not None:
+        digits, unit, suffix = found.groups(default="")
+        base = 1000 if suffix.upper() == "B" else 1024
+        amount = Fraction(digits) * Fraction(base) ** _UNITS.index(unit.upper())
+        if amount.denominator == 1:
+            return amount.numerator
+    raise CallError(f"Expected a whole number of bytes such as '4096', '256K' or '4MiB', got {text!r}.")
+
+
+def format_bytes(nbytes: int) -> str:
+    """Write a number of bytes for people, rounded to two decimals.
+
+    >>> format_bytes(4 * 1024**2), format_bytes(1_234_567), format_bytes(17)
+    ('4MiB', '1.18MiB', '17B')
+
+    Raises:
+        CallError: If it is negative.
+    """
+    if nbytes < 0:
+        raise CallError(f"Expected a number of bytes of at least 0, got {nbytes}.")
+    power = 0
+    while power + 1 < len(_UNITS) and round(nbytes / 1024**power, 2) >= 1024:
+        power += 1
+    amount = f"{nbytes / 1024**power:.2f}".rstrip("0").rstrip(".")
+    return f"{amount}{_UNITS[power]}iB" if power else f"{nbytes}B"
