@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -83,21 +84,26 @@ def test_a_wait_for_the_gpu_can_time_out(device):
 
 
 def test_a_stream_closes_behind_its_work(device):
-    out = np.zeros(1000, np.float32)
+    done = []
+
+    def slow(_):
+        time.sleep(0.2)
+        done.append("on the GPU")
+
     with device.stream("short") as stream:
-        device.copy(cupy.full(1000, 2.0, np.float32), out=out, stream=stream)
-    assert (out == 2).all()
+        stream.submit(lambda: cupy.cuda.get_current_stream().launch_host_func(slow, None))
+    assert done == ["on the GPU"]
 
 
 def test_arrays_live_until_the_gpu_is_done(device):
     """A ticket that is dropped does not free what the GPU still reads."""
     stream = device.stream("dropped")
-    out = np.zeros(200_000, np.float32)
+    out = device.empty(20_000, "float32")  # a copy to the host would wait for the GPU
     for step in range(20):
-        source = cupy.full(200_000, float(step), np.float32)
+        source = cupy.full(20_000, float(step), np.float32)
         device.copy(source, out=out, stream=stream)
         del source
-        cupy.full(200_000, -1.0, np.float32)  # would take the place of what was freed too early
+        cupy.full(20_000, -1.0, np.float32)  # would take the place of what was freed too early
     stream.synchronize()
     assert (out == 19).all()
     assert not stream._held

@@ -10,6 +10,8 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
+from arrays import put  # noqa: E402
+
 from zerort import native  # noqa: E402
 from zerort.errors import CallError  # noqa: E402
 from zerort.optim import SGD, AdamW, Lion, clip_factor, norm_of, square_sums  # noqa: E402
@@ -56,13 +58,13 @@ def test_optimizers_give_the_hosts_bits(name, grad_dtype, copy_dtype, numel):
     here = {"param": numbers(numel, seed=1)}
     state = {spec.name: np.zeros(numel, spec.dtype) for spec in optimizer.states((numel,))}
     copy = None if copy_dtype is None else np.zeros(numel, DTYPES[copy_dtype])
-    there, state_there = cupy.asarray(here["param"]), {key: cupy.asarray(array) for key, array in state.items()}
-    copy_there = None if copy is None else cupy.asarray(copy)
+    there, state_there = put(here["param"]), {key: put(array) for key, array in state.items()}
+    copy_there = None if copy is None else put(copy)
     for step in range(1, STEPS + 1):
         grad = numbers(numel, grad_dtype, seed=10 + step, spread=1.0)
         settings = {"lr": optimizer.lr_at(step), "step": step, "grad_scale": 0.37}
         optimizer.update_(here["param"], grad, state, **settings, copy_out=copy)
-        optimizer.update_(there, cupy.asarray(grad), state_there, **settings, copy_out=copy_there)
+        optimizer.update_(there, put(grad), state_there, **settings, copy_out=copy_there)
     same_bits(there, here["param"])
     for key, array in state.items():
         same_bits(state_there[key], array)
@@ -72,7 +74,7 @@ def test_optimizers_give_the_hosts_bits(name, grad_dtype, copy_dtype, numel):
 
 def test_the_copy_may_take_the_gradients_place():
     param, grad = numbers(5000), numbers(5000, "bfloat16", seed=2)
-    on_gpu, gradient = cupy.asarray(param), cupy.asarray(grad)
+    on_gpu, gradient = put(param), put(grad)
     SGD(lr=0.1).update_(param, grad, {}, lr=0.1, step=1, grad_scale=1.0, copy_out=grad)
     SGD(lr=0.1).update_(on_gpu, gradient, {}, lr=0.1, step=1, grad_scale=1.0, copy_out=gradient)
     same_bits(gradient, grad)
@@ -85,11 +87,11 @@ def test_casts_give_the_hosts_bits(other):
         with np.errstate(all="ignore"):
             source = np.concatenate([numbers(5_001, seed=3, spread=8.0), special]).astype(DTYPES[source_dtype])
         out = np.empty(source.size, DTYPES[out_dtype])
-        there = cupy.empty(source.size, out.dtype)
+        there = put(out)
         native.cast_into(out, source)
-        cuda.cast_into(there, cupy.asarray(source))
+        cuda.cast_into(there, put(source))
         same_bits(there, out)
-        cuda.cast_into(there, cupy.full(source.size, np.nan, source.dtype))
+        cuda.cast_into(there, put(np.full(source.size, np.nan, source.dtype)))
         assert np.isnan(there.get().astype(np.float64)).all()
 
 
@@ -97,7 +99,7 @@ def test_casts_give_the_hosts_bits(other):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_square_sums_give_the_hosts_bits(dtype, numel):
     array = numbers(numel, dtype, seed=4, spread=1.0)
-    there = cupy.asarray(array)
+    there = put(array)
     for block in (1, 31, 1000, 1024):
         if numel <= 1000 or block > 100:
             same_bits(square_sums(there, block), square_sums(array, block))
@@ -110,17 +112,17 @@ def test_square_sums_give_the_hosts_bits(dtype, numel):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_first_that_is_not_finite_is_found(dtype):
     array = numbers(4_000, dtype, seed=5, spread=1.0)
-    assert cuda.first_nonfinite(cupy.asarray(array)) == -1
+    assert cuda.first_nonfinite(put(array)) == -1
     for place, value in ((3_999, np.nan), (2_000, -np.inf), (1_999, np.inf), (0, np.nan)):
         array[place] = value
-        assert cuda.first_nonfinite(cupy.asarray(array)) == place == native.first_nonfinite(array)
-    assert cuda.first_nonfinite(cupy.empty(0, array.dtype)) == -1
+        assert cuda.first_nonfinite(put(array)) == place == native.first_nonfinite(array)
+    assert cuda.first_nonfinite(put(array[:0])) == -1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_unscaling_measures_what_it_leaves(dtype):
     array = numbers(5_003, dtype, seed=6, spread=1.0)
-    there = cupy.asarray(array)
+    there = put(array)
     sums, first = cuda.unscale_(there, 1 / 3)
     scaled = (array.astype(np.float32) * np.float32(1 / 3)).astype(array.dtype)
     if dtype == "float64":
@@ -128,8 +130,8 @@ def test_unscaling_measures_what_it_leaves(dtype):
     same_bits(there, scaled)
     same_bits(sums, square_sums(scaled, 1024))
     assert int(first[0]) == np.iinfo(np.uint64).max
-    there[4_000] = np.inf
-    assert int(cuda.unscale_(there, 2.0)[1][0]) == 4_000
+    scaled[4_000] = np.inf
+    assert int(cuda.unscale_(put(scaled), 2.0)[1][0]) == 4_000
 
 
 @pytest.mark.parametrize(

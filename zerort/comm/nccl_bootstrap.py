@@ -60,7 +60,7 @@ def open_on_gpus(host: Transport, *, local_rank: int, hosts: list[int], device: 
 def open_nccl(host: Transport, device: CudaDevice, *, owns_device: bool) -> Transport:
     """Return the NCCL transport of the ranks of ``host``. Collective."""
     from zerort.comm.nccl import NcclTransport
-    from zerort.device.cuda_library import cupy, load_nccl
+    from zerort.device.cuda_library import load_nccl, modern
 
     nccl = load_nccl()
 
@@ -70,7 +70,6 @@ def open_nccl(host: Transport, device: CudaDevice, *, owns_device: bool) -> Tran
 
     numbers = _together(host, make_id)[0]
     id_bytes = bytes(numbers)
-    modern = int(cupy.__version__.split(".")[0]) >= 14
     unique_id: Any = id_bytes if modern else tuple(memoryview(id_bytes).cast("b"))
     patience = host.options.timeout / 2  # a rank whose joining fails at once waits for the others on the host meanwhile
     joined: list[Any] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from zerort.errors import DeviceError
 
-__all__ = ["count_gpus", "cupy", "is_out_of_memory", "load_nccl"]
+__all__ = ["count_gpus", "cupy", "is_out_of_memory", "load_nccl", "modern", "new_stream"]
 
 try:
     import cupy as _cupy
@@ -22,6 +22,9 @@ except ImportError as error:
 
 cupy: Any = _cupy
 """The module. Typed as Any: CuPy ships no types."""
+
+modern: bool = int(cupy.__version__.split(".")[0]) >= 14
+"""Whether this is CuPy 14 or later; 13 knows no priorities of streams, and NCCL's ids as numbers."""
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
@@ -40,6 +43,11 @@ def count_gpus() -> int:
             "--gpus all."
         ) from error
     return count
+
+
+def new_stream(priority: int) -> Any:
+    """Return a CUDA stream that the legacy default stream, on which plain CuPy code runs, does not hold up."""
+    return cupy.cuda.Stream(non_blocking=True, **({"priority": priority} if modern else {}))
 
 
 def load_nccl() -> Any:

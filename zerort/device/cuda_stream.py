@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from zerort.device.cuda_library import cupy
+from zerort.device.cuda_library import cupy, new_stream
 from zerort.device.host import HostStream
 from zerort.device.ticket import Ticket
 
@@ -103,7 +103,7 @@ class CudaStream:
     Args:
         name: What the thread and the track in a trace are called.
         device: The CuPy device.
-        priority: Of the CUDA stream; a lower number goes first.
+        priority: Of the CUDA stream, from CuPy 14 on; a lower number goes first.
         helping: As in `HostStream`.
         trouble: Returns what makes waiting useless, if anything does; asked by whoever waits.
     """
@@ -121,8 +121,7 @@ class CudaStream:
         self.trouble = trouble
         self._device = device
         with device:
-            # Non-blocking: the legacy default stream, on which plain CuPy code runs, must not hold this one up.
-            self.cuda = cupy.cuda.Stream(non_blocking=True, priority=priority)
+            self.cuda = new_stream(priority)
         self._host = HostStream(name, helping=helping)
         self.turn, self.queue = self._host.turn, self._host.queue
         self._held: collections.deque[tuple[Any, tuple[object, ...]]] = collections.deque()

@@ -2,10 +2,12 @@
 
 import pytest
 
-cupy = pytest.importorskip("cupy")
+pytest.importorskip("cupy")
 
-from zerort.comm import open_group  # noqa: E402
-from zerort.testing.group_contract import GroupContract  # noqa: E402
+from arrays import put
+
+from zerort.comm import open_group
+from zerort.testing.group_contract import GroupContract
 
 pytestmark = pytest.mark.mpi
 
@@ -22,4 +24,4 @@ class TestNccl(GroupContract):
         return lambda body: body(group)
 
     def put(self, array):
-        return cupy.asarray(array)
+        return put(array)
