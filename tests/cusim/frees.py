@@ -16,7 +16,7 @@ from cupy.cuda import BaseMemory, MemoryPointer
 from cusim.start import started
 
 
-class PoisonedMemory(BaseMemory):
+class PoisonedMemory(BaseMemory):  # type: ignore[misc] # CuPy has no types
     """Memory of a pool that is overwritten when its last array goes."""
 
     def __init__(self, inner: MemoryPointer, size: int) -> None:

@@ -86,6 +86,16 @@ def test_templates():
     assert (out.get() == 9).all()
 
 
+def test_modules_come_and_go():
+    for value in range(5):
+        module = cupy.RawModule(code=f'extern "C" __global__ void set_{value}(int *p) {{ *p = {value}; }}')
+        out = cupy.empty(1, "i")
+        module.get_function(f"set_{value}")((1,), (1,), (out,))
+        assert out.get()[0] == value
+        del module
+        cupy._util.clear_memo()
+
+
 def test_module_variables():
     module = cupy.RawModule(
         code='__device__ float scale[2]; extern "C" __global__ void use(float *y) { y[0] *= scale[1]; }'

@@ -28,5 +28,5 @@ inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short x) { return __nv_bfloat
 inline __nv_bfloat16 __float2bfloat16(float x) { return __nv_bfloat16(x); }
 inline __nv_bfloat16 __float2bfloat16_rn(float x) { return __nv_bfloat16(x); }
 inline float __bfloat162float(__nv_bfloat16 x) { return (float)x; }
-inline bool __hisnan(__nv_bfloat16 x) { return (x.bits & 0x7fff) > 0x7f80; }
-inline int __hisinf(__nv_bfloat16 x) { return (x.bits & 0x7fff) == 0x7f80; }
+inline bool __hisnan(__nv_bfloat16 x) { return std::isnan((float)x); }
+inline int __hisinf(__nv_bfloat16 x) { return std::isinf((float)x) ? ((float)x > 0 ? 1 : -1) : 0; }

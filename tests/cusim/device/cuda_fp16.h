@@ -28,3 +28,5 @@ inline __half __ushort_as_half(unsigned short x) { return __half(__half_raw{x});
 inline __half __float2half(float x) { return __half(x); }
 inline __half __float2half_rn(float x) { return __half(x); }
 inline float __half2float(__half x) { return (float)x; }
+inline bool __hisnan(__half x) { return std::isnan((float)x); }
+inline int __hisinf(__half x) { return std::isinf((float)x) ? ((float)x > 0 ? 1 : -1) : 0; }

@@ -111,6 +111,7 @@ API cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *size, CUmodule module, co
 API cuFuncGetAttribute(int *value, CUfunction_attribute which, CUfunction function) {
   switch (which) {
     case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; break;
+    case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 32; break;
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *value = ((Function *)function)->max_dynamic_shared; break;
     case CU_FUNC_ATTRIBUTE_PTX_VERSION:
     case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = 80; break;

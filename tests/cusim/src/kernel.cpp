@@ -2,11 +2,13 @@
 
 #include <dlfcn.h>
 #include <link.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -25,7 +27,6 @@
 namespace cusim {
 
 struct Module {
-  int file = -1;
   void *object = nullptr;
   bool fibers = false;
   std::map<std::string, Function> functions;
@@ -36,17 +37,17 @@ int load_module(const void *image, Module **out) {
   ImageHeader header;
   memcpy(&header, image, sizeof header);
   if (memcmp(header.magic, kImageMagic, sizeof header.magic)) return kNoBinaryForDevice;
-  // A file of its own, open as long as the module: dlopen() takes equal paths for equal objects.
-  int file = memfd_create("cusim module", MFD_CLOEXEC);
-  if (file < 0 || write(file, (const char *)image + sizeof header, header.size) != (ssize_t)header.size) return kUnknown;
-  void *object = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
+  // A path that was never used before: dlopen() takes equal paths for equal objects, also of one that is long closed.
+  static std::atomic<unsigned> count{0};
+  auto path = std::filesystem::temp_directory_path() / text("cusim_module_%d_%u.so", (int)getpid(), count++);
+  std::ofstream(path, std::ios::binary).write((const char *)image + sizeof header, (std::streamsize)header.size);
+  void *object = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  unlink(path.c_str());
   if (!object) {
     fprintf(stderr, "cusim: %s\n", dlerror());
-    close(file);
     return kInvalidImage;
   }
   auto *module = new Module;
-  module->file = file;
   module->object = object;
   module->fibers = header.fibers;
   for (auto *kernel = (const cusim_kernel *)dlsym(object, "cusim_kernels"); kernel && kernel->name; kernel++)
@@ -59,7 +60,6 @@ void unload_module(Module *module) {
   synchronize_all();
   for (void *variable : module->variables) unregister_memory(variable);
   dlclose(module->object);
-  close(module->file);
   delete module;
 }
 

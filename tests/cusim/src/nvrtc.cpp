@@ -192,7 +192,7 @@ API nvrtcCompileProgram(Program *program, int count, const char *const *options)
   // -fsanitize=thread reports every access (access.cpp); without default libraries, as its runtime must stay out.
   // -Bsymbolic: a kernel called "write" is not the C library's.
   for (const char *option : {"-fsanitize=thread", "-nodefaultlibs", "-Wl,-Bsymbolic", "-fPIC", "-shared", "-w", "-fpermissive", "-fwrapv",
-                             "-fno-strict-aliasing", "-ffp-contract=off", "-include", "language.h"})
+                             "-fno-strict-aliasing", "-fno-gnu-unique", "-ffp-contract=off", "-include", "language.h"})
     command.push_back(option);
   command.insert(command.begin() + 1, {"-I" + directory, "-I" + settings().device_headers});
   for (const std::string &last : {std::string("-o"), directory + "/kernel.so", directory + "/kernel.cpp", std::string("-lstdc++"),

@@ -1,4 +1,4 @@
-// The CUDA runtime API: memory, copies, and the default memory pools.
+// The CUDA runtime API: memory and copies.
 #include <cstring>
 
 #include "copy.h"
@@ -50,26 +50,6 @@ API cudaHostUnregister(void *pointer) {
 }
 API cudaHostGetDevicePointer(void **device, void *host, unsigned) { return *device = host, answer(kSuccess); }
 
-// Stream-ordered memory: other streams may use it only after what gives it, and not beside what takes it back.
-API cudaMallocAsync(void **out, size_t size, cudaStream_t handle) {
-  StreamPointer stream = find_stream(handle);
-  if (!stream) return answer(kInvalidHandle);
-  cudaError_t status = new_memory(out, size, Kind::kDevice);
-  if (status == cudaSuccess && *out) submit(stream, "cudaMallocAsync", {writes(*out, size)}, [](Operation &) {});
-  return status;
-}
-API cudaMallocFromPoolAsync(void **out, size_t size, cudaMemPool_t, cudaStream_t stream) { return cudaMallocAsync(out, size, stream); }
-API cudaFreeAsync(void *pointer, cudaStream_t handle) {
-  StreamPointer stream = find_stream(handle);
-  if (!stream) return answer(kInvalidHandle);
-  Allocation found;
-  if (!pointer) return answer(kSuccess);
-  if (!find_allocation(pointer, &found) || found.base != (uintptr_t)pointer) return answer(kInvalidValue);
-  submit(stream, "cudaFreeAsync", {writes(pointer, found.size)}, [](Operation &) {});  // the check sees it before it goes
-  submit(stream, "cudaFreeAsync", {}, [pointer](Operation &) { release(pointer, false); });
-  return answer(kSuccess);
-}
-
 API cudaMemGetInfo(size_t *free, size_t *total) {
   *free = free_bytes(current_device());
   *total = settings().device_bytes;
@@ -109,26 +89,15 @@ API cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
 API cudaMemset(void *to, int value, size_t size) { return answer(fill(to, value, size, nullptr)); }
 API cudaMemsetAsync(void *to, int value, size_t size, cudaStream_t stream) { return answer(fill(to, value, size, stream)); }
 
+// Hints about managed memory: checked, and without effect.
+static cudaError_t hint(bool known, int device) {
+  return answer(!known ? kInvalidValue : device == -1 || is_device(device) ? kSuccess : kInvalidDevice);
+}
+static bool is_advice(int advice) { return advice >= cudaMemAdviseSetReadMostly && advice <= cudaMemAdviseUnsetAccessedBy; }
 #if CUDART_VERSION >= 13000
-API cudaMemPrefetchAsync(const void *, size_t, cudaMemLocation, unsigned, cudaStream_t) { return answer(kSuccess); }
-API cudaMemAdvise(const void *, size_t, cudaMemoryAdvise, cudaMemLocation) { return answer(kSuccess); }
+API cudaMemPrefetchAsync(const void *, size_t, cudaMemLocation where, unsigned, cudaStream_t) { return hint(true, where.id); }
+API cudaMemAdvise(const void *, size_t, cudaMemoryAdvise advice, cudaMemLocation where) { return hint(is_advice(advice), where.id); }
 #else
-API cudaMemPrefetchAsync(const void *, size_t, int, cudaStream_t) { return answer(kSuccess); }
-API cudaMemAdvise(const void *, size_t, cudaMemoryAdvise, int) { return answer(kSuccess); }
+API cudaMemPrefetchAsync(const void *, size_t, int device, cudaStream_t) { return hint(true, device); }
+API cudaMemAdvise(const void *, size_t, cudaMemoryAdvise advice, int device) { return hint(is_advice(advice), device); }
 #endif
-
-// A device has its default pool, which keeps nothing back.
-API cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) {
-  if (!is_device(device)) return answer(kInvalidDevice);
-  return *pool = (cudaMemPool_t)(uintptr_t)(0x1000 + device), answer(kSuccess);
-}
-API cudaDeviceGetMemPool(cudaMemPool_t *pool, int device) { return cudaDeviceGetDefaultMemPool(pool, device); }
-API cudaDeviceSetMemPool(int, cudaMemPool_t) { return answer(kSuccess); }
-API cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return answer(kSuccess); }
-API cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) { return answer(kSuccess); }
-API cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr which, void *value) {
-  bool used = which == cudaMemPoolAttrUsedMemCurrent || which == cudaMemPoolAttrReservedMemCurrent;
-  int device = (int)((uintptr_t)pool - 0x1000);
-  *(uint64_t *)value = used && is_device(device) ? settings().device_bytes - free_bytes(device) : 0;
-  return answer(kSuccess);
-}
