@@ -125,7 +125,7 @@ class Gradients(Attachment):
         need = self._buckets(account)
         if not need or account.in_bucket:
             return True
-        return not account.spread and self._rt.bucket_slots.available >= need + self._most
+        return not account.spread and self._rt.slots.buckets.available >= need + self._most
 
     def _pack(self, account: _Account, local: str, gradient: torch.Tensor) -> None:
         assert account.unit.unit is not None

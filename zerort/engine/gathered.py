@@ -60,9 +60,9 @@ class GatheredForm:
             return True
         need = self.slot_nbytes
         if need:
-            if not self._runtime.gather_slots.available:
+            if not self._runtime.slots.gathered.available:
                 return False
-            self._slot = self._runtime.gather_slots.lease(need)
+            self._slot = self._runtime.slots.gathered.lease(need)
             if self._resting and self._slot.idle_since == self._runtime.meetings:  # [Note: Shared slots]
                 self._runtime.mesh.shard.barrier(name=f"slot for {self._name}"[:60]).wait()
                 self._runtime.meetings += 1
@@ -83,7 +83,7 @@ class GatheredForm:
         if not self.fetch():
             self._runtime.drop_prefetched()
             if not self.fetch():
-                self._runtime.gather_slots.lease(self.slot_nbytes)  # which says that there is none, and the cure
+                self._runtime.slots.gathered.lease(self.slot_nbytes)  # which says that there is none, and the cure
         if self._resting and not self._holders:
             self._meet()
         self._holders += 1

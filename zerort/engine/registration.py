@@ -251,13 +251,13 @@ def _aliases(params: Mapping[str, Array | TensorSpec]) -> dict[str, str]:
 def _reserve_slots(rt: Runtime, unit: Unit) -> None:
     """See to it that the unit finds room when it is gathered, and when it is reduced."""
     if unit.form.slot_nbytes:
-        rt.gather_slots.reserve(unit.form.slot_nbytes, count=rt.options.prefetch + 1 + unit.lender_count)
+        rt.slots.gathered.reserve(unit.form.slot_nbytes, count=rt.options.prefetch + 1 + unit.lender_count)
     buckets = [section.bucket for section in unit.sections if section.bucket is not None]
     needing = [bucket for bucket in buckets if bucket.needs_slots]
     if needing:
         in_flight = rt.options.buckets if any(bucket.leaves_slots_busy for bucket in needing) else 1
         largest = max(bucket.layout.nbytes for bucket in needing)
-        rt.bucket_slots.reserve(max(largest, 1), count=in_flight + len(needing) - 1)
+        rt.slots.buckets.reserve(max(largest, 1), count=in_flight + len(needing) - 1)
     rests = [bucket.rest for bucket in buckets if isinstance(bucket.rest, RestingGradient)]
     if rests:
-        rt.gradient_slots.reserve(max(rest.room_nbytes for rest in rests), count=rt.options.buckets)
+        rt.slots.summed.reserve(max(rest.room_nbytes for rest in rests), count=rt.options.buckets)

@@ -17,10 +17,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from zerort.buffer import Slots
 from zerort.comm import Group
 from zerort.config import Budget, Plan
-from zerort.device import HostDevice
 from zerort.engine.allotment import Allotment, announce
 from zerort.engine.attachment import Attachment
 from zerort.engine.ledger import Ledger
@@ -31,6 +29,7 @@ from zerort.engine.registration import register_unit
 from zerort.engine.report import MemoryReport, Restored, StepReport
 from zerort.engine.section import BLOCK, Section, SectionSetup
 from zerort.engine.section_tiers import SectionTiers
+from zerort.engine.slot_set import SlotSet
 from zerort.engine.step import take_step
 from zerort.engine.tensors import Frozen, TensorSpec
 from zerort.engine.tiers import Tiers
@@ -105,48 +104,23 @@ class Runtime:
         if isinstance(scale, (int, float)):
             scale = LossScale(initial=float(scale), interval=None)
         self.scaler = None if scale is None else LossScaler(scale)
-        shard = mesh.shard
-        self.gather_slots = Slots(
-            "gather slots",
-            cure="Release units sooner, or open the runtime with a larger prefetch.",
-            allocate=lambda nbytes: shard.empty_shared([nbytes] + [0] * (shard.size - 1), "uint8", name="slot").full,
-            free=shard.forget,
-        )
-        self.bucket_slots = Slots(
-            "gradient buckets",
-            cure="Reduce units before the next one's gradients are asked for, or open the runtime with more buckets.",
-            allocate=(
-                (lambda nbytes: HostDevice().empty(nbytes, "uint8"))
-                if shard.reads_in_place
-                else (lambda nbytes: shard.empty(nbytes, "uint8", name="bucket"))
-            ),
-            free=shard.forget,
-            lasting=not shard.reads_in_place,
-        )
-        self.gradient_slots = Slots(
-            "slots for summed gradients",
-            cure="Open the runtime with more buckets.",
-            allocate=lambda nbytes: HostDevice().empty(nbytes, "uint8", alignment=4096),
-            free=lambda memory: None,
-            lasting=False,
-        )
+        self.slots = SlotSet.build(mesh.shard)
         self.meetings = 0
         """How often all ranks that share slots have met, as far as it matters to who may write to them."""
         self._order = GatherOrder(ahead=options.prefetch)
         self._expected: list[str] = []
         self.setup = SectionSetup(
             plan=plan,
-            group=shard,
+            group=mesh.shard,
             weights=None if options.weights is None else tuple(options.weights),
             alignment=BLOCK if options.deterministic else ALIGNMENT,
             gradient_dtype=options.gradient_dtype,
             micro_steps=self.micro_steps,
             deterministic=options.deterministic,
-            bucket_slots=self.bucket_slots,
+            slots=self.slots,
             ledger=self.ledger,
             norm_block=BLOCK if options.deterministic else None,
             tiers=self.tiers,
-            gradient_slots=self.gradient_slots,
             tiers_of=(lambda name: SectionTiers.of(plan)) if self.allotment is None else self.allotment.of,
         )
 
@@ -304,9 +278,9 @@ class Runtime:
             parameter=sum(section.parameters.nbytes for section in sections),
             gradient=sum(section.bucket.nbytes for section in sections if section.bucket is not None),
             state=sum(section.state.nbytes for section in sections if section.state is not None),
-            buckets=self.bucket_slots.nbytes + self.gradient_slots.nbytes,
-            gathered=self.gather_slots.nbytes,
-            gathered_peak=self.gather_slots.peak_nbytes,
+            buckets=self.slots.buckets.nbytes + self.slots.summed.nbytes,
+            gathered=self.slots.gathered.nbytes,
+            gathered_peak=self.slots.gathered.peak_nbytes,
             streaming=self.tiers.memory_nbytes,
             nvme=self.tiers.resting_nbytes,
         )
@@ -322,9 +296,7 @@ class Runtime:
                 self.wait_for_gathers()
             for unit in self.units.values():
                 unit.close()
-            self.gather_slots.close()
-            self.bucket_slots.close()
-            self.gradient_slots.close()
+            self.slots.close()
         finally:
             self.units.clear()
             self.attachments.clear()
@@ -361,8 +333,7 @@ class Runtime:
             unit.forget_gradients()
         for one in self.attachments:
             one.forget()
-        self.bucket_slots.rest()
-        self.gradient_slots.rest()
+        self.slots.rest()
 
     def wait_for_gathers(self) -> None:
         """Wait until no rank reads this one's parameters any more: they are about to change."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from zerort.buffer import FlatBuffer, GradientBucket, Slots
+from zerort.buffer import FlatBuffer, GradientBucket
 from zerort.comm import Group
 from zerort.config import Plan, Tier
 from zerort.engine.column import Column, cut_chunks, zeros
@@ -25,6 +25,7 @@ from zerort.engine.kept import Streaming
 from zerort.engine.ledger import Ledger
 from zerort.engine.resting_parameters import RestingParameters
 from zerort.engine.section_tiers import SectionTiers
+from zerort.engine.slot_set import SlotSet
 from zerort.engine.state import OptimizerState
 from zerort.engine.summed import RestingGradient, SummedGradient, SummedInMemory
 from zerort.engine.tensors import TensorSpec
@@ -54,13 +55,12 @@ class SectionSetup:
     gradient_dtype: str | None
     micro_steps: int
     deterministic: bool
-    bucket_slots: Slots
+    slots: SlotSet
     ledger: Ledger
     norm_block: int | None
     """Elements over which squares are summed before the sums meet those of other ranks; None: all of a shard."""
     tiers: Tiers
-    gradient_slots: Slots
-    """Where gradients are that will be put away."""
+    """What rests on a disk."""
     tiers_of: Callable[[str], SectionTiers]
     """Where the parts of a section rest, by its name; the same on every rank."""
 
@@ -179,7 +179,7 @@ class Section:
             group=self._group,
             placement=setup.plan.gradient.placement,
             needed=setup.plan.state.placement,
-            slots=setup.bucket_slots,
+            slots=setup.slots.buckets,
             rest=self._make_rest(),
             micro_steps=setup.micro_steps,
             tree=setup.deterministic,
@@ -193,7 +193,7 @@ class Section:
             return None
         setup = self._setup
         return RestingGradient(
-            self._gradient, block=setup.norm_block, slots=setup.gradient_slots, stream=setup.tiers.stream
+            self._gradient, block=setup.norm_block, slots=setup.slots.summed, stream=setup.tiers.stream
         )
 
     @property
