@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 
 from zerort.comm.agreement import raise_together
-from zerort.engine import Runtime
+from zerort.engine import Runtime, TensorSpec
 from zerort.errors import CallError, ZerortError
 from zerort_torch.buffers import SharedBuffers
 from zerort_torch.finding import FoundUnit, Units, find_units
@@ -105,6 +105,8 @@ def shard(
     originals = [parameter.value for one in found for parameter in one.parameters]
     guard_optimizers(originals)
     del originals
+    if rt.budget is not None:
+        _announce(rt, found, name=name)
     for one in found:
         made[one.name] = unit = _register(rt, one, name=name, init=init, broadcast=broadcast)
         gradients.add_unit(unit, spread=one.name == "" and len(found) > 1)
@@ -142,6 +144,25 @@ def _find(model: object, units: Units) -> list[FoundUnit]:
     return found
 
 
+def _announce(rt: Runtime, found: Sequence[FoundUnit], *, name: str) -> None:
+    """Tell the runtime of all units before the first one comes, so that a budget is shared out over all of them."""
+    units, frozen = {}, {}
+    for one in found:
+        if one.parameters:
+            full = _full_name(name, one)
+            values = {parameter.local: parameter.value for parameter in one.parameters}
+            units[full] = {
+                local: TensorSpec(tuple(value.shape), str(value.dtype).removeprefix("torch."))
+                for local, value in values.items()
+            }
+            frozen[full] = [local for local, value in values.items() if not value.requires_grad].__contains__
+    rt.expect(units, frozen=frozen)
+
+
+def _full_name(name: str, found: FoundUnit) -> str:
+    return ".".join(part for part in (name, found.name) if part)
+
+
 def _register(rt: Runtime, found: FoundUnit, *, name: str, init: Init | None, broadcast: bool) -> TorchUnit:
     if not found.parameters:
         return TorchUnit(None, found)
@@ -155,7 +176,7 @@ def _register(rt: Runtime, found: FoundUnit, *, name: str, init: Init | None, br
     raise_together(rt.world, error, name="shard")
     frozen = [parameter.local for parameter in found.parameters if not parameter.value.requires_grad]
     unit = rt.register(
-        ".".join(part for part in (name, found.name) if part),
+        _full_name(name, found),
         {parameter.local: as_array(parameter.value) for parameter in found.parameters},
         frozen=frozen.__contains__,
         broadcast=broadcast or meta,

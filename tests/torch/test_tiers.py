@@ -89,3 +89,25 @@ def test_values_go_in_and_out(node, scratch):
         model.load_state_dict(other.state_dict())
         with torch.no_grad():
             assert torch.equal(model(*text(2, 9)), other(*text(2, 9)))
+
+
+def deep():
+    return GPT(layers=8)
+
+
+def test_a_budget_is_shared_out_over_the_whole_model(group, scratch):
+    losses, weights = learned_in_memory(deep, group, text, 3)
+    with zr.open(optimizer=zr.AdamW(lr=LR), group=group) as rt:
+        zt.shard(make(deep), rt)
+        whole = WORLD.bcast(rt.memory())
+    budget = zr.Plan.fit(host=int(0.8 * whole.resting) + whole.buckets + whole.gathered + 100_000, nvme="1GiB")
+    with zr.open(plan=budget, optimizer=zr.AdamW(lr=LR), group=group, scratch=scratch, offload=OFFLOAD) as rt:
+        model = zt.shard(make(deep), rt)
+        tiers = [section.tiers for unit in rt.units.values() for section in unit.sections]
+        assert {one.parameter for one in tiers} == {zr.Tier.DEVICE}  # the hottest of all units, not all of the first
+        assert tiers[-1].state is NVME
+        assert train_sharded(model, rt, 4, batches=text).tolist() == losses
+        memory = rt.memory()
+        assert memory.resting + memory.buckets + memory.gathered + memory.streaming <= budget.memory
+        found = zt.full_state_dict(model, root=None)
+        assert all(torch.equal(found[name], weights[name]) for name in weights)
