@@ -1,4 +1,4 @@
-"""`SlotSet`: the memory of one runtime that takes turns: gathered units, gradients in flight, gradients on their way out.
+"""`SlotSet`: memory of one runtime that takes turns: gathered units, gradients in flight, gradients on their way out.
 
 May import: buffer, comm, device.
 """
