@@ -27,6 +27,11 @@ WORLD = MPI.COMM_WORLD
 NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115 (open until the process ends)
 atexit.register(NOWHERE.close)
 
+# Each rank has a root of its own for tmp_path: ranks that end at once trip over each other in cleaning up old runs.
+TEMPORARY = tempfile.TemporaryDirectory(prefix="zerort-ranks-")
+atexit.register(TEMPORARY.cleanup)
+os.environ["PYTEST_DEBUG_TEMPROOT"] = TEMPORARY.name
+
 faulthandler.register(signal.SIGUSR1, all_threads=True)
 abort_job_on_exception()
 
@@ -53,7 +58,6 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
 @pytest.fixture(scope="session")
 def options() -> Iterator[GroupOptions]:
     """Slabs of a few pages, so that small arrays already need rounds; a timeout that a broken test soon reaches."""
-    # Not pytest's tmp_path: ranks that start at once trip over each other in cleaning up what older runs left.
     with tempfile.TemporaryDirectory() as flights:
         yield GroupOptions(
             timeout=20.0,
