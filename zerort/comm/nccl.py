@@ -157,9 +157,10 @@ class NcclTransport(Transport):
     def _break(self, error: CollectiveError) -> None:
         if self.broken is not None:
             return
-        self.broken = error
-        self.flights.dump(self.options.flight_dir, rank=self.rank, reason="a call did not end on the GPU")
+        # Told before anyone here can see it and close the group: the others would only find this rank gone.
         self.spread(why_failed(Call(op="watch", site="the GPU"), error))
+        self.flights.dump(self.options.flight_dir, rank=self.rank, reason="a call did not end on the GPU")
+        self.broken = error
 
     # -- the rest, which the host does ---------------------------------------------------------------------------------
 
