@@ -1,6 +1,8 @@
 """NCCL: right results for every type, verb, group and split; calls that differ are named on both ranks."""
 
+import os
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -260,6 +262,22 @@ def test_memory_that_nccl_cannot_use_is_refused(ranks):
     assert all(
         "NCCL's AllReduce(11 x float32, sum) of 44 bytes goes 4 bytes past the end" in line for line in done.findings
     )
+
+
+def test_what_killed_processes_left_behind_goes():
+    from cupy.cuda import nccl
+
+    shared = Path("/dev/shm")
+    left, used = (
+        shared / "cusim_nccl_4194305_0_left",
+        shared / f"cusim_nccl_{os.getpid()}_0_used",
+    )  # no such process; me
+    left.touch()
+    used.touch()
+    nccl.get_unique_id()
+    assert not left.exists()
+    assert used.exists()
+    used.unlink()
 
 
 def test_two_ranks_in_one_process():

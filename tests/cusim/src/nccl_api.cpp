@@ -1,8 +1,4 @@
 // NCCL's API: communicators, groups, and calls that become operations of a stream.
-#include <unistd.h>
-
-#include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -177,10 +173,8 @@ extern "C" const char *ncclGetErrorString(int result) {
 extern "C" const char *ncclGetLastError(Communicator *) { return ""; }
 
 API ncclGetUniqueId(UniqueId *id) {
-  static std::atomic<int> count{0};
   memset(id, 0, sizeof *id);
-  auto now = std::chrono::system_clock::now().time_since_epoch().count();
-  snprintf(id->bytes, sizeof id->bytes, "/cusim_nccl_%d_%d_%lx", (int)getpid(), count++, (unsigned long)now);
+  snprintf(id->bytes, sizeof id->bytes, "%s", new_wire_name().c_str());
   return kOk;
 }
 API ncclCommInitRankConfig(Communicator **out, int size, UniqueId id, int rank, void *) {

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 
 #include "report.h"
 #include "settings.h"
@@ -24,6 +25,8 @@ namespace {
 
 constexpr double kPatience = 1.0;  // seconds until a waiting rank looks at what the others are doing
 constexpr size_t kHeaderBytes = 4096;
+
+#define kNamePattern "cusim_nccl_%d_"  // the process that made the name; a macro, as the compiler checks formats
 
 struct Type {
   const char *name;
@@ -65,6 +68,18 @@ std::string describe(const Call &call) {
     default: words += text(", %s", kReductions[call.reduction]);
   }
   return words + ")";
+}
+
+std::string new_wire_name() {
+  std::error_code ignored;
+  for (const auto &entry : std::filesystem::directory_iterator("/dev/shm", ignored)) {
+    std::string name = entry.path().filename().string();
+    int process = 0;
+    if (sscanf(name.c_str(), kNamePattern, &process) == 1 && has_ended(process)) shm_unlink(("/" + name).c_str());
+  }
+  static std::atomic<int> count{0};
+  auto now = std::chrono::system_clock::now().time_since_epoch().count();
+  return "/" + text(kNamePattern, (int)getpid()) + text("%d_%lx", count++, (unsigned long)now);
 }
 
 std::unique_ptr<Wire> Wire::open(const std::string &name, int size, int rank) {

@@ -62,6 +62,9 @@ struct Box {
   alignas(64) char data[kChunk];
 };
 
+// The name of a new communicator's shared memory. Removes what processes left behind that ended before all ranks had joined.
+std::string new_wire_name();
+
 class Wire {
  public:
   // Null: the shared memory cannot be had.
