@@ -81,7 +81,7 @@ class GatheredForm:
     def hold(self) -> None:
         """Bring the parameters here, until as many `let_go`. Every rank calls this."""
         if not self.fetch():
-            self._runtime.drop_prefetched()
+            self._runtime.prefetcher.drop()
             if not self.fetch():
                 self._runtime.slots.gathered.lease(self.slot_nbytes)  # which says that there is none, and the cure
         if self._resting and not self._holders:

@@ -1,13 +1,19 @@
-"""`GatherOrder`: remembers in which order units were gathered, and says which come next.
+"""`Prefetcher`: gathers the units that come next; `GatherOrder` remembers in which order they came in the last step.
 
 The first step is watched; from the second on, the order of the step before is the forecast. A gather that was not
 foreseen is looked for further on, so that a branch that was not taken costs one late gather, not the whole step's. It
-depends on nothing but the program's own order, so all ranks foresee the same. Imports nothing of zerort.
+depends on nothing but the program's own order, so all ranks foresee the same. May import: engine.unit (types only).
 """
 
 from __future__ import annotations
 
-__all__ = ["GatherOrder"]
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zerort.engine.unit import Unit
+
+__all__ = ["GatherOrder", "Prefetcher"]
 
 
 class GatherOrder:
@@ -41,3 +47,37 @@ class GatherOrder:
         if self._now:
             self._before, self._now = self._now, []
         self._at = 0
+
+
+class Prefetcher:
+    """Gathers units ahead, as far as there is room, and lets go of those that nobody came for.
+
+    Args:
+        units: All units by name; more may come.
+        ahead: How many to gather ahead.
+    """
+
+    def __init__(self, units: Mapping[str, Unit], *, ahead: int) -> None:
+        self._units = units
+        self._order = GatherOrder(ahead=ahead)
+        self._expected: list[str] = []
+
+    def note(self, name: str) -> None:
+        """Note that a unit is about to be gathered."""
+        self._expected = self._order.note(name)
+
+    def fetch(self) -> None:
+        """Start to gather the units that are expected next, as far as there is room."""
+        for name in self._expected:
+            if not self._units[name].form.fetch():
+                break
+
+    def drop(self) -> None:
+        """Let go of units that were gathered ahead and that nobody holds."""
+        for unit in self._units.values():
+            unit.form.drop()
+
+    def end_step(self) -> None:
+        """Start a new step's order of gathers; what was gathered ahead is out of date."""
+        self.drop()
+        self._order.end_step()

@@ -122,7 +122,7 @@ def register_unit(
     if rt.allotment is not None:
         rt.allotment.expect({name: apart}, frozen=cold.__contains__, lenders=lenders, more=True)
     own = {full_name(name, local): spec for local, spec in apart.items()}
-    rt.drop_prefetched()
+    rt.prefetcher.drop()
     sections = tuple(
         Section(
             part.section_name(name),

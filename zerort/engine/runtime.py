@@ -24,7 +24,7 @@ from zerort.engine.attachment import Attachment
 from zerort.engine.ledger import Ledger
 from zerort.engine.mesh import Mesh
 from zerort.engine.options import RuntimeOptions
-from zerort.engine.prefetch import GatherOrder
+from zerort.engine.prefetch import Prefetcher
 from zerort.engine.registration import register_unit
 from zerort.engine.report import MemoryReport, Restored, StepReport
 from zerort.engine.section import BLOCK, Section, SectionSetup
@@ -107,8 +107,7 @@ class Runtime:
         self.slots = SlotSet.build(mesh.shard)
         self.meetings = 0
         """How often all ranks that share slots have met, as far as it matters to who may write to them."""
-        self._order = GatherOrder(ahead=options.prefetch)
-        self._expected: list[str] = []
+        self.prefetcher = Prefetcher(self.units, ahead=options.prefetch)
         self.setup = SectionSetup(
             plan=plan,
             group=mesh.shard,
@@ -337,7 +336,7 @@ class Runtime:
 
     def wait_for_gathers(self) -> None:
         """Wait until no rank reads this one's parameters any more: they are about to change."""
-        self.drop_prefetched()
+        self.prefetcher.drop()
         for section in self.trained_sections():
             section.parameters.wait()
 
@@ -346,26 +345,6 @@ class Runtime:
         for section in self.trained_sections():
             if section.bucket is not None and section.bucket.reduction is not None:
                 section.bucket.reduction.wait()
-
-    def note_gather(self, unit: Unit) -> None:
-        """Note that ``unit`` is about to be gathered."""
-        self._expected = self._order.note(unit.name)
-
-    def prefetch(self) -> None:
-        """Start to gather the units that are expected next, as far as there is room."""
-        for name in self._expected:
-            if not self.units[name].form.fetch():
-                break
-
-    def drop_prefetched(self) -> None:
-        """Let go of units that were gathered ahead and that nobody holds."""
-        for unit in self.units.values():
-            unit.form.drop()
-
-    def end_gather_order(self) -> None:
-        """Start a new step's order of gathers; what was gathered ahead is out of date."""
-        self.drop_prefetched()
-        self._order.end_step()
 
     def sum_over_shards(self, values: Array) -> Array:
         """Return the sum of every rank's ``values``, if ranks hold different parts of the state."""

@@ -52,7 +52,7 @@ def take_step(rt: Runtime) -> StepReport:
         return _walk(rt)
     finally:
         rt.forget_gradients()
-        rt.end_gather_order()
+        rt.prefetcher.end_step()
 
 
 def _walk(rt: Runtime) -> StepReport:

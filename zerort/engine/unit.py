@@ -99,7 +99,7 @@ class Unit:
     def gather(self) -> Ticket[Views]:
         """Start to bring the whole unit here and return the Ticket of its tensors. Every rank calls this."""
         self._move("gather")
-        self._runtime.note_gather(self)
+        self._runtime.prefetcher.note(self.name)
         with contextlib.ExitStack() as undo:
             undo.callback(setattr, self, "_state", RESTING)
             for unit in (*self._lenders, self):
@@ -112,7 +112,7 @@ class Unit:
         )
         self._views = views
         arrivals = [unit.form.fetched for unit in (*self._lenders, self) if unit.form.fetched is not None]
-        self._runtime.prefetch()
+        self._runtime.prefetcher.fetch()
         return joined(arrivals, result=views)
 
     def release(self) -> None:
