@@ -1,44 +1,46 @@
-"""Delays by seed: a program that forgets to wait is wrong for some seeds, one that waits is right for all."""
+"""Delays by seed: a program that forgets to wait is wrong at times, one that waits is right always."""
 
 import pytest
 
-# A copy to the host on a stream of its own; {wait} is what a correct program does in between.
+# Twenty times: to the device on one stream, back on another; {wait} is what a correct program does in between.
 PIPELINE = """
 from cupy.cuda import Stream
 
 one, two = Stream(non_blocking=True), Stream(non_blocking=True)
 device = cupy.zeros(64, "f")
-hosts = [np.frombuffer(cupy.cuda.alloc_pinned_memory(256), "f", 64) for _ in range(2)]
-hosts[0][:] = 7
-runtime.deviceSynchronize()
-runtime.memcpyAsync(device.data.ptr, hosts[0].ctypes.data, 256, runtime.memcpyDefault, one.ptr)
-{wait}
-runtime.memcpyAsync(hosts[1].ctypes.data, device.data.ptr, 256, runtime.memcpyDefault, two.ptr)
-two.synchronize()
-print(hosts[1][0])
+source, target = (np.frombuffer(cupy.cuda.alloc_pinned_memory(256), "f", 64) for _ in range(2))
+source[:] = 7
+for _ in range(20):
+    runtime.memset(device.data.ptr, 0, 256)
+    runtime.deviceSynchronize()
+    runtime.memcpyAsync(device.data.ptr, source.ctypes.data, 256, runtime.memcpyDefault, one.ptr)
+    {wait}
+    runtime.memcpyAsync(target.ctypes.data, device.data.ptr, 256, runtime.memcpyDefault, two.ptr)
+    two.synchronize()
+    print(target[0])
+    one.synchronize()
 """
-SEEDS = range(1, 7)
 
 
 @pytest.fixture
 def results(program):
-    """What the pipeline gives for each seed; one process each, as a seed is for life."""
+    """What the pipeline gives under some seeds; one process each, as a seed is for life."""
 
     def run(wait):
         code = PIPELINE.replace("{wait}", wait)
-        return [program(code, seed=seed, delay_us=50_000, races=0).stdout.strip() for seed in SEEDS]
+        return {line for seed in (1, 2, 3) for line in program(code, seed=seed, delay_us=50_000).stdout.split()}
 
     return run
 
 
-def test_a_missing_wait_gives_wrong_results_for_some_seeds(results):
+def test_a_missing_wait_gives_wrong_results_at_times(results):
     given = results("")
     assert "7.0" in given
-    assert {"0.0", "nan"} & set(given), given
+    assert given & {"0.0", "nan"}
 
 
-def test_a_program_that_waits_is_right_for_every_seed(results):
-    assert set(results("two.wait_event(one.record())")) == {"7.0"}
+def test_a_program_that_waits_is_always_right(results):
+    assert results("two.wait_event(one.record())") == {"7.0"}
 
 
 def test_who_reads_too_early_finds_poison(program):

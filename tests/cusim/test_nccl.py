@@ -99,7 +99,7 @@ def test_every_verb_gives_the_right_result(ranks, count):
         print("right")
         """,
     )
-    assert done.stdout.split() == ["right"] * count, done.stdout + done.stderr
+    assert done.stdout.count("right") == count, done.stdout + done.stderr  # lines of two ranks may run together
     assert done.findings == []
 
 
