@@ -1,10 +1,14 @@
 """Jobs: scripts that tests start under mpirun in child processes, because they end, hang or break on purpose."""
 
+import signal
 import textwrap
 
 import pytest
 
 from zerort.testing import run_job
+
+# Started in the background of a script, this process ignores Ctrl-C, and so would the jobs that are to be interrupted.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PRELUDE = """
 import json, os, signal, sys, time
