@@ -305,6 +305,33 @@ def test_a_disk_that_fails_in_an_update_ends_it_on_all_ranks_and_a_checkpoint_me
     assert os.listdir(scratch) == []
 
 
+def test_a_write_that_fails_after_the_next_step_began_ends_that_one_on_all_ranks(tmp_path):
+    """With one chunk a step needs no slot of the last one: its reads alone wait for the write."""
+    late = "file=-r1-:op=write"
+
+    def body(group):
+        with open_runtime(group, tmp_path / "scratch") as rt:
+            unit = rt.register("a", {"w": np.zeros(100, np.float32)})
+
+            def step():
+                unit.reduce({"w": np.ones(100, np.float32)})
+                return rt.step()
+
+            step()
+            rt.save(tmp_path / "checkpoint")
+            step()
+            rt.tiers.settle()
+            with faults(group, f"delay@1:seconds=1:{late},enospc@1:{late}"):
+                assert step().updated
+                with pytest.raises(StorageError, match=r"on rank 1, got .*No space left"):
+                    step()
+            with pytest.raises(StorageError, match="No space left"):
+                rt.save(tmp_path / "checkpoint")
+            assert rt.load(tmp_path / "checkpoint").updates == 1
+
+    run_threads(2, body)
+
+
 def test_a_gather_that_a_disk_refuses_is_told_to_all_ranks_and_may_be_repeated(tmp_path):
     def body(group):
         with open_runtime(group, tmp_path, EVERYTHING) as rt:

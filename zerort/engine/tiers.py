@@ -227,6 +227,10 @@ class Tiers:
         """Stream chunks through memory, as `Pipeline.run` does. Returns while the last ones are still being written.
 
         What goes wrong from then on, `failure` tells.
+
+        Raises:
+            StorageError: A write of this update or of the one before has failed.
+            Exception: What `Pipeline.run` raises.
         """
         run, self._ahead = self._ahead, None
         if run is not None and not run.continues(chunks):
@@ -238,6 +242,10 @@ class Tiers:
         self._last = chunks
         self._count(read=report.read_nbytes, written=report.written_nbytes)
         self._ledger.stalled["nvme"] += int(report.stall_seconds * 1e9)
+        # Each read has waited for the last update's write of the same value. If that failed, what was read is older.
+        failed = self.failure()
+        if failed is not None:
+            raise failed
 
     def _count(self, *, read: int = 0, written: int = 0) -> None:
         with self._counting:  # checkpoints read and write with several threads
