@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 
 import zerort as zr
 from zerort.checkpoint import verify
+from zerort.device import Ticket
 from zerort.engine.column import Column, cut_chunks
 from zerort.engine.ledger import Ledger
 from zerort.engine.offload_options import OFFLOAD_ENVIRONMENT, scratch_directories
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.tiers import Tiers
 from zerort.errors import CallError, PlanError, StorageError
+from zerort.offload import MemoryStore, Part
+from zerort.offload.crew import Operation
 from zerort.offload.faults import injected
 from zerort.testing.threads import run_threads
 
@@ -129,6 +132,35 @@ def test_scratch_is_what_is_given_then_the_environments(monkeypatch, tmp_path):
     monkeypatch.setenv("ZERORT_SCRATCH", f"{tmp_path}/a:{tmp_path}/b")
     assert scratch_directories(None) == (f"{tmp_path}/a", f"{tmp_path}/b")
     assert scratch_directories(tmp_path) == (str(tmp_path),)
+
+
+class FullMemory(MemoryStore):
+    """A store of which every write fails with what is no `StorageError`; who waits for it is told."""
+
+    def write(self, name, source, *, offset=0):
+        def fail(pieces):
+            raise MemoryError("none left")
+
+        operation = Operation(fail, pieces=1, begin=offset, end=offset + source.nbytes, writes=True)
+        operation.start(1)
+        operation.run()
+        return Ticket(operation, result=source)
+
+
+def test_whatever_a_write_raised_is_told_as_a_storage_error(tmp_path):
+    def body(group):
+        tiers = Tiers(group, scratch=tmp_path, options=SMALL, ledger=Ledger())
+        store = FullMemory()
+        store.create("v", 4096)
+        with pytest.raises(StorageError, match=r"got MemoryError: none left \(rank 0\)\. Go back to a checkpoint"):
+            tiers.run([[Part(store=store, name="v", numel=1024)]], lambda number, array: None)
+        assert isinstance(tiers.settle().__cause__, MemoryError)
+        tiers.mend()
+        assert tiers.failure() is None
+        tiers.close()
+        store.close()
+
+    run_threads(1, body)
 
 
 # -- before anything is put there --------------------------------------------------------------------------------------

@@ -297,14 +297,20 @@ class Tiers:
         From then on this rank has it to tell at every meeting, until a load.
         """
         found = None if self._pipeline is None else self._pipeline.failure()
-        assert found is None or isinstance(found, StorageError)
-        return found
+        if found is None or isinstance(found, StorageError):
+            return found
+        failure = StorageError(
+            f"Expected to write what the last update computed, got {type(found).__name__}: {found} (rank "
+            f"{self._world.rank}). Go back to a checkpoint: rt.load(path)."
+        )
+        failure.__cause__ = found
+        return failure
 
     def settle(self) -> StorageError | None:
         """Wait until the last update is written; return what went wrong, on this rank alone."""
         self.unforesee()
         if self._pipeline is not None:
-            with contextlib.suppress(StorageError), self._ledger.stall("nvme"):
+            with contextlib.suppress(Exception), self._ledger.stall("nvme"):
                 self._pipeline.finish()
         return self.failure()
 
@@ -323,7 +329,7 @@ class Tiers:
         pipeline, self._pipeline = self._pipeline, None
         self._last = ()
         if pipeline is not None:
-            with contextlib.suppress(StorageError):  # told before, or of no use to anybody now
+            with contextlib.suppress(Exception):  # told before, or of no use to anybody now
                 pipeline.close()
 
     # -- the end ---------------------------------------------------------------------------------------------------
