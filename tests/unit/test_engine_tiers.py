@@ -412,6 +412,19 @@ def test_gradients_that_cannot_be_put_away_stop_the_step_before_anything_changed
         np.testing.assert_array_equal(found[0][name], value)
 
 
+def test_gradients_that_could_not_be_put_away_are_forgotten_with_their_step(tmp_path):
+    def body(group):
+        with open_runtime(group, tmp_path, EVERYTHING) as rt:
+            units = [rt.register(f"unit{at}", values(at)) for at in range(2)]
+            fault = "enospc@1:op=write:times=all:file=unit1%20float32%2Fgradient"
+            with faults(group, fault), pytest.raises(StorageError, match=r"gradient.*No space left"):
+                steps(rt, [0])
+            units[0].reduce(values(2))  # the other has none
+            assert rt.step().updated
+
+    run_threads(2, body)
+
+
 def test_frozen_parameters_are_read_and_never_written_back(tmp_path):
     def body(group):
         with open_runtime(group, tmp_path, zr.Plan.zero(3, parameter=NVME)) as rt:
