@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import threading
 import warnings
 
 import numpy as np
@@ -21,7 +22,7 @@ from zerort.engine.ledger import Ledger
 from zerort.engine.offload_options import OFFLOAD_ENVIRONMENT, scratch_directories
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.tiers import Tiers
-from zerort.errors import CallError, PlanError, StorageError
+from zerort.errors import CallError, PlanError, RankFailedError, StorageError
 from zerort.offload import MemoryStore, Part
 from zerort.offload.crew import Operation
 from zerort.offload.faults import injected
@@ -359,6 +360,43 @@ def test_a_write_that_fails_after_the_next_step_began_ends_that_one_on_all_ranks
                     step()
             with pytest.raises(StorageError, match="No space left"):
                 rt.save(tmp_path / "checkpoint")
+            assert rt.load(tmp_path / "checkpoint").updates == 1
+
+    run_threads(2, body)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failing(zr.SGD):
+    """Its kernel fails in the second update, on rank 1, if it is told to."""
+
+    fails: bool = False
+
+    def update_(self, param, grad, state, *, step, **settings):
+        if self.fails and step == 2 and threading.current_thread().name == "rank 1":
+            raise ArithmeticError("of a kernel")
+        super().update_(param, grad, state, step=step, **settings)
+
+
+@pytest.mark.parametrize("failing", ["in_memory", "streamed"])
+def test_a_kernel_that_fails_on_one_rank_ends_the_update_on_all(tmp_path, failing):
+    """Chunks of one unit stay in memory (no state), those of the other stream."""
+    momentum = {"in_memory": 0.0, "streamed": 0.9}
+    settings = {
+        "optimizer": Failing(lr=0.1),
+        "groups": [zr.ParameterGroup(f"{one}.*", momentum=momentum[one], fails=one == failing) for one in momentum],
+    }
+
+    def body(group):
+        with zr.open(plan=STATE, group=group, scratch=tmp_path / "scratch", offload=SMALL, **settings) as rt:
+            for at, name in enumerate(momentum):
+                rt.register(name, values(at))
+            steps(rt, [0])
+            rt.save(tmp_path / "checkpoint")
+            with pytest.raises(ArithmeticError if group.rank == 1 else RankFailedError, match="of a kernel"):
+                steps(rt, [1])
+            with pytest.raises(StorageError, match=r"got those of update 2, half done .*of a kernel"):
+                steps(rt, [2])
+            rt.discard_gradients()
             assert rt.load(tmp_path / "checkpoint").updates == 1
 
     run_threads(2, body)
