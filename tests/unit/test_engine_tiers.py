@@ -285,6 +285,17 @@ def test_a_unit_that_finds_no_room_is_not_registered_and_can_be_later(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_tied_unit_that_could_not_be_registered_leaves_its_lender_as_it_was(tmp_path):
+    def body(group):
+        with open_runtime(group, tmp_path, zr.Plan.zero(3, parameter=NVME)) as rt:
+            lender = rt.register("lender", values(0))
+            with faults(group, "enospc@1:op=write:file=borrower"), pytest.raises(StorageError, match="borrower"):
+                rt.register("borrower", {"b": np.ones(7, np.float32)}, ties={"w": (lender, "w")})
+            assert steps(rt, [0]).updated
+
+    run_threads(2, body)
+
+
 @contextlib.contextmanager
 def faults(group, text):
     """Faults of the whole process, put in place by rank 0 while the others wait."""
