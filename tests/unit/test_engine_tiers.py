@@ -296,6 +296,34 @@ def test_a_tied_unit_that_could_not_be_registered_leaves_its_lender_as_it_was(tm
     run_threads(2, body)
 
 
+def test_a_lenders_gradient_stays_in_memory_and_says_so(tmp_path):
+    units = {"lender": {"w": zr.TensorSpec((NUMEL,))}, "borrower": {"b": zr.TensorSpec((7,))}}
+
+    def body(group, plan, warned):
+        with open_runtime(group, tmp_path, plan) as rt:
+            lender = rt.register("lender", values(0))
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                borrower = rt.register("borrower", {"b": np.ones(7, np.float32)}, ties={"w": (lender, "w")})
+            assert ["The gradient of 'lender float32' stays in memory" in str(one.message) for one in found] == warned
+            assert not [name for _, _, names in os.walk(tmp_path) for name in names if "lender%20float32%2Fgrad" in name]
+            for _ in range(2):
+                lender.reduce(values(1))
+                borrower.reduce({"w": values(2)["w"], "b": np.ones(7, np.float32)})
+                assert rt.step().updated
+            told = zr.forecast(units, plan=plan, optimizer=rt.optimizer, size=1, lenders=["lender"], offload=SMALL)
+            memory = rt.memory()
+            for part in ("parameter", "gradient", "state", "nvme"):
+                assert getattr(memory, part) == getattr(told, part), part
+            with lender.gathered() as p:
+                return np.array(p["w"])
+
+    plans = {zr.Plan.zero(3): [], zr.Plan.zero(3, gradient=NVME): [True], EVERYTHING: [True]}
+    expected, *others = (run_threads(1, lambda g, p=plan: body(g, p, plans[p]))[0] for plan in plans)
+    for found in others:
+        np.testing.assert_array_equal(found, expected)
+
+
 @contextlib.contextmanager
 def faults(group, text):
     """Faults of the whole process, put in place by rank 0 while the others wait."""
