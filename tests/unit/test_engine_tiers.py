@@ -404,6 +404,41 @@ def test_a_write_that_fails_after_the_next_step_began_ends_that_one_on_all_ranks
     run_threads(2, body)
 
 
+def test_no_digest_is_told_of_what_could_not_be_written(tmp_path):
+    late = "op=write:file=parameter"
+    fixed = {"deterministic": True, "virtual_shards": 2}  # then every report has a digest
+
+    def body(group):
+        with open_runtime(group, tmp_path, zr.Plan.zero(3, parameter=NVME), **fixed) as rt:
+            unit = rt.register("a", {"w": np.zeros(100, np.float32)})
+            unit.reduce({"w": np.ones(100, np.float32)})
+            with (
+                faults(group, f"delay@1:seconds=0.5:{late},enospc@1:{late}"),
+                pytest.raises(StorageError, match="No space left"),
+            ):
+                rt.step()
+
+    run_threads(2, body)
+
+
+def test_parameters_alone_are_not_loaded_beside_torn_state(tmp_path):
+    def body(group):
+        with open_runtime(group, tmp_path / "scratch") as rt:
+            rt.register("unit0", values(0))
+            steps(rt, range(2))
+            rt.save(tmp_path / "checkpoint")
+            with faults(group, "enospc@3:op=write:file=-r1-"), contextlib.suppress(StorageError):
+                steps(rt, [2])
+                rt.tiers.settle()  # the write may have failed after the step
+            with pytest.raises(StorageError, match=r"Expected whole optimizer state .*rt\.load\(path\); or open"):
+                rt.load(tmp_path / "checkpoint", optimizer=False)
+            rt.load(tmp_path / "checkpoint")
+            rt.load(tmp_path / "checkpoint", optimizer=False)
+            assert steps(rt, [2]).updated
+
+    run_threads(2, body)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failing(zr.SGD):
     """Its kernel fails in the second update, on rank 1, if it is told to."""
