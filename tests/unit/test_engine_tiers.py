@@ -306,7 +306,9 @@ def test_a_lenders_gradient_stays_in_memory_and_says_so(tmp_path):
                 warnings.simplefilter("always")
                 borrower = rt.register("borrower", {"b": np.ones(7, np.float32)}, ties={"w": (lender, "w")})
             assert ["The gradient of 'lender float32' stays in memory" in str(one.message) for one in found] == warned
-            assert not [name for _, _, names in os.walk(tmp_path) for name in names if "lender%20float32%2Fgrad" in name]
+            assert not [
+                name for _, _, names in os.walk(tmp_path) for name in names if "lender%20float32%2Fgrad" in name
+            ]
             for _ in range(2):
                 lender.reduce(values(1))
                 borrower.reduce({"w": values(2)["w"], "b": np.ones(7, np.float32)})

@@ -34,7 +34,7 @@ from zerort.typing import Array
 if TYPE_CHECKING:
     from zerort.offload import DirectoryReport, Part, Pipeline, Store
     from zerort.offload.chunk import LinkedFile
-    from zerort.offload.pipeline import Run
+    from zerort.offload.run import Run
 
 __all__ = ["Tiers"]
 
