@@ -41,7 +41,6 @@ __all__ = ["Tiers"]
 _SAMPLE_NBYTES = 16 * 1024**2
 """Written and read by the first rank of a host to see how fast its disk is."""
 
-
 _GRACE = 2.0
 """Seconds that a rank which fails leaves the others to delete their files."""
 
@@ -229,8 +228,7 @@ class Tiers:
         What goes wrong from then on, `failure` tells.
 
         Raises:
-            StorageError: A write of this update or of the one before has failed.
-            Exception: What `Pipeline.run` raises.
+            Exception: What `Pipeline.run` raises, or what a write of the last update has met.
         """
         run, self._ahead = self._ahead, None
         if run is not None and not run.continues(chunks):
@@ -243,8 +241,7 @@ class Tiers:
         self._count(read=report.read_nbytes, written=report.written_nbytes)
         self._ledger.stalled["nvme"] += int(report.stall_seconds * 1e9)
         # Each read has waited for the last update's write of the same value. If that failed, what was read is older.
-        failed = self.failure()
-        if failed is not None:
+        if (failed := self.failure()) is not None:
             raise failed
 
     def _count(self, *, read: int = 0, written: int = 0) -> None:
@@ -299,10 +296,8 @@ class Tiers:
         found = None if self._pipeline is None else self._pipeline.failure()
         if found is None or isinstance(found, StorageError):
             return found
-        failure = StorageError(
-            f"Expected to write what the last update computed, got {type(found).__name__}: {found} (rank "
-            f"{self._world.rank}). Go back to a checkpoint: rt.load(path)."
-        )
+        what = f"{type(found).__name__}: {found} (rank {self._world.rank})"
+        failure = StorageError(f"Expected to write what an update computed, got {what}. Go back to a checkpoint.")
         failure.__cause__ = found
         return failure
 
