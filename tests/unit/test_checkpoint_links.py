@@ -10,7 +10,7 @@ import pytest
 
 import zerort as zr
 from zerort.checkpoint import read_manifest, verify
-from zerort.errors import StorageError
+from zerort.errors import CorruptStorageError, StorageError
 from zerort.offload import NvmeOptions, NvmeStore
 from zerort.offload.faults import injected
 from zerort.testing.threads import run_threads
@@ -76,6 +76,38 @@ def test_no_room_for_a_file_of_its_own_is_said_and_harms_nothing(tmp_path):
         store.write("v", np.zeros(10_000, np.float32)).wait()
         assert (store.read("v", np.empty(10_000, np.float32)).wait() == 0).all()
         assert values_of(tmp_path / "linked", 40_000).view(np.float32).all()
+
+
+def test_a_linked_file_that_was_deleted_is_told_as_such(tmp_path):
+    with NvmeStore(tmp_path / "scratch", rank=2) as store:
+        store.create("v", 4096)
+        store.link("v", str(tmp_path / "linked"))
+        os.unlink(os.path.join(store.path, "v.chunk"))
+        with pytest.raises(CorruptStorageError, match=r"'v' of rank 2\), got none: it was deleted"):
+            store.write("v", np.ones(1024, np.float32)).wait()
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_copying_a_linked_file_is_tried_again(tmp_path, operation):
+    with NvmeStore(tmp_path / "scratch", options=NvmeOptions(retries=1)) as store:
+        store.create("v", 40_000)
+        store.write("v", np.ones(10_000, np.float32))
+        store.link("v", str(tmp_path / "linked"))
+        with injected(f"eio@1:op={operation}"):
+            store.write("v", np.zeros(1, np.float32)).wait()
+        assert store.read("v", np.empty(10_000, np.float32)).wait().sum() == 9_999
+
+
+def test_another_file_in_a_linked_ones_place_is_found_and_no_draft_is_left(tmp_path):
+    with NvmeStore(tmp_path / "scratch") as store:
+        store.create("v", 4096)
+        store.link("v", str(tmp_path / "linked"))
+        (tmp_path / "other").write_bytes(bytes(4096))
+        os.unlink(os.path.join(store.path, "v.chunk"))
+        os.link(tmp_path / "other", os.path.join(store.path, "v.chunk"))
+        with pytest.raises(CorruptStorageError, match="another in its place"):
+            store.write("v", np.zeros(1, np.float32)).wait()
+        assert os.listdir(store.path) == ["v.chunk"]
 
 
 # -- a runtime ---------------------------------------------------------------------------------------------------------

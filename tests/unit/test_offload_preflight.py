@@ -40,6 +40,11 @@ def test_too_little_room_is_refused_with_the_numbers(tmp_path: Path) -> None:
         inspect(tmp_path, sample_nbytes=SMALL)
 
 
+def test_a_disk_that_fills_while_it_is_measured_is_refused_with_the_sample(tmp_path: Path) -> None:
+    with injected("enospc@1"), pytest.raises(StorageError, match=rf"Expected 4MiB \({SMALL} bytes\) for .*No space"):
+        inspect(tmp_path, sample_nbytes=SMALL)
+
+
 def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="got a file"):

@@ -43,6 +43,9 @@ class Rest(Protocol):
     def put(self, reduce_into: Callable[[Array], Ticket[Array]], /) -> Ticket[Array]:
         """Start a reduction into memory of its own and put the result away; done when it is."""
 
+    def reset(self) -> None:
+        """Forget the last one, and what went wrong with it."""
+
 
 class GradientBucket:
     """The gradients of one flat layout, between backward and the step. Every rank makes it at once.
@@ -122,6 +125,8 @@ class GradientBucket:
         self._placed = Placement.PARTIAL
         if self._tree is not None:
             self._tree.clear()
+        if self.rest is not None:
+            self.rest.reset()
 
     @property
     def nbytes(self) -> int:

@@ -11,21 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from zerort.config import Budget, Plan
+from zerort.config import Budget, Plan, Tier
 from zerort.engine.budget import Capacity, decide
 from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.report import MemoryReport
 from zerort.engine.section_tiers import SectionTiers
-from zerort.engine.sizing import PARTS, Blueprint
+from zerort.engine.sizing import PARTS, Blueprint, SectionSize
 from zerort.engine.tensors import Frozen, TensorSpec
 from zerort.engine.working import WorkingMemory, offload_within
 from zerort.optim import Optimizer, ParameterGroup
 
 __all__ = ["Outlook", "Traffic", "forecast"]
-
-_IN_MEMORY: Final = Plan.zero(0)
 
 
 def forecast(
@@ -116,7 +114,7 @@ class Outlook:
             offload = offload_within(plan.memory, offload)
         working = WorkingMemory(sizes=blueprint.sections(), offload=offload, **settings)
         if isinstance(plan, Plan):
-            tiers = tuple(SectionTiers.of(plan if size.movable else _IN_MEMORY) for size in working.sizes)
+            tiers = tuple(_tiers_under(plan, size) for size in working.sizes)
         else:
             tiers = decide(Capacity.of(plan), working=working)
         return cls(blueprint=blueprint, working=working, tiers=tiers)
@@ -159,6 +157,13 @@ class Outlook:
                 read += 0 if size.has_master else below["parameter"]  # else they are what master weights round to
                 written += sum(below.values())
         return Traffic(read, written)
+
+
+def _tiers_under(plan: Plan, size: SectionSize) -> SectionTiers:
+    """Return where a section's parts rest: as the plan says, but those that cannot leave memory stay."""
+    asked = SectionTiers.of(plan)
+    stay = [part for part in PARTS if getattr(asked, part) is Tier.NVME and part not in size.movable]
+    return replace(asked, **dict.fromkeys(stay, Tier.DEVICE))  # type: ignore[arg-type]
 
 
 class Traffic(NamedTuple):

@@ -7,7 +7,8 @@
 [Note: Shared slots] Ranks that share memory share their slots, and each reads its own part of a unit from its disk
 straight into them. So nobody may read into a slot that another rank still computes with: a slot that was released
 since the last meeting of all ranks is met over once more. All ranks lease, release and meet in the same order, so they
-agree on when. May import: buffer, comm, device, engine.section.
+agree on when. That a group as a whole is not one memory does not tell that slots are private: those of one of several
+hosts are shared by its ranks. May import: buffer, comm, device, engine.section.
 """
 
 from __future__ import annotations

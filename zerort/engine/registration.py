@@ -146,12 +146,12 @@ def register_unit(
         places[local] = unit.place_of(other)
     made = Unit(rt, name, sections=sections, places=places)
     _reserve_slots(rt, made)
-    made.join_lenders()
     try:
         raise_together(rt.world, error, name="register")  # all have written their parts
     except ZerortError:
         made.withdraw()
         raise
+    made.join_lenders()  # not before: they would wait for gradients of a unit that is not there
     return made
 
 

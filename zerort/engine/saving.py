@@ -43,6 +43,7 @@ def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Res
     manifest, error = None, None
     try:
         manifest = checkpoint.read_manifest(path)
+        rt.tiers.settle()  # well or not: what failed is made anew
         snapshot.check_loadable(rt, manifest, optimizer=optimizer)
     except Exception as caught:
         error = caught
@@ -50,7 +51,6 @@ def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Res
     assert manifest is not None
     rt.discard_gradients()
     rt.wait_for_gathers()
-    rt.tiers.settle()  # well or not: what failed is made anew
     with rt.tiers.tearing("a load", by=StorageError):
         try:
             if rt.tiers.is_torn:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -170,6 +170,8 @@ class Section:
         setup = self._setup
         if self.bucket is not None:
             self.bucket.close()
+        if resident and self._gradient is not None:
+            self._keep_gradient_in_memory()
         dtype = setup.gradient_dtype or self.layout.dtype
         self.gradient_dtypes = (numpy_dtype(self.layout.dtype), numpy_dtype(dtype))
         layout = FlatLayout(dtype, self.layout.extents, self.layout.numel, self.layout.alignment)
@@ -187,6 +189,21 @@ class Section:
             name=self.name,
             traffic=setup.ledger.moved,
         )
+
+    def _keep_gradient_in_memory(self) -> None:
+        """Give up the room on the disk: gradients of several units are summed in memory."""
+        assert self._gradient is not None
+        with contextlib.suppress(StorageError):  # a file that cannot be deleted goes with the runtime's others
+            self._gradient.delete()
+        self._gradient = None
+        self.tiers = replace(self.tiers, gradient=Tier.DEVICE)
+        if self._group.rank == 0:
+            warnings.warn(
+                f"The gradient of {self.name!r} stays in memory, whole: another unit is tied to it, and their "
+                "gradients are summed there. Register tied parameters in one unit for a gradient on NVME.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _make_rest(self) -> RestingGradient | None:
         if self._gradient is None:

@@ -85,10 +85,15 @@ def updates_of(manifest: Manifest) -> int:
 
 
 def check_loadable(rt: Runtime, manifest: Manifest, *, optimizer: bool) -> None:
-    """Refuse to load over units in use, or the state of another optimizer."""
+    """Refuse to load over units in use, the state of another optimizer, or parameters alone where state is torn."""
     held = [unit.name for unit in rt.units.values() if unit.is_gathered]
     if held:
         raise UnitStateError(f"Expected all units released before load(), got {', '.join(held)} gathered.")
+    if not optimizer and rt.tiers.is_torn:
+        raise StorageError(
+            "Expected whole optimizer state to keep beside loaded parameters, got that of an update that was not "
+            f"written as a whole (rank {rt.rank}). Load it, too: rt.load(path); or open the runtime anew."
+        )
     described = manifest.meta.get("optimizer")
     found = described.get("kind") if isinstance(described, dict) else None
     if optimizer and found != rt.optimizer.kind:

@@ -231,9 +231,11 @@ def _publish(rt: Runtime, sections: list[Section]) -> None:
 def digest_of(rt: Runtime) -> str:
     """Return a checksum of all parameters, the same for any number of ranks and any plan. Every rank calls this."""
     sections = [section for unit in rt.units.values() for section in unit.sections]
-    mine, error = [], None
+    mine: list[tuple[int, int]] = []
+    error: StorageError | None
     try:
         mine = [section.shard.checksum() for section in sections]
+        error = rt.tiers.failure()  # what was read may be what was there before a write that failed
     except StorageError as caught:
         error = caught
     raise_together(rt.world, error, name="digest")

@@ -74,6 +74,11 @@ class RestingGradient:
         self._block = block
         self._slots = slots
         self._stream = stream
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the last one, and what the disk had against it."""
+        self.error = None
         self._sums = np.zeros(0)
         self._first = -1
 
@@ -90,7 +95,6 @@ class RestingGradient:
         """
         slot = self._slots.lease(self.room_nbytes)
         reduction = reduce_into(slot.array(self.column.size, self.column.dtype))
-        self.error = None
 
         def put_away() -> Array:
             gradient = reduction.wait()

@@ -34,13 +34,12 @@ from zerort.typing import Array
 if TYPE_CHECKING:
     from zerort.offload import DirectoryReport, Part, Pipeline, Store
     from zerort.offload.chunk import LinkedFile
-    from zerort.offload.pipeline import Run
+    from zerort.offload.run import Run
 
 __all__ = ["Tiers"]
 
 _SAMPLE_NBYTES = 16 * 1024**2
 """Written and read by the first rank of a host to see how fast its disk is."""
-
 
 _GRACE = 2.0
 """Seconds that a rank which fails leaves the others to delete their files."""
@@ -227,6 +226,9 @@ class Tiers:
         """Stream chunks through memory, as `Pipeline.run` does. Returns while the last ones are still being written.
 
         What goes wrong from then on, `failure` tells.
+
+        Raises:
+            Exception: What `Pipeline.run` raises, or what a write of the last update has met.
         """
         run, self._ahead = self._ahead, None
         if run is not None and not run.continues(chunks):
@@ -238,6 +240,9 @@ class Tiers:
         self._last = chunks
         self._count(read=report.read_nbytes, written=report.written_nbytes)
         self._ledger.stalled["nvme"] += int(report.stall_seconds * 1e9)
+        # Each read has waited for the last update's write of the same value. If that failed, what was read is older.
+        if (failed := self.failure()) is not None:
+            raise failed
 
     def _count(self, *, read: int = 0, written: int = 0) -> None:
         with self._counting:  # checkpoints read and write with several threads
@@ -289,14 +294,18 @@ class Tiers:
         From then on this rank has it to tell at every meeting, until a load.
         """
         found = None if self._pipeline is None else self._pipeline.failure()
-        assert found is None or isinstance(found, StorageError)
-        return found
+        if found is None or isinstance(found, StorageError):
+            return found
+        what = f"{type(found).__name__}: {found} (rank {self._world.rank})"
+        failure = StorageError(f"Expected to write what an update computed, got {what}. Go back to a checkpoint.")
+        failure.__cause__ = found
+        return failure
 
     def settle(self) -> StorageError | None:
         """Wait until the last update is written; return what went wrong, on this rank alone."""
         self.unforesee()
         if self._pipeline is not None:
-            with contextlib.suppress(StorageError), self._ledger.stall("nvme"):
+            with contextlib.suppress(Exception), self._ledger.stall("nvme"):
                 self._pipeline.finish()
         return self.failure()
 
@@ -315,7 +324,7 @@ class Tiers:
         pipeline, self._pipeline = self._pipeline, None
         self._last = ()
         if pipeline is not None:
-            with contextlib.suppress(StorageError):  # told before, or of no use to anybody now
+            with contextlib.suppress(Exception):  # told before, or of no use to anybody now
                 pipeline.close()
 
     # -- the end ---------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ optim, engine.*.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +20,6 @@ from zerort.engine.column import Column
 from zerort.engine.section import Section
 from zerort.engine.state import Rates
 from zerort.engine.summed import SummedGradient
-from zerort.errors import StorageError
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -107,41 +107,44 @@ def update_sections(
         scale: What gradients are multiplied by first.
     """
     settings = _Settings(present=present, rates=rates, grad_scale=scale)
-    streamed: list[_Chunk] = []
-    for section, gradient in zip(sections, gradients, strict=True):
-        assert section.state is not None
-        section.state.begin_update(present)
-        if section.looks_at_tensors:
-            section.state.update_tensors_(
-                section.owned.memory,
-                gradient.column.memory,
-                present=present,
-                rates=rates,
-                grad_scale=scale,
-                sum_over_ranks=rt.sum_over_shards,
-            )
-        for chunk in _chunks_of(section, gradient.column, present):
-            if chunk.resting:
-                streamed.append(chunk)
-            else:
-                chunk.update(settings)
-    if any(section.tiers.streams for section in sections):  # on every rank, also on one that has nothing to stream
-        _stream(rt, streamed, settings)
-
-
-def _stream(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
-    """Update chunks on their way through memory; what one rank's disk refuses, all raise."""
-    error: Exception | None = None
-    with rt.tiers.tearing(f"update {rt.updates}"):
-        try:
-            if chunks:
-                rt.tiers.run(
-                    [chunk.parts() for chunk in chunks],
-                    lambda number, *brought: chunks[number].update(settings, brought),
+    streams = any(section.tiers.streams for section in sections)  # on every rank, also on one that has nothing to
+    with rt.tiers.tearing(f"update {rt.updates}") if streams else contextlib.nullcontext():
+        chunks: list[_Chunk] = []
+        for section, gradient in zip(sections, gradients, strict=True):
+            assert section.state is not None
+            section.state.begin_update(present)
+            if section.looks_at_tensors:
+                section.state.update_tensors_(
+                    section.owned.memory,
+                    gradient.column.memory,
+                    present=present,
+                    rates=rates,
+                    grad_scale=scale,
+                    sum_over_ranks=rt.sum_over_shards,
                 )
-        except StorageError as caught:
+            chunks += _chunks_of(section, gradient.column, present)
+        error: Exception | None = None
+        try:
+            _compute(rt, chunks, settings)
+        except Exception as caught:  # a disk's, a kernel's, or that of a user's optimizer
+            if not streams:
+                raise
             error = caught
-        raise_together(rt.world, error, name="update")
+        if streams:
+            raise_together(rt.world, error, name="update")
+
+
+def _compute(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
+    """Update chunks where they are, those that rest elsewhere on their way through memory. No communication."""
+    streamed = [chunk for chunk in chunks if chunk.resting]
+    for chunk in chunks:
+        if not chunk.resting:
+            chunk.update(settings)
+    if streamed:
+        rt.tiers.run(
+            [chunk.parts() for chunk in streamed],
+            lambda number, *brought: streamed[number].update(settings, brought),
+        )
 
 
 def _chunks_of(section: Section, gradient: Column, present: set[str]) -> Iterator[_Chunk]:

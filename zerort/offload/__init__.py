@@ -1,7 +1,7 @@
 """Values that sleep below memory: stores, and the one loop that streams them through it.
 
     store.py  memory.py  nvme.py  striped.py    `Store`: bytes by name, in memory, on a disk, on several
-    pipeline.py  parts.py  slots.py             `Pipeline`: read, compute, write back, `depth` chunks at a time
+    pipeline.py  run.py  parts.py  slots.py     `Pipeline`: read, compute, write back, `depth` chunks at a time
     preflight.py                                what a directory can do, before anything is put there
     faults.py                                   ``ZERORT_FAULT``: break the disk on purpose
 

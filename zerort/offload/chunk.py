@@ -114,7 +114,7 @@ class ChunkFile:
         try:
             file = BlockFile(self.path, writable=writable, direct=self.direct)
         except FileNotFoundError:
-            raise self._lost(f"a file of {self._file_nbytes} bytes", "none: it was deleted") from None
+            raise self._deleted() from None
         except OSError as error:
             raise refusal(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
         wrong = None
@@ -126,6 +126,9 @@ class ChunkFile:
             file.close()
             raise wrong
         return file
+
+    def _deleted(self) -> CorruptStorageError:
+        return self._lost(f"a file of {self._file_nbytes} bytes", "none: it was deleted")
 
     def _lost(self, expected: str, found: str) -> CorruptStorageError:
         return CorruptStorageError(
@@ -206,34 +209,48 @@ class ChunkFile:
             whole: All of it will be written, so that nothing need be copied.
 
         Raises:
+            CorruptStorageError: It is gone.
             StorageError: There is no room for a new file, or the file system refused.
         """
         if not self.is_shared:
             return
         with self._owning:
-            if self.is_shared and os.stat(self.path).st_nlink > 1:  # or its other name is gone by now
+            if self.is_shared and self._count_names() > 1:  # or its other name is gone by now
                 self._replace(whole=whole)
             self.is_shared = False
+
+    def _count_names(self) -> int:
+        try:
+            return os.stat(self.path).st_nlink
+        except FileNotFoundError:
+            raise self._deleted() from None
+        except OSError as error:
+            raise refusal(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
 
     def _replace(self, *, whole: bool) -> None:
         draft = f"{self.path.removesuffix(SUFFIX)}.new{SUFFIX}"
         try:
             with BlockFile(draft, create_nbytes=self._file_nbytes, direct=self.direct) as new:
                 if not whole:
-                    with self.open(writable=False) as old:
-                        buffer = aligned_buffer(min(self._file_nbytes, BLOCK_NBYTES))
-                        for at in range(0, self._file_nbytes, buffer.size):
-                            block = buffer[: self._file_nbytes - at]
-                            old.read(block, at)
-                            new.write(block, at)
+                    self._copy_into(new)
                 identity = new.identity
             os.rename(draft, self.path)
-        except OSError as error:
+        except BaseException as error:
             with contextlib.suppress(OSError):
                 os.unlink(draft)
+            if not isinstance(error, OSError):
+                raise
             needed = self._file_nbytes
             raise refusal(error, path=self.path, what=f"{self.value!r}", needed=needed, rank=self._rank) from error
         self._identity = identity
+
+    def _copy_into(self, new: BlockFile) -> None:
+        with self.open(writable=False) as old:
+            buffer = aligned_buffer(min(self._file_nbytes, BLOCK_NBYTES))
+            for at in range(0, self._file_nbytes, buffer.size):
+                block = buffer[: self._file_nbytes - at]
+                self._try(functools.partial(old.read, block, at), at)
+                self._try(functools.partial(new.write, block, at), at)
 
     def _in_place(self, segment: Segment, array: Array) -> bool:
         return segment.whole and segment.high % PAGE_NBYTES == 0 and address_of(array) % PAGE_NBYTES == 0

@@ -97,7 +97,7 @@ def inspect(
             raise no_room(path, what=what, needed=max(needed, sample), why="the disk is too full", rank=rank)
         return measure(path, nbytes=sample)
     except OSError as error:
-        raise refusal(error, path=path, what=what, needed=needed, rank=rank) from error
+        raise refusal(error, path=path, what=what, needed=max(needed, sample), rank=rank) from error
 
 
 def measure(path: str, *, nbytes: int) -> DirectoryReport:
