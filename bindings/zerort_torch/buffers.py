@@ -33,7 +33,7 @@ class _Version(NamedTuple):
     """Itself: while it is kept, no new one gets its address."""
     address: int
     """Where its values lay: ``buffer.data = …`` raises no version."""
-    count: int
+    number: int
 
 
 class SharedBuffers(Attachment):

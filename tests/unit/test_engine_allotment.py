@@ -11,7 +11,7 @@ import zerort as zr
 from zerort.comm import open_group
 from zerort.engine.forecast import Outlook
 from zerort.engine.sizing import Blueprint
-from zerort.errors import CallError, PlanError
+from zerort.errors import CallError, PlanError, RankFailedError
 from zerort.native.dtypes import numpy_dtype
 from zerort.testing import run_threads
 
@@ -199,6 +199,12 @@ def test_ranks_and_units_keep_to_what_was_said(tmp_path):
                 rt.expect({"a": {"w": zr.TensorSpec((10 + group.rank,))}})
             with pytest.raises(CallError, match="as a mapping from names to arrays"):
                 rt.expect({"a": 3 if group.rank else {"w": zr.TensorSpec((10,))}})
+            with pytest.raises(CallError, match="Expected what is announced"):
+                rt.expect({"a": {"w": zr.TensorSpec((10,))}}, frozen=lambda name: group.rank == 0)
+            with pytest.raises(RankFailedError if group.rank == 0 else ZeroDivisionError, match="by zero"):
+                rt.expect({"a": {"w": zr.TensorSpec((10,))}}, frozen=lambda name: bool(1 // (1 - group.rank)))
+            with pytest.raises(CallError, match=r"^Expected units as a mapping from names to their tensors, got list"):
+                rt.expect([("a", {"w": zr.TensorSpec((10,))})])
             rt.expect({"a": {"w": zr.TensorSpec((10,))}})
             for params, frozen in (({"w": zr.TensorSpec((11,))}, False), ({"w": zr.TensorSpec((10,))}, True)):
                 with pytest.raises(CallError, match=r"^Expected unit 'a' as it was announced, got other tensors"):
@@ -208,6 +214,15 @@ def test_ranks_and_units_keep_to_what_was_said(tmp_path):
             zr.open(plan="zero3", group=group)
 
     run_threads(2, body)
+
+
+def test_one_array_under_two_names_is_announced_as_it_is_registered():
+    shared, own = np.ones(100, np.float32), np.ones(10, np.float32)
+    with open_group(kind="solo") as group, zr.open(plan=zr.Plan.fit(host="1MiB"), group=group) as rt:
+        rt.expect({"u": {"a": shared, "b": shared, "c": own}})
+        assert rt.register("u", {"a": shared, "b": shared, "c": own}).names == ("a", "b", "c")
+        rt.expect({"v": {"a": zr.TensorSpec((100,))}})
+        rt.register("v", {"a": shared, "b": shared})
 
 
 def test_without_a_budget_an_announcement_changes_nothing():

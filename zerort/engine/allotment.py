@@ -21,7 +21,7 @@ from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.sizing import Blueprint
-from zerort.engine.tensors import Frozen, TensorSpec, declare, frozen_in, is_frozen
+from zerort.engine.tensors import Frozen, TensorSpec, aliases_in, declare, frozen_in, is_frozen
 from zerort.engine.working import WorkingMemory
 from zerort.errors import CallError, PlanError
 from zerort.optim import Optimizer, ParameterGroup
@@ -156,13 +156,22 @@ def announce(
     lenders: Collection[str],
 ) -> None:
     """Agree on units that will come, and decide about them; see `Runtime.expect`. Every rank calls this."""
-    declared, error = {}, None
+    declared: dict[str, dict[str, TensorSpec]] = {}
+    cold: dict[str, list[str]] = {}
+    named: list[str] = []
+    error: Exception | None = None
     try:
-        declared = {name: declare(name, params) for name, params in units.items()}
-    except CallError as caught:
+        if not isinstance(units, Mapping):
+            raise CallError(f"Expected units as a mapping from names to their tensors, got {type(units).__name__}.")
+        for unit, params in units.items():
+            tensors, aliases = declare(unit, params), aliases_in(params)
+            declared[unit] = {name: spec for name, spec in tensors.items() if name not in aliases}
+            cold[unit] = [name for name in declared[unit] if is_frozen(frozen_in(unit, frozen), name)]
+        named = sorted(lenders)
+    except Exception as caught:  # also what a callable of the user's raises
         error = caught
     raise_together(world, error, name="expect")
     facts = {name: {key: [list(one.shape), one.dtype] for key, one in of.items()} for name, of in declared.items()}
-    expect_same(world, [facts, sorted(lenders)], what="what is announced", error=CallError)
+    expect_same(world, [facts, cold, named], what="what is announced", error=CallError)
     if allotment is not None:
-        allotment.expect(declared, frozen=frozen, lenders=lenders)
+        allotment.expect(declared, frozen={unit: names.__contains__ for unit, names in cold.items()}, lenders=named)

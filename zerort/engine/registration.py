@@ -19,7 +19,7 @@ import numpy as np
 from zerort.comm.agreement import expect_same, raise_together
 from zerort.engine.section import Section
 from zerort.engine.summed import RestingGradient
-from zerort.engine.tensors import TRAINABLE, Frozen, TensorSpec, declare, full_name, is_frozen
+from zerort.engine.tensors import TRAINABLE, Frozen, TensorSpec, aliases_in, declare, full_name, is_frozen
 from zerort.engine.unit import Unit
 from zerort.engine.values import agree_on_values
 from zerort.errors import CallError, StorageError, UnitStateError, ZerortError
@@ -99,7 +99,7 @@ def register_unit(
         _check_name(rt, name)
         declared = declare(name, params)
         cold = {local for local in declared if is_frozen(frozen, local)}
-        aliases = _aliases(params)
+        aliases = aliases_in(params)
         _check_full_names(rt, name, declared)
         _check_ties(rt, name, declared, ties)
         _check_trainable(rt, name, declared, cold, aliases)
@@ -233,19 +233,6 @@ def _check_trainable(
             raise CallError(
                 f"Expected gradient_dtype to be {spec.dtype} or float32 for {local!r} of unit {name!r}, got {wanted}."
             )
-
-
-def _aliases(params: Mapping[str, Array | TensorSpec]) -> dict[str, str]:
-    """Return which names mean an array that came under another name before."""
-    seen: dict[tuple[object, ...], str] = {}
-    aliases = {}
-    for local, value in params.items():
-        if isinstance(value, np.ndarray) and value.size:
-            key = (value.ctypes.data, value.shape, value.strides, value.dtype)
-            if key in seen:
-                aliases[local] = seen[key]
-            seen.setdefault(key, local)
-    return aliases
 
 
 def _reserve_slots(rt: Runtime, unit: Unit) -> None:

@@ -179,7 +179,8 @@ class Runtime:
         registered: then the first units rest highest, instead of the hottest parts of all. Every rank calls this.
 
         Args:
-            units: Tensors by name, by unit, as they will be registered; values are not looked at.
+            units: Tensors by name, by unit, as they will be registered; values are not looked at. One array under two
+                names counts once. A `TensorSpec` does not say that: name what will be one array only once.
             frozen: Which parameters take no gradient: in all of these units, or by unit.
             lenders: Names of units that others will be tied to: they keep whole gradients.
 
