@@ -11,8 +11,9 @@ import zerort as zr
 from zerort.comm import open_group
 from zerort.engine.forecast import Outlook
 from zerort.engine.sizing import Blueprint
-from zerort.errors import CallError, PlanError, RankFailedError
+from zerort.errors import CallError, PlanError, RankFailedError, StorageError
 from zerort.native.dtypes import numpy_dtype
+from zerort.offload.faults import injected
 from zerort.testing import run_threads
 
 KIB = 1024
@@ -205,6 +206,10 @@ def test_ranks_and_units_keep_to_what_was_said(tmp_path):
                 rt.expect({"a": {"w": zr.TensorSpec((10,))}}, frozen=lambda name: bool(1 // (1 - group.rank)))
             with pytest.raises(CallError, match=r"^Expected units as a mapping from names to their tensors, got list"):
                 rt.expect([("a", {"w": zr.TensorSpec((10,))})])
+            with pytest.raises(
+                CallError, match=r"^Expected lenders out of the units that are announced .*, got 'nope'"
+            ):
+                rt.expect({"a": {"w": zr.TensorSpec((10,))}}, lenders=["a", "nope"])
             rt.expect({"a": {"w": zr.TensorSpec((10,))}})
             for params, frozen in (({"w": zr.TensorSpec((11,))}, False), ({"w": zr.TensorSpec((10,))}, True)):
                 with pytest.raises(CallError, match=r"^Expected unit 'a' as it was announced, got other tensors"):
@@ -214,6 +219,15 @@ def test_ranks_and_units_keep_to_what_was_said(tmp_path):
             zr.open(plan="zero3", group=group)
 
     run_threads(2, body)
+
+
+def test_a_unit_that_could_not_be_made_takes_nothing_of_the_budget(tmp_path):
+    spec = {"w": zr.TensorSpec((50_000,))}
+    settings = {"plan": zr.Plan.fit(host=1_000_000, nvme=450_000), "offload": OFFLOAD, "scratch": tmp_path}
+    with open_group(kind="solo") as group, zr.open(group=group, **settings) as rt:
+        with injected("enospc@1:op=reserve"), pytest.raises(StorageError, match="No space left"):
+            rt.register("a", spec)
+        assert rt.register("b", spec).sections[0].tiers.state is zr.Tier.NVME
 
 
 def test_one_array_under_two_names_is_announced_as_it_is_registered():

@@ -9,7 +9,8 @@ takes on the rank that takes most), so they decide alike without a word. May imp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from zerort.comm import Group
@@ -102,7 +103,7 @@ class Allotment:
             more: Whether others may follow that nobody has announced: keep room to work on them, if there is any.
 
         Raises:
-            CallError: A unit was announced with other tensors.
+            CallError: A unit was announced with other tensors, or a lender was not announced.
             PlanError: They do not fit; nothing was decided.
         """
         known = self._blueprint
@@ -116,6 +117,12 @@ class Allotment:
                     f"Expected unit {unit!r} as it was announced, got other tensors, or others that are frozen. "
                     "Announce what will be registered, in the same shapes and dtypes."
                 )
+        strangers = sorted({*lenders} - {*known.units, *units})
+        if strangers:
+            raise CallError(
+                f"Expected lenders out of the units that are announced or registered, got {strangers[0]!r}. Announce "
+                "it with the others."
+            )
         for unit in {*lenders} - {*known.lenders}:
             if any(self._tiers[name].gradient is Tier.NVME for name in self._sections_of(unit)):
                 raise PlanError(
@@ -141,6 +148,16 @@ class Allotment:
         self._blueprint, self._cold = blueprint, cold
         self._tiers = {size.name: one for size, one in zip(working.sizes, tiers, strict=True)}
         self._units = {size.name: size.unit for size in working.sizes}
+
+    @contextlib.contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """Take back what is decided inside if that raises: a unit that was not made takes nothing of the budget."""
+        before = self._blueprint, self._cold, self._tiers, self._units
+        try:
+            yield
+        except Exception:
+            self._blueprint, self._cold, self._tiers, self._units = before
+            raise
 
     def _sections_of(self, unit: str) -> list[str]:
         """Return the names of a unit's sections, as far as they are known."""

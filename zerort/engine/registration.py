@@ -10,7 +10,7 @@ May import: comm, optim, engine.*.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -117,11 +117,27 @@ def register_unit(
     values = {local: value for local, value in params.items() if isinstance(value, np.ndarray) and local not in aliases}
     values = agree_on_values(rt, name, declared, values, broadcast=broadcast)
 
+    if rt.allotment is None:
+        return _make_unit(rt, name, declared, values, cold=cold, aliases=aliases, ties=ties)
     apart = {local: spec for local, spec in declared.items() if local not in aliases}
     lenders = {unit.name for unit, _ in ties.values()}
-    if rt.allotment is not None:
+    with rt.allotment.unless_it_fails():
         rt.allotment.expect({name: apart}, frozen=cold.__contains__, lenders=lenders, more=True)
-    own = {full_name(name, local): spec for local, spec in apart.items()}
+        return _make_unit(rt, name, declared, values, cold=cold, aliases=aliases, ties=ties)
+
+
+def _make_unit(
+    rt: Runtime,
+    name: str,
+    declared: Mapping[str, TensorSpec],
+    values: Mapping[str, Array],
+    *,
+    cold: Collection[str],
+    aliases: Mapping[str, str],
+    ties: Ties,
+) -> Unit:
+    """Make a unit that all ranks have agreed on, on all of them or on none."""
+    own = {full_name(name, local): spec for local, spec in declared.items() if local not in aliases}
     rt.prefetcher.drop()
     sections = tuple(
         Section(
