@@ -9,6 +9,7 @@ import pytest
 
 import zerort as zr
 from zerort.comm import open_group
+from zerort.config import parse_bytes
 from zerort.engine.forecast import Outlook
 from zerort.engine.sizing import Blueprint
 from zerort.errors import CallError, PlanError, RankFailedError, StorageError
@@ -139,6 +140,36 @@ def test_a_step_moves_what_the_outlook_says(dtype, tmp_path):
         told = outlook.traffic(rank)
         assert moved["nvme write"] == told.written
         assert told.read <= moved["nvme read"] <= told.read + 2 * 9_000 * 4  # what was read ahead, and not used
+
+
+@pytest.mark.parametrize("offload", [zr.OffloadOptions(), OFFLOAD], ids=["large chunks", "small chunks"])
+@pytest.mark.parametrize("nvme", ["1TiB", 0])
+@pytest.mark.parametrize("host", ["1MiB", "64MiB", "100MiB"])
+def test_what_a_refusal_names_is_enough_and_no_more_than_needed(host, nvme, offload):
+    blocks = {f"block{n}": {"w": zr.TensorSpec((4096, 4096), "bfloat16")} for n in range(4)}
+    settings = {"optimizer": zr.AdamW(lr=0.1), "size": 2, "offload": offload}
+    with pytest.raises(PlanError, match=r"^Expected at least \S+ of memory per rank") as caught:
+        zr.forecast(blocks, plan=zr.Plan.fit(host=host, nvme=nvme), **settings)
+    named = str(caught.value).split()[3]
+    zr.forecast(blocks, plan=zr.Plan.fit(host=named, nvme=nvme), **settings)
+    with pytest.raises(PlanError):
+        zr.forecast(blocks, plan=zr.Plan.fit(host=int(0.999 * parse_bytes(named)), nvme=nvme), **settings)
+
+
+def test_the_environment_says_how_values_stream_in_forecasts_too(monkeypatch, tmp_path):
+    specs = {name: {"w": zr.TensorSpec((50_000,))} for name in "abcd"}
+    settings = {"plan": zr.Plan.fit(host=1_800_000, nvme="1GiB"), "optimizer": zr.AdamW(lr=0.1)}
+    monkeypatch.setenv("ZERORT_OFFLOAD_CHUNK_BYTES", "8192")
+    monkeypatch.setenv("ZERORT_OFFLOAD_DEPTH", "2")
+    with open_group(kind="solo") as group, zr.open(group=group, scratch=tmp_path, **settings) as rt:
+        rt.expect(specs)
+        for name, tensors in specs.items():
+            rt.register(name, tensors).reduce({"w": np.ones(50_000, np.float32)})
+        rt.step()
+        memory = rt.memory()
+    expected = zr.forecast(specs, size=1, **settings)
+    assert memory.streaming <= expected.streaming == 2 * 3 * 8192  # gradient and two moments
+    assert memory.nvme == expected.nvme > 0
 
 
 def test_what_does_not_fit_is_refused_on_every_rank_and_leaves_nothing(tmp_path):

@@ -79,6 +79,7 @@ class Allotment:
             buckets=options.buckets,
             one_memory=mesh.shard.one_memory,
             offload=offload,
+            memory=budget.memory,
         )
         return cls(budget, blueprint=blueprint, working=working)
 
