@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import zerort as zr
+from zerort.checkpoint import read_manifest
 from zerort.comm import open_group
 from zerort.config import parse_bytes
 from zerort.engine.forecast import Outlook
@@ -268,6 +269,14 @@ def test_one_array_under_two_names_is_announced_as_it_is_registered():
         assert rt.register("u", {"a": shared, "b": shared, "c": own}).names == ("a", "b", "c")
         rt.expect({"v": {"a": zr.TensorSpec((100,))}})
         rt.register("v", {"a": shared, "b": shared})
+
+
+def test_a_runtime_and_its_checkpoints_say_what_the_budget_is(tmp_path):
+    with open_group(kind="solo") as group, zr.open(plan=zr.Plan.fit(host="1MiB"), group=group) as rt:
+        rt.register("a", {"w": np.ones(10, np.float32)})
+        rt.save(tmp_path / "checkpoint")
+        assert "ZeRO-3 within device 0B, host 1MiB, nvme 0B per rank" in repr(rt)
+    assert read_manifest(tmp_path / "checkpoint").meta["plan"] == str(zr.Plan.fit(host="1MiB"))
 
 
 def test_without_a_budget_an_announcement_changes_nothing():

@@ -391,4 +391,4 @@ class Runtime:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.units)} units, {self.updates} updates"
-        return f"Runtime(rank {self.rank} of {self.size}, {self.plan}, {state})"
+        return f"Runtime(rank {self.rank} of {self.size}, {self.budget or self.plan}, {state})"

@@ -75,7 +75,7 @@ def meta_of(rt: Runtime) -> dict[str, Any]:
         "steps": {name: count for section in rt.trained_sections() for name, count in section.state.steps.items()},  # type: ignore[union-attr]
         "loss_scale": rt.scaler.state() if rt.scaler is not None else None,
         "optimizer": rt.optimizer.describe(),
-        "plan": str(rt.plan),
+        "plan": str(rt.budget or rt.plan),
     }
 
 
