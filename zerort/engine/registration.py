@@ -175,7 +175,7 @@ def _pack(sections: Sequence[Section], values: Mapping[str, Array]) -> Exception
     """Write this rank's part of the initial values, and return what a disk had against it."""
     try:
         for section in sections:
-            section.pack({full: value for full, value in values.items() if full in section.names})
+            section.assign({full: value for full, value in values.items() if full in section.names})
     except StorageError as error:
         return error
     return None
