@@ -9,7 +9,7 @@ have rank 0's, of those that `state_dict()` has.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     from zerort.typing import Array
 
 __all__ = ["SharedBuffers"]
+
+
+class _Version(NamedTuple):
+    """What a buffer was when it was looked at."""
+
+    buffer: torch.Tensor
+    """Itself: while it is kept, no new one gets its address."""
+    address: int
+    """Where its values lay: ``buffer.data = …`` raises no version."""
+    number: int
 
 
 class SharedBuffers(Attachment):
@@ -51,7 +61,10 @@ class SharedBuffers(Attachment):
     def complete(self, verb: Literal["step", "discard"]) -> None:
         """Send rank 0's of those that changed; see `zerort.engine.Attachment`."""
         owners = list(self._owners.values())
-        changed = [_changes_unseen(one) or _versions(one) != seen for one, seen in zip(owners, self._seen, strict=True)]
+        changed = [
+            _changes_unseen(one) or not _is_same(_versions(one), seen)
+            for one, seen in zip(owners, self._seen, strict=True)
+        ]
         nbytes = [sum(buffer.nbytes for buffer in _own(one)) for one in owners]
         everyone = self._rt.world.all_gather(np.array([*changed, *nbytes], np.int64), name="buffers").wait()
         everyone = everyone.reshape(self._rt.size, 2, len(owners))
@@ -66,7 +79,7 @@ class SharedBuffers(Attachment):
         self.send([one for one, here in zip(owners, everyone[:, 0].max(0), strict=True) if here])
         self._seen = [_versions(module) for module in owners]
 
-    def values(self) -> Iterable[Value]:
+    def values(self, *, loading: bool = False) -> Iterable[Value]:
         """Return what a checkpoint holds; see `zerort.engine.Attachment`. The first rank has all of it."""
         from zerort.checkpoint import Value  # here: it takes a third of the time that all of zerort takes to import
 
@@ -81,7 +94,8 @@ class SharedBuffers(Attachment):
             flat = np.zeros(layout.numel if group.rank == 0 else 0, next(iter(arrays.values())).dtype)
             for extent in layout.extents if flat.size else ():
                 flat[extent.slice] = arrays[extent.name].reshape(-1)
-            self._packed.append((layout, flat))
+            if loading:
+                self._packed.append((layout, flat))
             partition = Partition.of_counts([layout.numel] + [0] * (group.size - 1))
             yield Value(kind="buffer", layout=layout, partition=partition, mine=flat)
 
@@ -118,8 +132,14 @@ def _own(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     return (buffer for buffer in module.buffers(recurse=False) if buffer.layout is torch.strided and buffer.numel())
 
 
-def _versions(module: torch.nn.Module) -> list[tuple[int, int]]:
-    return [(buffer.data_ptr(), buffer._version) for buffer in _own(module)]
+def _versions(module: torch.nn.Module) -> list[_Version]:
+    return [_Version(buffer, buffer.data_ptr(), buffer._version) for buffer in _own(module)]
+
+
+def _is_same(versions: list[_Version], seen: list[_Version]) -> bool:
+    return len(versions) == len(seen) and all(
+        one.buffer is other.buffer and one[1:] == other[1:] for one, other in zip(versions, seen, strict=True)
+    )
 
 
 def _changes_unseen(module: torch.nn.Module) -> bool:

@@ -1,6 +1,7 @@
 """Weights in and out: state_dict, checkpoints of other numbers of ranks, gathered blocks, the meta device."""
 
 import tempfile
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from training import LR, assert_same, make, train_plain, train_sharded
 import zerort as zr
 import zerort_torch as zt
 from zerort.comm import open_group
+from zerort.engine import snapshot
 
 WORLD = MPI.COMM_WORLD
 pytestmark = pytest.mark.mpi
@@ -144,6 +146,40 @@ def test_buffers_are_those_of_rank_0_and_go_into_checkpoints(node, directory, ra
         rt.load(f"{directory}/checkpoint")
         assert same(model.state_dict(), weights)
         assert not model.passing.any()
+
+
+class Renewing(torch.nn.Module):
+    """Makes a new buffer with every forward, in the memory of the one before the last, as an allocator may."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(5, 3)
+        self.memory = [np.zeros(1000, np.float32) for _ in range(2)]
+        self.register_buffer("seen", torch.from_numpy(self.memory[0]))
+
+    def forward(self, x):
+        self.memory.reverse()
+        np.add(self.memory[1], float(x.sum()), out=self.memory[0])
+        self.seen = torch.from_numpy(self.memory[0])
+        return self.linear(x).square().mean()
+
+
+def test_buffers_that_are_made_anew_several_times_in_a_step_are_those_of_rank_0(node):
+    with opened(node, micro_steps=2) as rt:
+        model = zt.shard(make(Renewing), rt)
+        for _ in range(3):
+            for _ in range(2):
+                model(torch.full((2, 5), rt.rank + 1.0)).backward()
+            rt.step()
+        assert torch.equal(model.seen, torch.full((1000,), 60.0))
+
+
+def test_a_save_keeps_no_copy_of_the_buffers(node):
+    with opened(node) as rt:
+        zt.shard(make(Buffered), rt)
+        copies = [weakref.ref(value.mine) for value in snapshot.values_of(rt) if value.kind == "buffer"]
+        assert len(copies) == 4  # of as many dtypes
+        assert not any(copy() is not None for copy in copies)
 
 
 def test_parameters_are_read_and_written_in_a_gathered_block(group):

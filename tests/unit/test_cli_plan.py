@@ -78,6 +78,25 @@ def test_a_model_that_streams(params: str, capsys: pytest.CaptureFixture[str], t
     assert document["step"]["seconds"] == pytest.approx(moved / 2e9 + moved / 1e9)
 
 
+def test_frozen_names_that_are_not_there_are_told(params: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines = plan(capsys, params, "--host", "1GiB", "--frozen", "zzz*", "--frozen", "w")
+    assert code == 0
+    warnings = [" ".join(line) for line in lines if line[:1] == ["warning:"]]
+    assert warnings == ["warning: --frozen 'zzz*' matches no tensor; names are like 'w'"]
+
+
+def test_the_environment_says_how_values_stream(
+    params: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [params, "--ranks", "2", "--host", "90MiB", "--nvme", "1TiB"]
+    before = plan(capsys, *words)
+    monkeypatch.setenv("ZERORT_OFFLOAD_CHUNK_BYTES", "8192")
+    assert plan(capsys, *words) != before
+    monkeypatch.setenv("ZERORT_OFFLOAD_CHUNK_BYTES", "many")
+    assert main(["plan", *words]) == 2
+    assert "Expected ZERORT_OFFLOAD_CHUNK_BYTES to be a size" in capsys.readouterr().err
+
+
 def test_more_machines_share_the_work(params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     documents = []
     for machines in ("1", "2"):
@@ -103,7 +122,10 @@ def test_a_disk_is_measured(params: str, capsys: pytest.CaptureFixture[str], tmp
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--host", "80MiB"], "does not fit: Expected the model to fit into memory 80MiB, nvme 0B per rank, got"),
+        (
+            ["--host", "80MiB"],
+            r"does not fit: Expected at least 104\.01MiB of memory per rank, with nothing on a disk: ",
+        ),
         (["--host", "10MiB", "--nvme", "1TiB"], "does not fit: Expected at least .* of memory per rank, whatever"),
         (
             ["--host", "90MiB", "--nvme", "1TiB", "--stage", "0"],
@@ -171,7 +193,8 @@ def test_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     code = "import numpy as np, zerort as zr\n"
-    code += "def units():\n    return {'a': {'w': np.zeros((3, 4), 'float16'), 'b': zr.TensorSpec((2,)), 'c': (7,)}}\n"
+    code += "def units():\n    c = (np.int64(7),)\n"
+    code += "    return {'a': {'w': np.zeros((3, 4), 'float16'), 'b': zr.TensorSpec((2,)), 'c': c}}\n"
     code += "def broken():\n    raise OSError('no such luck')\n"
     (tmp_path / "zerort_test_model.py").write_text(code)
     monkeypatch.chdir(tmp_path)

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 import zerort as zr
+from zerort.checkpoint import read_manifest
 from zerort.comm import open_group
+from zerort.config import parse_bytes
 from zerort.engine.forecast import Outlook
 from zerort.engine.sizing import Blueprint
-from zerort.errors import CallError, PlanError
+from zerort.errors import CallError, PlanError, RankFailedError, StorageError
 from zerort.native.dtypes import numpy_dtype
+from zerort.offload.faults import injected
 from zerort.testing import run_threads
 
 KIB = 1024
@@ -140,6 +143,36 @@ def test_a_step_moves_what_the_outlook_says(dtype, tmp_path):
         assert told.read <= moved["nvme read"] <= told.read + 2 * 9_000 * 4  # what was read ahead, and not used
 
 
+@pytest.mark.parametrize("offload", [zr.OffloadOptions(), OFFLOAD], ids=["large chunks", "small chunks"])
+@pytest.mark.parametrize("nvme", ["1TiB", 0])
+@pytest.mark.parametrize("host", ["1MiB", "64MiB", "100MiB"])
+def test_what_a_refusal_names_is_enough_and_no_more_than_needed(host, nvme, offload):
+    blocks = {f"block{n}": {"w": zr.TensorSpec((4096, 4096), "bfloat16")} for n in range(4)}
+    settings = {"optimizer": zr.AdamW(lr=0.1), "size": 2, "offload": offload}
+    with pytest.raises(PlanError, match=r"^Expected at least \S+ of memory per rank") as caught:
+        zr.forecast(blocks, plan=zr.Plan.fit(host=host, nvme=nvme), **settings)
+    named = str(caught.value).split()[3]
+    zr.forecast(blocks, plan=zr.Plan.fit(host=named, nvme=nvme), **settings)
+    with pytest.raises(PlanError):
+        zr.forecast(blocks, plan=zr.Plan.fit(host=int(0.999 * parse_bytes(named)), nvme=nvme), **settings)
+
+
+def test_the_environment_says_how_values_stream_in_forecasts_too(monkeypatch, tmp_path):
+    specs = {name: {"w": zr.TensorSpec((50_000,))} for name in "abcd"}
+    settings = {"plan": zr.Plan.fit(host=1_800_000, nvme="1GiB"), "optimizer": zr.AdamW(lr=0.1)}
+    monkeypatch.setenv("ZERORT_OFFLOAD_CHUNK_BYTES", "8192")
+    monkeypatch.setenv("ZERORT_OFFLOAD_DEPTH", "2")
+    with open_group(kind="solo") as group, zr.open(group=group, scratch=tmp_path, **settings) as rt:
+        rt.expect(specs)
+        for name, tensors in specs.items():
+            rt.register(name, tensors).reduce({"w": np.ones(50_000, np.float32)})
+        rt.step()
+        memory = rt.memory()
+    expected = zr.forecast(specs, size=1, **settings)
+    assert memory.streaming <= expected.streaming == 2 * 3 * 8192  # gradient and two moments
+    assert memory.nvme == expected.nvme > 0
+
+
 def test_what_does_not_fit_is_refused_on_every_rank_and_leaves_nothing(tmp_path):
     def body(group):
         with zr.open(plan=zr.Plan.fit(host="64KiB", nvme="1GiB"), group=group, scratch=tmp_path) as rt:
@@ -199,6 +232,16 @@ def test_ranks_and_units_keep_to_what_was_said(tmp_path):
                 rt.expect({"a": {"w": zr.TensorSpec((10 + group.rank,))}})
             with pytest.raises(CallError, match="as a mapping from names to arrays"):
                 rt.expect({"a": 3 if group.rank else {"w": zr.TensorSpec((10,))}})
+            with pytest.raises(CallError, match="Expected what is announced"):
+                rt.expect({"a": {"w": zr.TensorSpec((10,))}}, frozen=lambda name: group.rank == 0)
+            with pytest.raises(RankFailedError if group.rank == 0 else ZeroDivisionError, match="by zero"):
+                rt.expect({"a": {"w": zr.TensorSpec((10,))}}, frozen=lambda name: bool(1 // (1 - group.rank)))
+            with pytest.raises(CallError, match=r"^Expected units as a mapping from names to their tensors, got list"):
+                rt.expect([("a", {"w": zr.TensorSpec((10,))})])
+            with pytest.raises(
+                CallError, match=r"^Expected lenders out of the units that are announced .*, got 'nope'"
+            ):
+                rt.expect({"a": {"w": zr.TensorSpec((10,))}}, lenders=["a", "nope"])
             rt.expect({"a": {"w": zr.TensorSpec((10,))}})
             for params, frozen in (({"w": zr.TensorSpec((11,))}, False), ({"w": zr.TensorSpec((10,))}, True)):
                 with pytest.raises(CallError, match=r"^Expected unit 'a' as it was announced, got other tensors"):
@@ -208,6 +251,32 @@ def test_ranks_and_units_keep_to_what_was_said(tmp_path):
             zr.open(plan="zero3", group=group)
 
     run_threads(2, body)
+
+
+def test_a_unit_that_could_not_be_made_takes_nothing_of_the_budget(tmp_path):
+    spec = {"w": zr.TensorSpec((50_000,))}
+    settings = {"plan": zr.Plan.fit(host=1_000_000, nvme=450_000), "offload": OFFLOAD, "scratch": tmp_path}
+    with open_group(kind="solo") as group, zr.open(group=group, **settings) as rt:
+        with injected("enospc@1:op=reserve"), pytest.raises(StorageError, match="No space left"):
+            rt.register("a", spec)
+        assert rt.register("b", spec).sections[0].tiers.state is zr.Tier.NVME
+
+
+def test_one_array_under_two_names_is_announced_as_it_is_registered():
+    shared, own = np.ones(100, np.float32), np.ones(10, np.float32)
+    with open_group(kind="solo") as group, zr.open(plan=zr.Plan.fit(host="1MiB"), group=group) as rt:
+        rt.expect({"u": {"a": shared, "b": shared, "c": own}})
+        assert rt.register("u", {"a": shared, "b": shared, "c": own}).names == ("a", "b", "c")
+        rt.expect({"v": {"a": zr.TensorSpec((100,))}})
+        rt.register("v", {"a": shared, "b": shared})
+
+
+def test_a_runtime_and_its_checkpoints_say_what_the_budget_is(tmp_path):
+    with open_group(kind="solo") as group, zr.open(plan=zr.Plan.fit(host="1MiB"), group=group) as rt:
+        rt.register("a", {"w": np.ones(10, np.float32)})
+        rt.save(tmp_path / "checkpoint")
+        assert "ZeRO-3 within device 0B, host 1MiB, nvme 0B per rank" in repr(rt)
+    assert read_manifest(tmp_path / "checkpoint").meta["plan"] == str(zr.Plan.fit(host="1MiB"))
 
 
 def test_without_a_budget_an_announcement_changes_nothing():

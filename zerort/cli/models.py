@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import operator
 import os
 import re
 import struct
@@ -176,7 +177,10 @@ def _spec(name: str, entry: Any) -> TensorSpec:
 
 
 def _is_length(axis: object) -> bool:
-    return isinstance(axis, int) and not isinstance(axis, bool) and axis >= 0
+    try:
+        return not isinstance(axis, bool) and operator.index(axis) >= 0  # type: ignore[arg-type]
+    except TypeError:
+        return False
 
 
 def _parse(text: bytes, path: Path) -> Any:

@@ -20,10 +20,11 @@ from zerort.cli.screen import Screen
 from zerort.cli.tables import new_table
 from zerort.config import Budget, Plan, format_bytes
 from zerort.engine.forecast import Outlook, Traffic
+from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.report import MemoryReport
 from zerort.engine.sizing import PARTS, Blueprint
 from zerort.engine.tensors import TRAINABLE
-from zerort.errors import PlanError
+from zerort.errors import CallError, PlanError
 from zerort.offload import DirectoryReport, inspect
 from zerort.optim import SGD, Adafactor, AdamW, Lion, Optimizer
 from zerort.trace.files import write_json
@@ -52,6 +53,10 @@ def run_plan(options: argparse.Namespace) -> int:
     except PlanError as error:
         raise UsageError(f"{error} On the command line: --host 8GiB --nvme 200GiB.") from error
     screen.print(f"budget: {_budget(budget)}")
+    names = {name: None for tensors in model.values() for name in tensors}
+    for glob in options.frozen:
+        if not fnmatch.filter(names, glob):
+            screen.print(f"warning: --frozen {glob!r} matches no tensor; names are like {next(iter(names), '')!r}")
     document: dict[str, Any] = {"model": options.model, "ranks": options.ranks, "budget": asdict(budget)}
     try:
         forecasts = _forecasts(options, model, budget)
@@ -94,6 +99,7 @@ def _forecasts(options: argparse.Namespace, model: Model, budget: Budget) -> lis
     outlook = Outlook.of(
         blueprint,
         budget,
+        offload=_offload(),
         prefetch=options.prefetch,
         buckets=options.buckets,
         one_memory=options.machines == 1,
@@ -101,6 +107,14 @@ def _forecasts(options: argparse.Namespace, model: Model, budget: Budget) -> lis
     return [
         _Forecast(outlook.memory(rank), outlook.below(rank), outlook.traffic(rank)) for rank in range(options.ranks)
     ]
+
+
+def _offload() -> OffloadOptions:
+    """Return how values will stream, if the environment stays as it is."""
+    try:
+        return OffloadOptions.from_environment()
+    except CallError as error:
+        raise UsageError(str(error)) from error
 
 
 def _frozen(options: argparse.Namespace, model: Model) -> Callable[[str], bool]:

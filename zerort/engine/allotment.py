@@ -9,7 +9,8 @@ takes on the rank that takes most), so they decide alike without a word. May imp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from zerort.comm import Group
@@ -21,7 +22,7 @@ from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.sizing import Blueprint
-from zerort.engine.tensors import Frozen, TensorSpec, declare, frozen_in, is_frozen
+from zerort.engine.tensors import Frozen, TensorSpec, aliases_in, declare, frozen_in, is_frozen
 from zerort.engine.working import WorkingMemory
 from zerort.errors import CallError, PlanError
 from zerort.optim import Optimizer, ParameterGroup
@@ -78,6 +79,7 @@ class Allotment:
             buckets=options.buckets,
             one_memory=mesh.shard.one_memory,
             offload=offload,
+            memory=budget.memory,
         )
         return cls(budget, blueprint=blueprint, working=working)
 
@@ -102,7 +104,7 @@ class Allotment:
             more: Whether others may follow that nobody has announced: keep room to work on them, if there is any.
 
         Raises:
-            CallError: A unit was announced with other tensors.
+            CallError: A unit was announced with other tensors, or a lender was not announced.
             PlanError: They do not fit; nothing was decided.
         """
         known = self._blueprint
@@ -116,6 +118,12 @@ class Allotment:
                     f"Expected unit {unit!r} as it was announced, got other tensors, or others that are frozen. "
                     "Announce what will be registered, in the same shapes and dtypes."
                 )
+        strangers = sorted({*lenders} - {*known.units, *units})
+        if strangers:
+            raise CallError(
+                f"Expected lenders out of the units that are announced or registered, got {strangers[0]!r}. Announce "
+                "it with the others."
+            )
         for unit in {*lenders} - {*known.lenders}:
             if any(self._tiers[name].gradient is Tier.NVME for name in self._sections_of(unit)):
                 raise PlanError(
@@ -142,6 +150,16 @@ class Allotment:
         self._tiers = {size.name: one for size, one in zip(working.sizes, tiers, strict=True)}
         self._units = {size.name: size.unit for size in working.sizes}
 
+    @contextlib.contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """Take back what is decided inside if that raises: a unit that was not made takes nothing of the budget."""
+        before = self._blueprint, self._cold, self._tiers, self._units
+        try:
+            yield
+        except Exception:
+            self._blueprint, self._cold, self._tiers, self._units = before
+            raise
+
     def _sections_of(self, unit: str) -> list[str]:
         """Return the names of a unit's sections, as far as they are known."""
         return [section for section, owner in self._units.items() if owner == unit]
@@ -156,13 +174,22 @@ def announce(
     lenders: Collection[str],
 ) -> None:
     """Agree on units that will come, and decide about them; see `Runtime.expect`. Every rank calls this."""
-    declared, error = {}, None
+    declared: dict[str, dict[str, TensorSpec]] = {}
+    cold: dict[str, list[str]] = {}
+    named: list[str] = []
+    error: Exception | None = None
     try:
-        declared = {name: declare(name, params) for name, params in units.items()}
-    except CallError as caught:
+        if not isinstance(units, Mapping):
+            raise CallError(f"Expected units as a mapping from names to their tensors, got {type(units).__name__}.")
+        for unit, params in units.items():
+            tensors, aliases = declare(unit, params), aliases_in(params)
+            declared[unit] = {name: spec for name, spec in tensors.items() if name not in aliases}
+            cold[unit] = [name for name in declared[unit] if is_frozen(frozen_in(unit, frozen), name)]
+        named = sorted(lenders)
+    except Exception as caught:  # also what a callable of the user's raises
         error = caught
     raise_together(world, error, name="expect")
     facts = {name: {key: [list(one.shape), one.dtype] for key, one in of.items()} for name, of in declared.items()}
-    expect_same(world, [facts, sorted(lenders)], what="what is announced", error=CallError)
+    expect_same(world, [facts, cold, named], what="what is announced", error=CallError)
     if allotment is not None:
-        allotment.expect(declared, frozen=frozen, lenders=lenders)
+        allotment.expect(declared, frozen={unit: names.__contains__ for unit, names in cold.items()}, lenders=named)

@@ -26,9 +26,13 @@ class Attachment:
     def forget(self) -> None:
         """Start anew: the step is over, done or not."""
 
-    def values(self) -> Iterable[Value]:
-        """Return what a checkpoint holds beside units, or is loaded into, cut over the ranks that share the model."""
+    def values(self, *, loading: bool = False) -> Iterable[Value]:
+        """Return what a checkpoint holds beside units, or is loaded into, cut over the ranks that share the model.
+
+        Args:
+            loading: Whether values will be loaded into it, for `take_loaded`.
+        """
         return ()
 
     def take_loaded(self) -> None:
-        """Use what was loaded into what `values` returned last. Every rank is asked at once."""
+        """Use what was loaded into what ``values(loading=True)`` returned last. Every rank is asked at once."""

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple
 
-from zerort.config import Budget, Tier, format_bytes
+from zerort.config import Budget, Tier, format_bytes, parse_bytes
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.sizing import PARTS, SectionSize
-from zerort.engine.working import WorkingMemory
+from zerort.engine.working import WorkingMemory, WorkingSize
 from zerort.errors import PlanError
 
 __all__ = ["Capacity", "decide"]
@@ -67,6 +68,8 @@ def decide(
     line = found.device_line()
     below, resident = found.host_line(line)
     on_disk = found.on_disk + found.sums[-1] - found.sums[below] - (resident if below == line else 0)
+    if on_disk and not capacity.host and not capacity.nvme:
+        raise PlanError(found.no_memory())
     if on_disk > capacity.nvme:
         raise PlanError(_no_room(working.sizes, capacity, on_disk=on_disk))
     return found.tiers_at(line, below=below, resident=resident)
@@ -113,24 +116,38 @@ class _List:
         while line > self.pinned and self.room_at(line) < 0:
             line -= 1
         if line < self.pinned or self.room_at(line) < 0:
-            raise PlanError(self._no_memory())
+            raise PlanError(self.no_memory())
         return line
 
-    def _no_memory(self) -> str:
-        """Say what would be enough: with one kind of part after the other in memory, what takes least."""
-        changes = [at for at in range(1, len(self.items)) if self.items[at - 1][1] != self.items[at][1]]
-        lines = [self.pinned, *(at for at in changes if at > self.pinned), len(self.items)]
-        working, resting = min(
-            ((self.working.of(self.tiers_at(line)), self.sums[line]) for line in lines),
-            key=lambda found: found[0].nbytes + found[1],
-        )
+    def no_memory(self) -> str:
+        """Say how much would be enough, in a number that can be given: more memory also means larger chunks."""
+        enough = self.capacity.device
+        working, resting = self._least(enough)
+        while working.nbytes + resting > enough:
+            enough = parse_bytes(format_bytes(working.nbytes + resting, up=True))
+            working, resting = self._least(enough)
+        where, more = "whatever is on the disk", "more memory"
+        if not self.capacity.nvme:
+            where, more = "with nothing on a disk", "more memory, or some of a disk (nvme)"
         return (
-            f"Expected at least {format_bytes(working.nbytes + resting)} of memory per rank, whatever is on the disk: "
+            f"Expected at least {format_bytes(enough)} of memory per rank, {where}: "
             f"gradient buckets {format_bytes(working.buckets)}, gathered units {format_bytes(working.gathered)}, "
             f"chunks on their way {format_bytes(working.streaming)}, what stays in memory {format_bytes(resting)}; got "
-            f"{format_bytes(self.capacity.device)}. Allow more memory, cut the model into smaller units, open the "
+            f"{format_bytes(self.capacity.device)}. Allow {more}, cut the model into smaller units, open the "
             "runtime with fewer buckets or a smaller prefetch, or announce all units before the first is registered: "
             "rt.expect(…)."
+        )
+
+    def _least(self, device: int) -> tuple[WorkingSize, int]:
+        """Return what is needed besides and at rest: with one kind of part after the other in memory, what is least."""
+        changes = [at for at in range(1, len(self.items)) if self.items[at - 1][1] != self.items[at][1]]
+        lines = [self.pinned, *(at for at in changes if at > self.pinned)] if self.capacity.nvme else []
+        working = self.working
+        if working.memory is not None:
+            working = replace(working, memory=device + self.capacity.host)
+        return min(
+            ((working.of(self.tiers_at(line)), self.sums[line]) for line in (*lines, len(self.items))),
+            key=lambda found: found[0].nbytes + found[1],
         )
 
     def host_line(self, line: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from zerort.engine.report import MemoryReport
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.sizing import PARTS, Blueprint, SectionSize
 from zerort.engine.tensors import Frozen, TensorSpec
-from zerort.engine.working import WorkingMemory, offload_within
+from zerort.engine.working import WorkingMemory
 from zerort.optim import Optimizer, ParameterGroup
 
 __all__ = ["Outlook", "Traffic", "forecast"]
@@ -63,7 +63,7 @@ def forecast(
         prefetch: Units that are gathered ahead.
         buckets: Gradient buckets that may be in flight at once.
         one_memory: Whether all ranks are on one machine: then a gather of what rests in memory takes none.
-        offload: How values stream between memory and a disk; the defaults if None.
+        offload: How values stream between memory and a disk; as the environment says if None.
 
     Raises:
         PlanError: The model does not fit into the budget.
@@ -103,16 +103,15 @@ class Outlook:
         Args:
             blueprint: The model.
             plan: The tiers, or how much there is of each.
-            offload: How values stream; the defaults if None. A budget makes chunks smaller if need be.
+            offload: How values stream; as the environment says if None. A budget makes chunks smaller if need be.
             **settings: Other fields of `WorkingMemory`.
 
         Raises:
             PlanError: The model does not fit into the budget.
         """
-        offload = offload or OffloadOptions()
-        if isinstance(plan, Budget):
-            offload = offload_within(plan.memory, offload)
-        working = WorkingMemory(sizes=blueprint.sections(), offload=offload, **settings)
+        offload = OffloadOptions.from_environment() if offload is None else offload
+        memory = plan.memory if isinstance(plan, Budget) else None
+        working = WorkingMemory(sizes=blueprint.sections(), offload=offload, memory=memory, **settings)
         if isinstance(plan, Plan):
             tiers = tuple(_tiers_under(plan, size) for size in working.sizes)
         else:

@@ -10,10 +10,8 @@ from zerort.comm import Group
 from zerort.comm.agreement import expect_same, raise_together
 from zerort.config import Budget, Plan, Tier
 from zerort.engine.mesh import Mesh, mesh
-from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.runtime import Runtime
-from zerort.engine.working import offload_within
 from zerort.errors import CallError, PlanError
 from zerort.optim import AdamW, ElementwiseOptimizer, Optimizer, ParameterGroup
 
@@ -89,8 +87,6 @@ def _prepare(
     budget = plan if isinstance(plan, Budget) else None
     if budget is not None:
         plan = Plan.zero(budget.stage)
-        offload = OffloadOptions.from_environment() if settings.offload is None else settings.offload
-        settings = replace(settings, offload=offload_within(budget.memory, offload))
     if not isinstance(plan, Plan):
         raise CallError(f"Expected a Plan such as Plan.zero(3), or a budget, Plan.fit(host='8GiB'); got {plan!r}.")
     if not isinstance(optimizer, Optimizer):

@@ -10,7 +10,7 @@ May import: comm, optim, engine.*.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ import numpy as np
 from zerort.comm.agreement import expect_same, raise_together
 from zerort.engine.section import Section
 from zerort.engine.summed import RestingGradient
-from zerort.engine.tensors import TRAINABLE, Frozen, TensorSpec, declare, full_name, is_frozen
+from zerort.engine.tensors import TRAINABLE, Frozen, TensorSpec, aliases_in, declare, full_name, is_frozen
 from zerort.engine.unit import Unit
 from zerort.engine.values import agree_on_values
 from zerort.errors import CallError, StorageError, UnitStateError, ZerortError
@@ -99,7 +99,7 @@ def register_unit(
         _check_name(rt, name)
         declared = declare(name, params)
         cold = {local for local in declared if is_frozen(frozen, local)}
-        aliases = _aliases(params)
+        aliases = aliases_in(params)
         _check_full_names(rt, name, declared)
         _check_ties(rt, name, declared, ties)
         _check_trainable(rt, name, declared, cold, aliases)
@@ -117,11 +117,27 @@ def register_unit(
     values = {local: value for local, value in params.items() if isinstance(value, np.ndarray) and local not in aliases}
     values = agree_on_values(rt, name, declared, values, broadcast=broadcast)
 
+    if rt.allotment is None:
+        return _make_unit(rt, name, declared, values, cold=cold, aliases=aliases, ties=ties)
     apart = {local: spec for local, spec in declared.items() if local not in aliases}
     lenders = {unit.name for unit, _ in ties.values()}
-    if rt.allotment is not None:
+    with rt.allotment.unless_it_fails():
         rt.allotment.expect({name: apart}, frozen=cold.__contains__, lenders=lenders, more=True)
-    own = {full_name(name, local): spec for local, spec in apart.items()}
+        return _make_unit(rt, name, declared, values, cold=cold, aliases=aliases, ties=ties)
+
+
+def _make_unit(
+    rt: Runtime,
+    name: str,
+    declared: Mapping[str, TensorSpec],
+    values: Mapping[str, Array],
+    *,
+    cold: Collection[str],
+    aliases: Mapping[str, str],
+    ties: Ties,
+) -> Unit:
+    """Make a unit that all ranks have agreed on, on all of them or on none."""
+    own = {full_name(name, local): spec for local, spec in declared.items() if local not in aliases}
     rt.prefetcher.drop()
     sections = tuple(
         Section(
@@ -159,7 +175,7 @@ def _pack(sections: Sequence[Section], values: Mapping[str, Array]) -> Exception
     """Write this rank's part of the initial values, and return what a disk had against it."""
     try:
         for section in sections:
-            section.pack({full: value for full, value in values.items() if full in section.names})
+            section.assign({full: value for full, value in values.items() if full in section.names})
     except StorageError as error:
         return error
     return None
@@ -233,19 +249,6 @@ def _check_trainable(
             raise CallError(
                 f"Expected gradient_dtype to be {spec.dtype} or float32 for {local!r} of unit {name!r}, got {wanted}."
             )
-
-
-def _aliases(params: Mapping[str, Array | TensorSpec]) -> dict[str, str]:
-    """Return which names mean an array that came under another name before."""
-    seen: dict[tuple[object, ...], str] = {}
-    aliases = {}
-    for local, value in params.items():
-        if isinstance(value, np.ndarray) and value.size:
-            key = (value.ctypes.data, value.shape, value.strides, value.dtype)
-            if key in seen:
-                aliases[local] = seen[key]
-            seen.setdefault(key, local)
-    return aliases
 
 
 def _reserve_slots(rt: Runtime, unit: Unit) -> None:

@@ -23,6 +23,7 @@ from zerort.engine.allotment import Allotment, announce
 from zerort.engine.attachment import Attachment
 from zerort.engine.ledger import Ledger
 from zerort.engine.mesh import Mesh
+from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.prefetch import Prefetcher
 from zerort.engine.registration import register_unit
@@ -34,6 +35,7 @@ from zerort.engine.step import take_step
 from zerort.engine.tensors import Frozen, TensorSpec
 from zerort.engine.tiers import Tiers
 from zerort.engine.unit import Unit
+from zerort.engine.working import offload_within
 from zerort.errors import ClosedError, ZerortError
 from zerort.layout import Placement
 from zerort.layout.flat import ALIGNMENT
@@ -81,7 +83,9 @@ class Runtime:
         self.attachments: list[Attachment] = []
         """Bindings that collect gradients on their own; asked before every step, and told after it."""
         self.ledger = Ledger()
-        self.tiers = Tiers(mesh.world, scratch=options.scratch, options=options.offload, ledger=self.ledger)
+        offload = OffloadOptions.from_environment() if options.offload is None else options.offload
+        streamed = offload if budget is None else offload_within(budget.memory, offload)
+        self.tiers = Tiers(mesh.world, scratch=options.scratch, options=streamed, ledger=self.ledger)
         """What rests on a disk."""
         self.allotment: Allotment | None = None
         """What a budget gives to each section."""
@@ -93,7 +97,7 @@ class Runtime:
                 optimizer=optimizer,
                 groups=self.groups,
                 options=options,
-                offload=self.tiers.options,
+                offload=offload,
             )
         self._closed = self._stepped = False
         self.micro_steps = options.micro_steps
@@ -179,7 +183,8 @@ class Runtime:
         registered: then the first units rest highest, instead of the hottest parts of all. Every rank calls this.
 
         Args:
-            units: Tensors by name, by unit, as they will be registered; values are not looked at.
+            units: Tensors by name, by unit, as they will be registered; values are not looked at. One array under two
+                names counts once. A `TensorSpec` does not say that: name what will be one array only once.
             frozen: Which parameters take no gradient: in all of these units, or by unit.
             lenders: Names of units that others will be tied to: they keep whole gradients.
 
@@ -386,4 +391,4 @@ class Runtime:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.units)} units, {self.updates} updates"
-        return f"Runtime(rank {self.rank} of {self.size}, {self.plan}, {state})"
+        return f"Runtime(rank {self.rank} of {self.size}, {self.budget or self.plan}, {state})"

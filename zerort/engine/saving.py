@@ -55,7 +55,7 @@ def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Res
         try:
             if rt.tiers.is_torn:
                 snapshot.renew(rt)
-            values = list(snapshot.values_of(rt, optimizer=optimizer))
+            values = list(snapshot.values_of(rt, optimizer=optimizer, loading=True))
             checkpoint.load(path, rt.mesh.shard, values, manifest=manifest, strict=strict)
         except Exception as caught:
             error = caught

@@ -252,10 +252,6 @@ class Section:
         rest = None if self.bucket is None else self.bucket.rest
         return rest.error if isinstance(rest, RestingGradient) else None
 
-    def pack(self, values: Mapping[str, Array]) -> None:
-        """Write initial values; master weights follow. No communication."""
-        self.assign(values)
-
     def assign(self, values: Mapping[str, Array]) -> None:
         """Write new values; the master weights of these tensors follow, others keep theirs. No communication."""
         if self.parameters.placement is Placement.REPLICATED:

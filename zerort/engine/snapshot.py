@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["meta_of", "renew", "restore_meta", "spread_loaded", "values_of"]
 
 
-def values_of(rt: Runtime, *, optimizer: bool = True) -> Iterator[Value]:
+def values_of(rt: Runtime, *, optimizer: bool = True, loading: bool = False) -> Iterator[Value]:
     """Yield what a checkpoint stores, or what one is loaded into: this rank's part of each."""
     rank = rt.mesh.shard.rank
     for unit in rt.units.values():
@@ -42,7 +42,7 @@ def values_of(rt: Runtime, *, optimizer: bool = True) -> Iterator[Value]:
                     mine = _range_of(kept.column, kept.partition.of(rank), first=kept.first_of(rank))
                     yield Value(kind=kind, layout=kept.layout, partition=kept.partition, mine=mine)
     for one in rt.attachments:
-        yield from one.values()
+        yield from one.values(loading=loading)
 
 
 def over_world(rt: Runtime, value: Value) -> Value:
@@ -75,7 +75,7 @@ def meta_of(rt: Runtime) -> dict[str, Any]:
         "steps": {name: count for section in rt.trained_sections() for name, count in section.state.steps.items()},  # type: ignore[union-attr]
         "loss_scale": rt.scaler.state() if rt.scaler is not None else None,
         "optimizer": rt.optimizer.describe(),
-        "plan": str(rt.plan),
+        "plan": str(rt.budget or rt.plan),
     }
 
 

@@ -16,7 +16,17 @@ from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
-__all__ = ["TRAINABLE", "Frozen", "TensorSpec", "check_gradient", "declare", "frozen_in", "full_name", "is_frozen"]
+__all__ = [
+    "TRAINABLE",
+    "Frozen",
+    "TensorSpec",
+    "aliases_in",
+    "check_gradient",
+    "declare",
+    "frozen_in",
+    "full_name",
+    "is_frozen",
+]
 
 TRAINABLE: Final = ("float32", "bfloat16", "float16")
 """Dtypes that optimizers can train; 16-bit ones with float32 master weights."""
@@ -56,6 +66,19 @@ def declare(unit: str, params: Mapping[str, Array | TensorSpec]) -> dict[str, Te
                 "Arrays of other frameworks come in through their bindings."
             )
     return declared
+
+
+def aliases_in(params: Mapping[str, Array | TensorSpec]) -> dict[str, str]:
+    """Return which names mean an array that came under another name before."""
+    seen: dict[tuple[object, ...], str] = {}
+    aliases = {}
+    for local, value in params.items():
+        if isinstance(value, np.ndarray) and value.size:
+            key = (value.ctypes.data, value.shape, value.strides, value.dtype)
+            if key in seen:
+                aliases[local] = seen[key]
+            seen.setdefault(key, local)
+    return aliases
 
 
 def full_name(unit: str, name: str) -> str:

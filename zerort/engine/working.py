@@ -64,12 +64,15 @@ class WorkingMemory:
     open_ended: bool = False
     """Whether more units of these sizes may come: then room is kept for working on them when they are on a disk."""
     offload: OffloadOptions = field(default_factory=OffloadOptions)
-    """How large chunks are, and how many stream at once."""
+    """How large chunks are at most, and how many stream at once."""
+    memory: int | None = None
+    """Bytes that a budget has of memory, which may make chunks smaller; None: there is no budget."""
 
     @property
     def chunk_numel(self) -> int:
         """Elements of a chunk, at most."""
-        return self.offload.chunk_nbytes // 4
+        offload = self.offload if self.memory is None else offload_within(self.memory, self.offload)
+        return offload.chunk_nbytes // 4
 
     @property
     def depth(self) -> int:
