@@ -140,6 +140,33 @@ def test_an_error_of_nccl_is_an_error_on_every_rank(job):
     assert ranks_that("released True", result.output) == ["0", "1"], result.output
 
 
+def test_a_fault_of_a_gpu_is_an_error_on_every_rank(job):
+    """Rank 1's GPU dies of a kernel when both ranks have queued a collective behind it."""
+    code = """
+    import cupy
+    group = open_group(timeout=30.0)
+    array = cupy.ones(1000, np.float32)
+    group.all_reduce(array).wait()
+    write = cupy.RawKernel('extern "C" __global__ void write() { *(volatile char *)64 = 1; }', "write")
+    with block_this_rank(1):
+        if rank == 1:
+            write((1,), (1,), ())
+        ticket = group.all_reduce(array, name="gradients")
+    group.barrier()
+    began = time.monotonic()
+    try:
+        ticket.wait()
+        group.all_reduce(array, name="more").wait()
+    except (DeviceError, CollectiveError) as error:
+        say("rank", rank, "raised", "IllegalAddress" in str(error), time.monotonic() - began < 15, repr(error))
+    group.close()
+    say("rank", rank, "closed", time.monotonic() - began < 20)
+    """
+    result = job(2, code)
+    assert ranks_that("raised True True", result.output) == ["0", "1"], result.output
+    assert ranks_that("closed True", result.output) == ["0", "1"], result.output
+
+
 def test_a_stuck_gpu_is_a_timeout_that_names_the_call(job):
     code = """
     import cupy

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from zerort.errors import CollectiveError, CollectiveTimeoutError, RankFailedError
+from zerort.device.cuda_library import has_passed
+from zerort.errors import CollectiveError, CollectiveTimeoutError, DeviceError, RankFailedError
 
 __all__ = ["NcclWatch"]
 
@@ -89,13 +90,15 @@ class NcclWatch:
             self._thread.start()
 
     def look(self) -> CollectiveError | None:
-        """Return the error that the group has, or that NCCL has found meanwhile; then the group breaks."""
+        """Return the error that the group has, or that NCCL or the GPU has found meanwhile; then the group breaks."""
         with self._asking:
             if self._error is None and not self._ended.locked():
                 try:
                     self._communicator.check_async_error()
                 except Exception as error:  # CuPy does not know the names of all of them
                     self._error = self._nccl_error(f"{type(error).__name__}: {error}")
+            if self._error is None:
+                self._error = self._land()
         if self._error is not None:
             self._break(self._error)
         return self._error
@@ -110,7 +113,11 @@ class NcclWatch:
 
     def end(self) -> None:
         """Let go because the process ends; gently if nothing is under way: others may be at their last call still."""
-        self._finish("destroy" if all(flight.event.done for flight in list(self._flights)) else "abort")
+        try:
+            idle = all(has_passed(flight.event) for flight in list(self._flights))
+        except DeviceError:
+            idle = False
+        self._finish("destroy" if idle else "abort")
 
     def _finish(self, verb: str) -> None:
         self._stop.set()
@@ -159,14 +166,27 @@ class NcclWatch:
             "Run with NCCL_DEBUG=WARN to see its cause, then open a new group."
         )
 
+    def _land(self) -> CollectiveError | None:
+        """Forget the calls that have ended; return an error if the GPU had a fault, so that none does any more."""
+        try:
+            while self._flights and has_passed(self._flights[0].event):
+                self._flights.popleft()
+        except DeviceError as error:
+            return RankFailedError(
+                f"Expected every rank of {self._title} to finish {self._flights[0].text}, got a fault of rank "
+                f"{self._rank}'s GPU: {error}"
+            )
+        return None
+
     def _judge(self) -> CollectiveError | None:
         """Return why the oldest call under way can no longer end; None if it may."""
-        while self._flights and self._flights[0].event.done:
-            self._flights.popleft()
-        if not self._flights:
+        with self._asking:
+            self._error = self._error or self._land()
+            flight = self._flights[0] if self._flights else None
+        if flight is None:
             self._seen_at = None
             return None
-        flight, now = self._flights[0], time.monotonic()
+        now = time.monotonic()
         found = self.look()
         if found is not None:
             return found

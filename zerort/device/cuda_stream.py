@@ -14,21 +14,23 @@ comes, work waits on the GPU for what the caller has put onto its own current st
 
 [Note: references]
 CuPy returns memory to its pool when the last reference goes, whether or not the GPU still uses it. So a stream holds
-what its work uses until the work's event has fired, also if the caller drops the Ticket. May import: device.ticket,
-device.host, device.cuda_library.
+what its work uses until the work's event has fired, also if the caller drops the Ticket. After a fault the GPU uses
+nothing any more. May import: errors, device.ticket, device.host, device.cuda_library.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from zerort.device.cuda_library import cupy, new_stream
+from zerort.device.cuda_library import cupy, has_passed, new_stream
 from zerort.device.host import HostStream
 from zerort.device.ticket import Ticket
+from zerort.errors import DeviceError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,9 +62,13 @@ class CudaEvent:
         self._reached = False
 
     def done(self) -> bool:
-        """Say whether the point has been reached, without waiting."""
+        """Say whether the point has been reached, without waiting.
+
+        Raises:
+            DeviceError: The GPU had a fault, and will never reach it.
+        """
         if not self._reached:
-            self._reached = self._issued is not None and self._issued.done() and bool(self._cuda.done)
+            self._reached = self._issued is not None and self._issued.done() and has_passed(self._cuda)
         return self._reached
 
     def wait(self, timeout: float | None = None) -> None:
@@ -70,14 +76,18 @@ class CudaEvent:
 
         Raises:
             TimeoutError: Not reached after ``timeout`` seconds.
+            DeviceError: The GPU had a fault.
         """
         until = None if timeout is None else time.monotonic() + timeout
         assert self._issued is not None
         self._issued.wait(timeout)
         looks = 0
         while not self._reached:
-            reached = self.done()
-            trouble = self._stream.trouble()  # looked for last: work that failed on the GPU ends, too
+            try:
+                reached, fault = self.done(), None
+            except DeviceError as error:
+                reached, fault = False, error
+            trouble = self._stream.trouble() or fault  # looked for last: work that failed on the GPU ends, too
             if trouble is not None:
                 self._reached = False
                 # Anew: an error that others hold on to must not hold on to this ticket, and so to arrays.
@@ -163,9 +173,11 @@ class CudaStream:
                     given.append(given[1]())
                     ticket.fulfil(given[2])
                 finally:  # what it launched before it raised still runs
-                    event._cuda.record(self.cuda)
-                    self._held.append((event._cuda, tuple(given)))
-                    given.clear()
+                    try:
+                        event._cuda.record(self.cuda)
+                        self._held.append((event._cuda, tuple(given)))
+                    finally:
+                        given.clear()
 
         del work, keep
         event._issued = self._host.submit(issue, name=name, eager=eager)
@@ -176,11 +188,18 @@ class CudaStream:
         return self.submit(lambda: self._order(ticket), name="wait", keep=(ticket,), after=())
 
     def sweep(self) -> None:
-        """Let go of what finished work used."""
+        """Let go of what finished work used.
+
+        Raises:
+            DeviceError: The GPU had a fault; now nothing is held.
+        """
         if self._sweeping.acquire(blocking=False):
             try:
-                while self._held and self._held[0][0].done:
+                while self._held and has_passed(self._held[0][0]):
                     self._held.popleft()
+            except DeviceError:
+                self._held.clear()
+                raise
             finally:
                 self._sweeping.release()
 
@@ -192,9 +211,10 @@ class CudaStream:
         """Finish what was submitted, on the host and on the GPU, then refuse further work. Closing twice is fine."""
         self._host.close()
         until = time.monotonic() + _LAST_WORK
-        while self._held and (self.trouble() is None or time.monotonic() < until):
-            self.sweep()
-            time.sleep(10e-6)
+        with contextlib.suppress(DeviceError):  # which whoever waits for a ticket is told
+            while self._held and (self.trouble() is None or time.monotonic() < until):
+                self.sweep()
+                time.sleep(10e-6)
 
     def abandon(self) -> None:
         """Refuse further work and do not wait for what was submitted."""
