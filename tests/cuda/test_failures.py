@@ -300,6 +300,29 @@ def test_a_rank_that_cannot_join_nccl_is_an_error_on_every_rank(job):
     assert ranks_that("raised BootstrapError .*(?:NCCL|Nccl)", result.output) == ["0", "1"], result.output
 
 
+@pytest.mark.parametrize("kind", ["node", "mpi"])
+def test_a_long_error_while_opening_is_told_to_every_rank(job, kind):
+    """What a compiler or a linker says goes on for pages, and not in ASCII."""
+    result = job(
+        2,
+        f"""
+        from mpi4py import MPI
+        from zerort.comm.bootstrap import best_transport
+        from zerort.comm.nccl_bootstrap import _together
+        host = best_transport(MPI.COMM_WORLD, name="world", options=zr.GroupOptions(timeout=5.0), kind="{kind}")
+        def step():
+            if rank == 1:
+                raise OSError("no library: " + chr(0x1F600) * 9000)
+        try:
+            _together(host, step)
+        except BootstrapError as error:
+            say("rank", rank, "raised", "OSError: no library" in str(error), "(rank 1)" in str(error))
+        host.close()
+        """,
+    )
+    assert ranks_that("raised True True", result.output) == ["0", "1"], result.output
+
+
 def test_a_rank_that_does_not_come_is_named(job):
     """The ranks that wait on the host have nothing on their GPUs yet; the group breaks all the same."""
     result = job(
