@@ -300,7 +300,7 @@ def test_a_rank_that_cannot_join_nccl_is_an_error_on_every_rank(job):
     assert ranks_that("raised BootstrapError .*(?:NCCL|Nccl)", result.output) == ["0", "1"], result.output
 
 
-@pytest.mark.parametrize("kind", ["node", "mpi"])
+@pytest.mark.parametrize("kind", ["node", "mpi"], ids=["on-a-board", "in-messages"])  # "mpi" is a marker
 def test_a_long_error_while_opening_is_told_to_every_rank(job, kind):
     """What a compiler or a linker says goes on for pages, and not in ASCII."""
     result = job(
