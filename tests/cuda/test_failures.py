@@ -235,11 +235,20 @@ def test_a_rank_that_cannot_pin_makes_all_fall_back(job):
             right = bool((array == 5).all())
             say("rank", rank, "fell back", not pinned.pinned, right, ["1 of 2 ranks" in text for text in told])
             pinned.close()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # the warning is then rank 0's own trouble, not the group's
+                try:
+                    open_pinned(group, 3_000_000, chunk_nbytes=512 * 1024)
+                except RuntimeWarning as error:
+                    say("rank", rank, "warned", error.__traceback__.tb_frame.f_code.co_name == "<module>")
+            say("rank", rank, "goes on", int(group.all_reduce(cupy.ones(3, np.int32)).wait()[0]))
         """,
     )
     assert result.code == 0, result.output
     assert ranks_that(r"fell back True True \[True\]", result.output) == ["0"], result.output
     assert ranks_that(r"fell back True True \[\]", result.output) == ["1"], result.output
+    assert ranks_that("warned True", result.output) == ["0"], result.output
+    assert ranks_that("goes on 2", result.output) == ["0", "1"], result.output
 
 
 def test_a_host_without_gpus_is_told_so(job):

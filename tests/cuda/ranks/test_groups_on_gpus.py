@@ -156,6 +156,8 @@ def test_pinned_memory_must_agree(group):
     if group.size > 1:
         with pytest.raises(CollectiveMismatchError):
             open_pinned(group, 4096 + group.rank)
+    with pytest.raises(CallError, match="multiple of the page size"):
+        open_pinned(group, 4096, chunk_nbytes=1000 if group.rank == 0 else mmap.PAGESIZE)
     with open_group(kind="solo") as alone, pytest.raises(CallError, match="kind 'nccl'"):
         open_pinned(alone, 4096)
 
