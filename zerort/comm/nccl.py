@@ -15,8 +15,9 @@ when the GPU is. May import: device.cuda*, comm.transport, comm.nccl_*.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -117,19 +118,21 @@ class NcclTransport(Transport):
 
     def move(self, call: Call) -> None:
         """Queue what the geometry says."""
-        self._moves.move(call)
-        self._follow(call)
+        with self._entry(call):
+            self._moves.move(call)
 
     def all_reduce(self, call: Call) -> None:
         """Queue an all-reduce."""
-        self._moves.all_reduce(call)
-        self._follow(call)
+        with self._entry(call):
+            self._moves.all_reduce(call)
 
-    def _follow(self, call: Call) -> None:
-        event = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
-        self._watch.follow(f"#{call.sequence} {call.describe()} at {call.site}", event)
+    @contextlib.contextmanager
+    def _entry(self, call: Call) -> Iterator[None]:
+        with self._watch.entry(f"#{call.sequence} {call.describe()} at {call.site}"):
+            yield
         if trace.is_enabled():
-            event.synchronize()  # so that its span is as long as the call, not as its queueing
+            # So that its span is as long as the call, not as its queueing.
+            cupy.cuda.get_current_stream().synchronize()
 
     def _on_host(self, step: Callable[[], T]) -> T:
         try:
@@ -202,9 +205,12 @@ class NcclTransport(Transport):
         self.host.leave()
 
     def end(self) -> None:
-        """Leave, because the process ends: NCCL must not outlive MPI, and cannot wait for anyone."""
-        self._watch.end()
+        """Leave, because the process ends: NCCL must not outlive MPI, and cannot wait for anyone.
+
+        The host's part first: a thread that waits there for others comes back, and finds the way into NCCL shut.
+        """
         self.host.end()
+        self._watch.end()
 
     def close(self) -> None:
         """Destroy the communicator, then close the host's side, and the device if it is this group's own."""
