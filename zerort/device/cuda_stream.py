@@ -6,7 +6,8 @@
 [Note: two queues]
 Work is a Python callable that runs on the host, as on a host stream, with this CUDA stream current: what it launches is
 on this stream. So a stream is two queues, one of callables and one on the GPU, and a Ticket is done when both are. A
-collective needs the first: it meets the other ranks before it may enter NCCL.
+collective needs the first: it meets the other ranks before it may enter NCCL. What the host does alone goes to `host`:
+in order with the rest, and done when the host is.
 
 [Note: what came before]
 On the host, work that is submitted sees what its caller wrote before. Here too: unless told after which tickets it
@@ -132,8 +133,8 @@ class CudaStream:
         self._device = device
         with device:
             self.cuda = new_stream(priority)
-        self._host = HostStream(name, helping=helping)
-        self.turn, self.queue = self._host.turn, self._host.queue
+        self.host = HostStream(name, helping=helping)
+        self.turn, self.queue = self.host.turn, self.host.queue
         self._held: collections.deque[tuple[Any, tuple[object, ...]]] = collections.deque()
         self._sweeping = threading.Lock()
 
@@ -180,7 +181,7 @@ class CudaStream:
                         given.clear()
 
         del work, keep
-        event._issued = self._host.submit(issue, name=name, eager=eager)
+        event._issued = self.host.submit(issue, name=name, eager=eager)
         return ticket
 
     def after(self, ticket: Ticket[Any]) -> Ticket[None]:
@@ -209,7 +210,7 @@ class CudaStream:
 
     def close(self) -> None:
         """Finish what was submitted, on the host and on the GPU, then refuse further work. Closing twice is fine."""
-        self._host.close()
+        self.host.close()
         until = time.monotonic() + _LAST_WORK
         with contextlib.suppress(DeviceError):  # which whoever waits for a ticket is told
             while self._held and (self.trouble() is None or time.monotonic() < until):
@@ -218,7 +219,7 @@ class CudaStream:
 
     def abandon(self) -> None:
         """Refuse further work and do not wait for what was submitted."""
-        self._host.abandon()
+        self.host.abandon()
 
     def _mark_caller(self) -> Any:
         """Return an event behind all that the caller has on its current stream; None if that is this stream."""
@@ -238,4 +239,4 @@ class CudaStream:
         self.close()
 
     def __repr__(self) -> str:
-        return repr(self._host).replace("HostStream", f"CudaStream on GPU {self._device.id}", 1)
+        return repr(self.host).replace("HostStream", f"CudaStream on GPU {self._device.id}", 1)

@@ -1,6 +1,7 @@
 """What only a group over GPUs has: two kinds of arrays, streams that wait for it, pinned memory."""
 
 import mmap
+import threading
 import warnings
 
 import numpy as np
@@ -46,6 +47,22 @@ def test_the_hosts_arrays_travel_too(group):
     same(group.all_gather(np.array([group.rank])).wait(), np.arange(group.size))
     with pytest.raises(DeviceMemoryError, match="of rank 0"):
         raise_together(group, DeviceMemoryError("no memory of rank 0") if group.rank == 0 else None)
+
+
+def test_the_hosts_arrays_do_not_wait_for_the_gpu(group):
+    """Neither for what the caller has there, nor for a call over the GPU's arrays before; only their order is kept."""
+    gate = threading.Event()
+    with cupy.cuda.Stream(non_blocking=True) as busy:
+        ones = cupy.ones(1000)
+        busy.launch_host_func(lambda _: gate.wait(20), None)
+        before = group.all_reduce(ones)
+        try:
+            same(group.all_reduce(pattern(group.rank, 5000)).wait(timeout=10), total(group, 5000))
+            group.barrier().wait(timeout=10)
+            assert not before.done()
+        finally:
+            gate.set()
+    same(before.wait(), np.full(1000, float(group.size)))
 
 
 def test_host_and_gpu_are_told_apart(group):
