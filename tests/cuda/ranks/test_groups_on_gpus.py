@@ -148,6 +148,22 @@ def test_memory_that_one_gpu_lacks_no_rank_gets(group, device):
     assert group.empty(1000, "uint8").nbytes == 1000
 
 
+def test_results_take_the_place_of_what_finished_calls_hold(group, device):
+    """A call that nobody waited for holds its arrays until someone looks, at the latest when memory runs out."""
+    group.all_reduce(cupy.ones(1)).wait()
+    cupy.get_default_memory_pool().free_all_blocks()
+    numel = device.memory()[0] * 2 // 5
+    first = cupy.zeros(numel, np.uint8)
+    group.all_reduce(first)  # dropped, with a result as large: less than half of that is left
+    del first
+    group.barrier().wait()
+    group._calls._stream.cuda.synchronize()
+    second = group._transport.device_arrays.empty(numel, np.dtype(np.uint8))
+    assert second.nbytes == numel
+    del second
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
 def test_only_arrays_of_the_gpu_can_be_freed(group):
     array = group.empty(10, "float32")
     with pytest.raises(CallError, match="from elsewhere"):
@@ -192,7 +208,7 @@ def test_a_group_of_parts_works_beside_its_whole(group):
 def test_closing_gives_memory_back(group, device):
     group.barrier().wait()
     cupy.get_default_memory_pool().free_all_blocks()
-    before, _ = device.memory()
+    before, streams = device.memory()[0], len(device._streams)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         part = group.split(0)
@@ -200,5 +216,6 @@ def test_closing_gives_memory_back(group, device):
         part.all_reduce(arrays[0], out=arrays[1]).wait()
         del arrays
         part.close()
+    assert len(device._streams) == streams
     cupy.get_default_memory_pool().free_all_blocks()
     assert device.memory()[0] == before
