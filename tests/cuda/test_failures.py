@@ -309,6 +309,25 @@ def test_a_rank_that_cannot_join_nccl_is_an_error_on_every_rank(job):
     assert ranks_that("raised BootstrapError .*(?:NCCL|Nccl)", result.output) == ["0", "1"], result.output
 
 
+def test_gpus_that_are_slow_to_open_are_no_missing_ranks(job):
+    """Each step has time of its own: all of them together may take longer than the timeout."""
+    result = job(
+        2,
+        """
+        import importlib.abc
+        class Slow(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name in ("zerort.device.cuda", "zerort.comm.nccl"):
+                    time.sleep(1.5)
+        sys.meta_path.insert(0, Slow())
+        with open_group(timeout=2.0) as group:
+            say("rank", rank, "opened", group.kind)
+        """,
+    )
+    assert result.code == 0, result.output
+    assert ranks_that("opened nccl", result.output) == ["0", "1"], result.output
+
+
 @pytest.mark.parametrize("kind", ["node", "mpi"], ids=["on-a-board", "in-messages"])  # "mpi" is a marker
 def test_a_long_error_while_opening_is_told_to_every_rank(job, kind):
     """What a compiler or a linker says goes on for pages, and not in ASCII."""
