@@ -1,8 +1,11 @@
 """The GPU as a device."""
 
+import functools
 import gc
+import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -147,3 +150,27 @@ def test_repr_tells(device):
     assert "GPU 0" in repr(device.lane("gather"))
     device.close()
     assert "closed" in repr(device)
+
+
+def test_a_fault_of_the_gpu_is_an_error_and_nothing_hangs(device):
+    """A kernel writes where nothing is: from then on CUDA answers everything with that error."""
+    if "cusim" not in sys.modules:
+        pytest.skip("a real GPU would be of no use to this process afterwards")
+    import cusim
+
+    write = cupy.RawKernel('extern "C" __global__ void write(char *p) { *(volatile char *)64 = 1; }', "write")
+    stream, array = device.stream("faulty"), device.empty(100, "uint8")
+    alive = weakref.ref(array)
+    ticket = stream.submit(functools.partial(write, (1,), (1,), (array,)), keep=(array,))
+    del array
+    with pytest.raises(DeviceError, match="cudaErrorIllegalAddress"):
+        ticket.wait(timeout=20)
+    with pytest.raises(DeviceError, match="end it"):
+        ticket.done()
+    stream.close()
+    assert not stream._held
+    assert "touches 0x40" in cusim.findings()[0]
+    cusim.clear()
+    del ticket
+    gc.collect()
+    assert alive() is None

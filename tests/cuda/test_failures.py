@@ -140,6 +140,33 @@ def test_an_error_of_nccl_is_an_error_on_every_rank(job):
     assert ranks_that("released True", result.output) == ["0", "1"], result.output
 
 
+def test_a_fault_of_a_gpu_is_an_error_on_every_rank(job):
+    """Rank 1's GPU dies of a kernel when both ranks have queued a collective behind it."""
+    code = """
+    import cupy
+    group = open_group(timeout=30.0)
+    array = cupy.ones(1000, np.float32)
+    group.all_reduce(array).wait()
+    write = cupy.RawKernel('extern "C" __global__ void write() { *(volatile char *)64 = 1; }', "write")
+    with block_this_rank(1):
+        if rank == 1:
+            write((1,), (1,), ())
+        ticket = group.all_reduce(array, name="gradients")
+    group.barrier()
+    began = time.monotonic()
+    try:
+        ticket.wait()
+        group.all_reduce(array, name="more").wait()
+    except (DeviceError, CollectiveError) as error:
+        say("rank", rank, "raised", "IllegalAddress" in str(error), time.monotonic() - began < 15, repr(error))
+    group.close()
+    say("rank", rank, "closed", time.monotonic() - began < 20)
+    """
+    result = job(2, code)
+    assert ranks_that("raised True True", result.output) == ["0", "1"], result.output
+    assert ranks_that("closed True", result.output) == ["0", "1"], result.output
+
+
 def test_a_stuck_gpu_is_a_timeout_that_names_the_call(job):
     code = """
     import cupy
@@ -208,11 +235,20 @@ def test_a_rank_that_cannot_pin_makes_all_fall_back(job):
             right = bool((array == 5).all())
             say("rank", rank, "fell back", not pinned.pinned, right, ["1 of 2 ranks" in text for text in told])
             pinned.close()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # the warning is then rank 0's own trouble, not the group's
+                try:
+                    open_pinned(group, 3_000_000, chunk_nbytes=512 * 1024)
+                except RuntimeWarning as error:
+                    say("rank", rank, "warned", error.__traceback__.tb_frame.f_code.co_name == "<module>")
+            say("rank", rank, "goes on", int(group.all_reduce(cupy.ones(3, np.int32)).wait()[0]))
         """,
     )
     assert result.code == 0, result.output
     assert ranks_that(r"fell back True True \[True\]", result.output) == ["0"], result.output
     assert ranks_that(r"fell back True True \[\]", result.output) == ["1"], result.output
+    assert ranks_that("warned True", result.output) == ["0"], result.output
+    assert ranks_that("goes on 2", result.output) == ["0", "1"], result.output
 
 
 def test_a_host_without_gpus_is_told_so(job):
@@ -271,6 +307,48 @@ def test_a_rank_that_cannot_join_nccl_is_an_error_on_every_rank(job):
         """,
     )
     assert ranks_that("raised BootstrapError .*(?:NCCL|Nccl)", result.output) == ["0", "1"], result.output
+
+
+def test_gpus_that_are_slow_to_open_are_no_missing_ranks(job):
+    """Each step has time of its own: all of them together may take longer than the timeout."""
+    result = job(
+        2,
+        """
+        import importlib.abc
+        class Slow(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name in ("zerort.device.cuda", "zerort.comm.nccl"):
+                    time.sleep(1.5)
+        sys.meta_path.insert(0, Slow())
+        with open_group(timeout=2.0) as group:
+            say("rank", rank, "opened", group.kind)
+        """,
+    )
+    assert result.code == 0, result.output
+    assert ranks_that("opened nccl", result.output) == ["0", "1"], result.output
+
+
+@pytest.mark.parametrize("kind", ["node", "mpi"], ids=["on-a-board", "in-messages"])  # "mpi" is a marker
+def test_a_long_error_while_opening_is_told_to_every_rank(job, kind):
+    """What a compiler or a linker says goes on for pages, and not in ASCII."""
+    result = job(
+        2,
+        f"""
+        from mpi4py import MPI
+        from zerort.comm.bootstrap import best_transport
+        from zerort.comm.nccl_bootstrap import _together
+        host = best_transport(MPI.COMM_WORLD, name="world", options=zr.GroupOptions(timeout=5.0), kind="{kind}")
+        def step():
+            if rank == 1:
+                raise OSError("no library: " + chr(0x1F600) * 9000)
+        try:
+            _together(host, step)
+        except BootstrapError as error:
+            say("rank", rank, "raised", "OSError: no library" in str(error), "(rank 1)" in str(error))
+        host.close()
+        """,
+    )
+    assert ranks_that("raised True True", result.output) == ["0", "1"], result.output
 
 
 def test_a_rank_that_does_not_come_is_named(job):

@@ -144,6 +144,10 @@ def test_unscaling_measures_what_it_leaves(dtype):
         (lambda p: cuda.sgd_(p, p, None, lr=1), "param and grad apart|grad and param apart"),
         (lambda p: cuda.sgd_(p, p.copy(), None, lr=1, momentum=0.9), "momentum_buffer"),
         (lambda p: cuda.sgd_(p, p.copy(), None, lr=1, copy_out=p.copy()), "copy_out of dtype bfloat16"),
+        (
+            lambda p: (lambda g: cuda.sgd_(p, g, None, lr=1, copy_out=g.view("e")[:8]))(p.copy()),
+            "apart, got ranges that",
+        ),
         (lambda p: cuda.cast_into(p.astype(np.float64), p.astype(np.float16)), "by way of float32"),
         (lambda p: cuda.square_sums_into(cupy.empty(1), p, 0), "at least 1"),
         (lambda p: cuda.square_sums_into(cupy.empty(2), p, 8), "of 1 elements"),

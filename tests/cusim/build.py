@@ -1,4 +1,4 @@
-"""Build: compiles ``src/*.cpp`` with g++ into a cache, one directory per state of the sources.
+"""Build: compiles ``src/*.cpp`` with g++ into a cache, one directory per state of sources and tools.
 
 May import: `cusim.errors`. The emulator declares no CUDA type of its own: CUDA's headers come from the
 ``nvidia-cuda-runtime`` wheel, found beside CuPy's. A process that finds the directory whole uses it; ranks that start
@@ -41,9 +41,11 @@ def build() -> Path:
         raise CusimError(
             f"Expected a C++ compiler, got no {compiler!r}. Install g++, or name another one: CUSIM_CXX=..."
         )
-    command = [found, *FLAGS, f"-I{HERE / 'shim'}", "-isystem", str(_cuda_headers())]
+    cuda = _cuda_headers()
+    command = [found, *FLAGS, f"-I{HERE / 'shim'}", "-isystem", str(cuda)]
     headers = _hash(
-        [*sorted((HERE / "src").glob("*.h")), *sorted(HERE.glob("shim/**/*.h")), DEVICE_HEADERS / "abi.h"], command
+        [*sorted((HERE / "src").glob("*.h")), *sorted(HERE.glob("shim/**/*.h")), DEVICE_HEADERS / "abi.h"],
+        [*command, *versions(found, cuda)],
     )
     sources = sorted((HERE / "src").glob("*.cpp"))
     device = sorted(path for path in DEVICE_HEADERS.rglob("*.h"))
@@ -97,6 +99,12 @@ def _cuda_headers() -> Path:
         f"Expected CUDA's headers (cuda_runtime_api.h) under {site / 'nvidia'}, got none. "
         "Install them: `make .venv/.cuda`, or `pip install nvidia-cuda-runtime-cu12`."
     )
+
+
+def versions(compiler: str, cuda_headers: Path) -> list[str]:
+    """Give the versions of the compiler and of the wheels of CUDA's headers, which their paths do not tell."""
+    told = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    return [told, *sorted(path.name for path in cuda_headers.parents[2].glob("nvidia_cuda_runtime*.dist-info"))]
 
 
 def _cache() -> Path:

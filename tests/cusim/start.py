@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -35,11 +36,16 @@ def start() -> None:
     """Make CuPy find emulated devices in this process.
 
     Raises:
-        CusimError: CuPy is missing, unknown or already imported; or there is no compiler.
+        CusimError: CuPy is missing, unknown or already imported; there is no compiler; or this is no x86-64.
     """
     global _library
     if _library is not None:
         return
+    if platform.machine() != "x86_64":
+        raise CusimError(
+            f"Expected an x86-64 machine, whose code the emulator relinks, got {platform.machine()}. Run it on one, or "
+            "the tests of the GPU path on real GPUs: CUSIM=0."
+        )
     if "cupy" in sys.modules or "cupy_backends" in sys.modules:
         raise CusimError("Expected cupy not to be imported yet, got it. Call cusim.start() first.")
     if importlib.util.find_spec("cupy") is None:

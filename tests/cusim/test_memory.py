@@ -151,6 +151,19 @@ def test_kernels_out_of_bounds_break_the_context(found, at, words):
     runtime.free(block)
 
 
+def test_a_broken_context_answers_every_question_with_its_fault(found):
+    stream, before, after = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Event(), cupy.cuda.Event()
+    before.record(stream)
+    with stream:
+        WRITE((1,), (1,), (0, np.int64(64)))
+    after.record(stream)
+    with pytest.raises(runtime.CUDARuntimeError, match="IllegalAddress"):
+        stream.synchronize()
+    assert [runtime.eventQuery(event.ptr) for event in (before, after)] == [700, 700]
+    assert runtime.streamQuery(stream.ptr) == 700
+    assert len(found()) == 1
+
+
 def test_kernels_in_freed_memory(found):
     block = runtime.malloc(1000)
     runtime.free(block)

@@ -11,7 +11,7 @@ import cupy_backends
 import pytest
 
 import cusim
-from cusim.build import HERE
+from cusim.build import HERE, versions
 
 RUNTIME = next(Path(cupy_backends.__file__).parent.glob("cuda/api/runtime.*.so"))
 
@@ -89,6 +89,24 @@ def test_an_unknown_wheel_is_refused(other_wheel):
 
     done = python(other_wheel(rename))
     assert "the module has no call into a bundled CUDA runtime" in done.stderr
+
+
+def test_another_machine_is_refused():
+    linux32 = 8  # a personality of Linux's under which an x86-64 says that it is another machine
+    done = python(f"import ctypes; ctypes.CDLL(None).personality({linux32})\nimport cusim; cusim.start()")
+    assert "CusimError: Expected an x86-64 machine" in done.stderr
+    assert "got i686" in done.stderr
+
+
+def test_versions_are_those_of_the_compiler_and_of_the_headers_wheel(tmp_path):
+    """The same paths may hold other releases tomorrow, and what they built is of no use then."""
+    headers = tmp_path / "nvidia" / "cuda_runtime" / "include"
+    headers.mkdir(parents=True)
+    (tmp_path / "nvidia_cuda_runtime_cu12-12.9.79.dist-info").mkdir()
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho release 7\n")
+    compiler.chmod(0o755)
+    assert versions(str(compiler), headers) == ["release 7\n", "nvidia_cuda_runtime_cu12-12.9.79.dist-info"]
 
 
 def test_the_wheel_stays_as_it_is():

@@ -125,17 +125,18 @@ def best_transport(
                 f"Expected all {size} ranks on one machine for a node group, got {len(set(hosts))} machines. "
                 "Leave kind out, or ask for 'hierarchical' or 'mpi'."
             )
-        if wanted == "nccl":
-            host = best_transport(comm, name=name, options=options, kind=best, machine=machine)
-            return open_on_gpus(host, local_rank=machine.Get_rank(), hosts=hosts, device=device)
         if wanted == "solo":
             return SoloTransport(name=name, options=options)
         if wanted == "mpi":
             return MpiTransport(comm, hosts=hosts, name=name, options=options)
         if wanted == "node":
             return open_node(comm, name=name, options=options)
-        node = open_node(machine, name=f"{name} on {os.uname().nodename}", options=options, everyone=comm)
-        return HierarchicalTransport(comm, node, hosts=hosts, name=name, options=options)
+        if wanted == "hierarchical":
+            node = open_node(machine, name=f"{name} on {os.uname().nodename}", options=options, everyone=comm)
+            return HierarchicalTransport(comm, node, hosts=hosts, name=name, options=options)
+    # All ranks are here. What follows has timeouts of its own, which say what NCCL waits for.
+    host = best_transport(comm, name=name, options=options, kind=best, machine=machine)
+    return open_on_gpus(host, local_rank=machine.Get_rank(), hosts=hosts, device=device)
 
 
 def open_node(

@@ -48,6 +48,7 @@ class Launcher:
         # The same for a call that should be queued: none, unless the transport knows no other thread.
         self._least_eager_nbytes = sys.maxsize if transport.runs_on == "caller" else -1
         self._stream = transport.open_stream()
+        self._host_stream = self._stream.host
         self._turn, self._queue = self._stream.turn, self._stream.queue
         self._sequence = 0
         self._prepared = PreparedCalls(transport)
@@ -124,8 +125,10 @@ class Launcher:
         title = f"{op} {name}" if name and trace.is_enabled() else op
         work = functools.partial(self._perform, call)
         # A call over a device's arrays lets go of them when it is queued; the device is not done with them then.
-        keep = (call.source, call.out) if call.where else ()
-        return self._stream.submit(work, name=title, keep=keep, eager=call.nbytes <= eager_nbytes)
+        if call.where:
+            keep = (call.source, call.out)
+            return self._stream.submit(work, name=title, keep=keep, eager=call.nbytes <= eager_nbytes)
+        return self._host_stream.submit(work, name=title, eager=call.nbytes <= eager_nbytes)
 
     def _number(self, call: Call) -> Call:
         call.sequence = self._sequence

@@ -15,8 +15,9 @@ when the GPU is. May import: device.cuda*, comm.transport, comm.nccl_*.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ from zerort.comm.nccl_watch import NcclWatch
 from zerort.comm.transport import Transport
 from zerort.comm.verdict import why_failed
 from zerort.device.cuda import CudaDevice
-from zerort.device.cuda_library import cupy, is_out_of_memory
+from zerort.device.cuda_library import cupy
 from zerort.device.cuda_stream import CudaStream
 from zerort.errors import CallError, CollectiveError, DeviceMemoryError
 
@@ -56,13 +57,7 @@ class CudaArrays:
 
     def empty(self, numel: int, dtype: np.dtype[Any]) -> Any:
         """Return a new array from CuPy's pool: results come and go, and cudaMalloc would stop the GPU each time."""
-        with self._device.cupy_device:
-            try:
-                return cupy.empty(numel, dtype)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise self._device.memory_error(numel * dtype.itemsize) from error
-                raise
+        return self._device.allocate(numel * dtype.itemsize, lambda: cupy.empty(numel, dtype))
 
 
 class NcclTransport(Transport):
@@ -86,6 +81,7 @@ class NcclTransport(Transport):
         self.flights = host.flights  # one record: the host's errors name it
         self.runs_on = "caller" if host.runs_on == "caller" else "own thread"
         self._owns_device = owns_device
+        self._stream: CudaStream | None = None
         self._moves = NcclMoves(communicator, host.rank)
         self._watch = NcclWatch(
             communicator,
@@ -99,7 +95,8 @@ class NcclTransport(Transport):
 
     def open_stream(self) -> CudaStream:
         """Return a stream of the GPU, ahead of others: what it carries, other ranks wait for."""
-        return self.device.stream(f"comm {self.name}", priority=-1, helping=False, trouble=self._look)
+        self._stream = self.device.stream(f"comm {self.name}", priority=-1, helping=False, trouble=self._look)
+        return self._stream
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -117,19 +114,21 @@ class NcclTransport(Transport):
 
     def move(self, call: Call) -> None:
         """Queue what the geometry says."""
-        self._moves.move(call)
-        self._follow(call)
+        with self._entry(call):
+            self._moves.move(call)
 
     def all_reduce(self, call: Call) -> None:
         """Queue an all-reduce."""
-        self._moves.all_reduce(call)
-        self._follow(call)
+        with self._entry(call):
+            self._moves.all_reduce(call)
 
-    def _follow(self, call: Call) -> None:
-        event = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
-        self._watch.follow(f"#{call.sequence} {call.describe()} at {call.site}", event)
+    @contextlib.contextmanager
+    def _entry(self, call: Call) -> Iterator[None]:
+        with self._watch.entry(f"#{call.sequence} {call.describe()} at {call.site}"):
+            yield
         if trace.is_enabled():
-            event.synchronize()  # so that its span is as long as the call, not as its queueing
+            # So that its span is as long as the call, not as its queueing.
+            cupy.cuda.get_current_stream().synchronize()
 
     def _on_host(self, step: Callable[[], T]) -> T:
         try:
@@ -195,23 +194,34 @@ class NcclTransport(Transport):
         from zerort.comm.nccl_bootstrap import open_nccl  # which opens transports of this kind
 
         part = self._on_host(lambda: self.host.split(color, key=key, name=name))
-        return None if part is None else open_nccl(part, self.device, owns_device=False)
+        if part is None:
+            return None
+        try:
+            return open_nccl(part, self.device, owns_device=False)
+        except BaseException:
+            part.close()
+            raise
 
     def leave(self) -> None:
         """Tell the others on the host."""
         self.host.leave()
 
     def end(self) -> None:
-        """Leave, because the process ends: NCCL must not outlive MPI, and cannot wait for anyone."""
-        self._watch.end()
+        """Leave, because the process ends: NCCL must not outlive MPI, and cannot wait for anyone.
+
+        The host's part first: a thread that waits there for others comes back, and finds the way into NCCL shut.
+        """
         self.host.end()
+        self._watch.end()
 
     def close(self) -> None:
-        """Destroy the communicator, then close the host's side, and the device if it is this group's own."""
+        """Destroy the communicator, then close the stream, the host's side, and the device if this group owns it."""
         if self.broken is None:
             self._watch.close()
         else:
             self._watch.abort()
+        if self._stream is not None:
+            self.device.drop(self._stream)
         self.host.close()
         if self._owns_device:
             self.device.close()

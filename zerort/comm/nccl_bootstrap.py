@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["open_nccl", "open_on_gpus"]
 
+_LONGEST_STORY = 1000
+"""Characters of an error that the other ranks are told: a text on the host ends after 4096 bytes, wherever that is."""
+
 
 def open_on_gpus(host: Transport, *, local_rank: int, hosts: list[int], device: CudaDevice | None) -> Transport:
     """Return the NCCL transport of the ranks of ``host``, each on a GPU of its own. Collective.
@@ -111,8 +114,8 @@ def _together(host: Transport, step: Callable[[], Any]) -> list[Any]:
     except Exception as error:  # whatever it is, the others must not wait for this rank
         kind = "DeviceError" if isinstance(error, DeviceError) else "BootstrapError"
         text = str(error) if isinstance(error, (DeviceError, BootstrapError)) else f"{type(error).__name__}: {error}"
-        story = {"kind": kind, "text": text}
-    stories = [json.loads(text) for text in host.tell(json.dumps(story))]
+        story = {"kind": kind, "text": text[:_LONGEST_STORY]}
+    stories = [json.loads(text) for text in host.tell(json.dumps(story, ensure_ascii=False))]
     for rank, one in enumerate(stories):
         if "kind" in one:
             known = {"DeviceError": DeviceError, "BootstrapError": BootstrapError}[one["kind"]]

@@ -35,6 +35,7 @@ def open_pinned(group: Group, nbytes: int, *, chunk_nbytes: int = CHUNK_NBYTES, 
 
     Raises:
         SharedMemoryError: There is not that much shared memory; on every rank.
+        CallError: No such number of bytes, or chunks that are no pages; on every rank.
     """
     transport = group._transport
     if not isinstance(transport, NcclTransport):
@@ -42,9 +43,14 @@ def open_pinned(group: Group, nbytes: int, *, chunk_nbytes: int = CHUNK_NBYTES, 
 
     def fill(call: Call, rank: int, size: int, given: Given) -> None:
         checks.check_numel(call, nbytes)
+        if not isinstance(chunk_nbytes, int) or chunk_nbytes < 1 or chunk_nbytes % mmap.PAGESIZE:
+            raise CallError(
+                f"{call.op}: Expected chunk_nbytes to be a multiple of the page size, {mmap.PAGESIZE}, "
+                f"got {chunk_nbytes!r}."
+            )
         call.numel = nbytes
 
-    def make() -> PinnedMemory:
+    def make() -> tuple[PinnedMemory, list[str]]:
         # Windows start on a page; plain memory, where nobody shares any, does not.
         room = transport.host.allocate_shared(nbytes + mmap.PAGESIZE)
         first = -room.ctypes.data % mmap.PAGESIZE
@@ -56,16 +62,17 @@ def open_pinned(group: Group, nbytes: int, *, chunk_nbytes: int = CHUNK_NBYTES, 
             story = f"rank {transport.rank}: {error}"
         stories = [text for text in transport.tell(story) if text]
         if not stories and pinned is not None:
-            return pinned
+            return pinned, stories
         if pinned is not None:
             pinned.close()
-        if transport.rank == 0:
-            warnings.warn(
-                f"{len(stories)} of {transport.size} ranks could not pin host memory, so no rank does: copies between "
-                f"host and GPU are slower and hold up the GPU's other work. {stories[0]}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return PinnedMemory(memory, pin=False)
+        return PinnedMemory(memory, pin=False), stories
 
-    return group._together("empty_pinned", name, fill, make)
+    made, stories = group._together("empty_pinned", name, fill, make)
+    if stories and transport.rank == 0:  # said here, not in `make`: a warning may be an error, which is this caller's
+        warnings.warn(
+            f"{len(stories)} of {transport.size} ranks could not pin host memory, so no rank does: copies between "
+            f"host and GPU are slower and hold up the GPU's other work. {stories[0]}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return made

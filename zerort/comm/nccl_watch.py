@@ -2,8 +2,12 @@
 
 A kernel of NCCL's that waits for a lost rank waits for ever, and so does whoever waits for the GPU. So while calls are
 under way a thread looks, ten times a second, whether NCCL reports an error, another rank has failed or gone, or time is
-up. Then the group breaks: the other ranks are told, and the communicator is aborted, which frees the GPU. May import:
-errors, device.cuda_library.
+up. Then the group breaks: the other ranks are told, and the communicator is aborted, which frees the GPU.
+
+[Note: the gate]
+A communicator must not be aborted or destroyed under a thread that is inside NCCL. So whoever enters goes through
+`entry`, which lets nobody in once the end has begun, and the end waits until all are out. If one does not come out, it
+is stuck in there: an abort ends that, and nothing else. May import: errors, device.cuda_library.
 """
 
 from __future__ import annotations
@@ -13,11 +17,12 @@ import contextlib
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from zerort.errors import CollectiveError, CollectiveTimeoutError, RankFailedError
+from zerort.device.cuda_library import cupy, has_passed
+from zerort.errors import CollectiveError, CollectiveTimeoutError, DeviceError, RankFailedError
 
 __all__ = ["NcclWatch"]
 
@@ -30,17 +35,23 @@ _GRACE = 3.0
 _NAMED_WITHIN = 1.0
 """Seconds in which the host gets to say which rank an error of NCCL comes from."""
 
+_LEFT_WITHIN = 1.0
+"""Seconds in which a thread gets out of NCCL by itself, if it ever does: it only queues work there."""
+
 _DEADLINE = 10.0
 """Seconds that NCCL gets to abort or to end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class _Flight:
-    """A call that is on the GPU."""
+    """A call that is in NCCL or on the GPU."""
 
     text: str
-    event: Any
     began: float
+    event: Any = None  # behind it on the GPU, once it is queued
+
+    def has_landed(self) -> bool:
+        return self.event is not None and has_passed(self.event)
 
 
 class NcclWatch:
@@ -76,26 +87,47 @@ class NcclWatch:
         self._error: CollectiveError | None = None
         self._seen_at: float | None = None  # since when another rank is in trouble
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._ended = threading.Lock()  # taken once, by whoever aborts or destroys the communicator
         self._asking = threading.Lock()
+        self._gate = threading.Condition()
+        self._inside = 0  # threads
+        self._ended = False  # set once, by whoever aborts or destroys the communicator
+        threading.Thread(target=self._look, name=f"zerort-watch {title}", daemon=True).start()
 
-    def follow(self, text: str, event: Any) -> None:
-        """Watch a call until its event has fired."""
-        self._latest = text
-        self._flights.append(_Flight(text, event, time.monotonic()))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name=f"zerort-watch {self._title}", daemon=True)
-            self._thread.start()
+    @contextlib.contextmanager
+    def entry(self, text: str) -> Iterator[None]:
+        """Enter NCCL to queue a call on the current stream. It is watched from here until the GPU has done it.
+
+        Raises:
+            CollectiveError: The communicator has ended.
+        """
+        flight = _Flight(text, time.monotonic())
+        with self._gate:
+            if self._ended:
+                raise self._why_ended(text) from self._error
+            self._latest = text
+            self._flights.append(flight)
+            self._inside += 1
+        try:
+            yield
+            flight.event = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
+        except BaseException:
+            self._flights.remove(flight)
+            raise
+        finally:
+            with self._gate:
+                self._inside -= 1
+                self._gate.notify_all()
 
     def look(self) -> CollectiveError | None:
-        """Return the error that the group has, or that NCCL has found meanwhile; then the group breaks."""
+        """Return the error that the group has, or that NCCL or the GPU has found meanwhile; then the group breaks."""
         with self._asking:
-            if self._error is None and not self._ended.locked():
+            if self._error is None and not self._ended:
                 try:
                     self._communicator.check_async_error()
                 except Exception as error:  # CuPy does not know the names of all of them
                     self._error = self._nccl_error(f"{type(error).__name__}: {error}")
+            if self._error is None:
+                self._error = self._land()
         if self._error is not None:
             self._break(self._error)
         return self._error
@@ -110,13 +142,21 @@ class NcclWatch:
 
     def end(self) -> None:
         """Let go because the process ends; gently if nothing is under way: others may be at their last call still."""
-        self._finish("destroy" if all(flight.event.done for flight in list(self._flights)) else "abort")
+        try:
+            idle = all(flight.has_landed() for flight in list(self._flights))
+        except DeviceError:
+            idle = False
+        self._finish("destroy" if idle else "abort")
 
     def _finish(self, verb: str) -> None:
         self._stop.set()
-        with self._asking:
-            if not self._ended.acquire(blocking=False):
+        with self._asking, self._gate:
+            if self._ended:
                 return
+            self._ended = True
+        with self._gate:
+            if not self._gate.wait_for(lambda: not self._inside, _LEFT_WITHIN):
+                verb = "abort"
 
         def finish() -> None:
             with self._device:
@@ -142,10 +182,15 @@ class NcclWatch:
                     self._break(error)
 
     def _break(self, error: CollectiveError) -> None:
-        if not self._ended.locked():
+        if not self._ended:
             with contextlib.suppress(Exception):  # telling others must not keep the GPU from being freed
                 self._on_break(error)
             self.abort()
+
+    def _why_ended(self, text: str) -> CollectiveError:
+        if self._error is not None:
+            return type(self._error)(*self._error.args)
+        return CollectiveError(f"Expected {self._title} open for {text}, got it ended meanwhile. Open a new group.")
 
     def _nccl_error(self, found: str) -> RankFailedError:
         # NCCL says that something went wrong; the host, perhaps a moment later, with whom.
@@ -159,14 +204,27 @@ class NcclWatch:
             "Run with NCCL_DEBUG=WARN to see its cause, then open a new group."
         )
 
+    def _land(self) -> CollectiveError | None:
+        """Forget the calls that have ended; return an error if the GPU had a fault, so that none does any more."""
+        try:
+            while self._flights and self._flights[0].has_landed():
+                self._flights.popleft()
+        except DeviceError as error:
+            return RankFailedError(
+                f"Expected every rank of {self._title} to finish {self._flights[0].text}, got a fault of rank "
+                f"{self._rank}'s GPU: {error}"
+            )
+        return None
+
     def _judge(self) -> CollectiveError | None:
         """Return why the oldest call under way can no longer end; None if it may."""
-        while self._flights and self._flights[0].event.done:
-            self._flights.popleft()
-        if not self._flights:
+        with self._asking:
+            self._error = self._error or self._land()
+            flight = self._flights[0] if self._flights else None
+        if flight is None:
             self._seen_at = None
             return None
-        flight, now = self._flights[0], time.monotonic()
+        now = time.monotonic()
         found = self.look()
         if found is not None:
             return found

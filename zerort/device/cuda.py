@@ -14,7 +14,8 @@ pool would round it up. May import: errors, typing, native, device.ticket, devic
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["LANES", "CudaDevice"]
+
+T = TypeVar("T")
 
 LANES = {"compute": 0, "gather": -1, "reduce": -1, "copy in": 0, "copy out": 0}
 """The streams that a device has of its own, and their priority. A lower number goes first: other ranks wait for it."""
@@ -78,7 +81,8 @@ class CudaDevice:
             raise CallError(f"Expected an alignment that is a power of two, got {alignment}.")
         kind = numpy_dtype(dtype)
         nbytes = numel * kind.itemsize
-        memory = self._allocate(nbytes + (alignment if alignment > _CUDA_ALIGNMENT else 0))
+        room = nbytes + (alignment if alignment > _CUDA_ALIGNMENT else 0)
+        memory = self.allocate(room, lambda: cupy.cuda.Memory(room))
         with self.cupy_device:
             return cupy.ndarray((numel,), kind, memptr=cupy.cuda.MemoryPointer(memory, -memory.ptr % alignment))
 
@@ -88,26 +92,30 @@ class CudaDevice:
             free, total = cupy.cuda.runtime.memGetInfo()
         return int(free), int(total)
 
-    def _allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int, make: Callable[[], T]) -> T:
+        """Return what ``make`` allocates; if the GPU has not enough left, make room and try once more.
+
+        Raises:
+            DeviceMemoryError: There are no ``nbytes``, with the numbers.
+        """
         with self.cupy_device:
             try:
-                return cupy.cuda.Memory(nbytes)
+                return make()
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
             # What finished work still holds, and what CuPy's pool keeps for later, is memory too.
-            for stream in self._streams:
+            for stream in list(self._streams):
                 stream.sweep()
             cupy.get_default_memory_pool().free_all_blocks()
             try:
-                return cupy.cuda.Memory(nbytes)
+                return make()
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                raise self.memory_error(nbytes) from error
+                raise self._memory_error(nbytes) from error
 
-    def memory_error(self, nbytes: int) -> DeviceMemoryError:
-        """Return the error for ``nbytes`` that the GPU does not have, with the numbers."""
+    def _memory_error(self, nbytes: int) -> DeviceMemoryError:
         free, total = self.memory()
         return DeviceMemoryError(
             f"Expected {nbytes:,} bytes on GPU {self.ordinal}, got {free:,} free of {total:,}. Shard more (a higher "
@@ -164,6 +172,12 @@ class CudaDevice:
         self._streams.append(made)
         return made
 
+    def drop(self, stream: CudaStream) -> None:
+        """Close a stream of this device, and forget it."""
+        stream.close()
+        if stream in self._streams:
+            self._streams.remove(stream)
+
     def lane(self, name: str) -> CudaStream:
         """Return the device's own stream for one of `LANES`, made when it is first asked for."""
         if name not in LANES:
@@ -175,8 +189,8 @@ class CudaDevice:
     def close(self) -> None:
         """Close every stream of this device. Arrays keep their memory. Closing twice is fine."""
         self._closed = True
-        for stream in self._streams:
-            stream.close()
+        for stream in list(self._streams):
+            self.drop(stream)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -10,7 +10,7 @@ from typing import Any
 
 from zerort.errors import DeviceError
 
-__all__ = ["count_gpus", "cupy", "is_out_of_memory", "load_nccl", "modern", "new_stream"]
+__all__ = ["count_gpus", "cupy", "has_passed", "is_out_of_memory", "load_nccl", "modern", "new_stream"]
 
 try:
     import cupy as _cupy
@@ -27,6 +27,7 @@ modern: bool = int(cupy.__version__.split(".")[0]) >= 14
 """Whether this is CuPy 14 or later; 13 knows no priorities of streams, and NCCL's ids as numbers."""
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+_NOT_READY = 600  # cudaErrorNotReady
 
 
 def count_gpus() -> int:
@@ -48,6 +49,23 @@ def count_gpus() -> int:
 def new_stream(priority: int) -> Any:
     """Return a CUDA stream that the legacy default stream, on which plain CuPy code runs, does not hold up."""
     return cupy.cuda.Stream(non_blocking=True, **({"priority": priority} if modern else {}))
+
+
+def has_passed(event: Any) -> bool:
+    """Say whether the GPU has come to an event. CuPy's ``Event.done`` would say no for ever after a fault.
+
+    Raises:
+        DeviceError: The GPU had a fault: it comes to nothing any more.
+    """
+    runtime = cupy.cuda.runtime
+    status: int = runtime.eventQuery(event.ptr)
+    if status not in (0, _NOT_READY):
+        raise DeviceError(
+            f"Expected the GPU to do what was queued on it, got: {runtime.CUDARuntimeError(status)}. A kernel before "
+            "this failed, and the GPU does nothing more for this process: end it. compute-sanitizer, or "
+            "CUDA_LAUNCH_BLOCKING=1, shows which."
+        )
+    return status == 0
 
 
 def load_nccl() -> Any:

@@ -6,7 +6,8 @@
 [Note: two queues]
 Work is a Python callable that runs on the host, as on a host stream, with this CUDA stream current: what it launches is
 on this stream. So a stream is two queues, one of callables and one on the GPU, and a Ticket is done when both are. A
-collective needs the first: it meets the other ranks before it may enter NCCL.
+collective needs the first: it meets the other ranks before it may enter NCCL. What the host does alone goes to `host`:
+in order with the rest, and done when the host is.
 
 [Note: what came before]
 On the host, work that is submitted sees what its caller wrote before. Here too: unless told after which tickets it
@@ -14,21 +15,23 @@ comes, work waits on the GPU for what the caller has put onto its own current st
 
 [Note: references]
 CuPy returns memory to its pool when the last reference goes, whether or not the GPU still uses it. So a stream holds
-what its work uses until the work's event has fired, also if the caller drops the Ticket. May import: device.ticket,
-device.host, device.cuda_library.
+what its work uses until the work's event has fired, also if the caller drops the Ticket. After a fault the GPU uses
+nothing any more. May import: errors, device.ticket, device.host, device.cuda_library.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from zerort.device.cuda_library import cupy, new_stream
+from zerort.device.cuda_library import cupy, has_passed, new_stream
 from zerort.device.host import HostStream
 from zerort.device.ticket import Ticket
+from zerort.errors import DeviceError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,9 +63,13 @@ class CudaEvent:
         self._reached = False
 
     def done(self) -> bool:
-        """Say whether the point has been reached, without waiting."""
+        """Say whether the point has been reached, without waiting.
+
+        Raises:
+            DeviceError: The GPU had a fault, and will never reach it.
+        """
         if not self._reached:
-            self._reached = self._issued is not None and self._issued.done() and bool(self._cuda.done)
+            self._reached = self._issued is not None and self._issued.done() and has_passed(self._cuda)
         return self._reached
 
     def wait(self, timeout: float | None = None) -> None:
@@ -70,14 +77,18 @@ class CudaEvent:
 
         Raises:
             TimeoutError: Not reached after ``timeout`` seconds.
+            DeviceError: The GPU had a fault.
         """
         until = None if timeout is None else time.monotonic() + timeout
         assert self._issued is not None
         self._issued.wait(timeout)
         looks = 0
         while not self._reached:
-            reached = self.done()
-            trouble = self._stream.trouble()  # looked for last: work that failed on the GPU ends, too
+            try:
+                reached, fault = self.done(), None
+            except DeviceError as error:
+                reached, fault = False, error
+            trouble = self._stream.trouble() or fault  # looked for last: work that failed on the GPU ends, too
             if trouble is not None:
                 self._reached = False
                 # Anew: an error that others hold on to must not hold on to this ticket, and so to arrays.
@@ -122,8 +133,8 @@ class CudaStream:
         self._device = device
         with device:
             self.cuda = new_stream(priority)
-        self._host = HostStream(name, helping=helping)
-        self.turn, self.queue = self._host.turn, self._host.queue
+        self.host = HostStream(name, helping=helping)
+        self.turn, self.queue = self.host.turn, self.host.queue
         self._held: collections.deque[tuple[Any, tuple[object, ...]]] = collections.deque()
         self._sweeping = threading.Lock()
 
@@ -163,12 +174,14 @@ class CudaStream:
                     given.append(given[1]())
                     ticket.fulfil(given[2])
                 finally:  # what it launched before it raised still runs
-                    event._cuda.record(self.cuda)
-                    self._held.append((event._cuda, tuple(given)))
-                    given.clear()
+                    try:
+                        event._cuda.record(self.cuda)
+                        self._held.append((event._cuda, tuple(given)))
+                    finally:
+                        given.clear()
 
         del work, keep
-        event._issued = self._host.submit(issue, name=name, eager=eager)
+        event._issued = self.host.submit(issue, name=name, eager=eager)
         return ticket
 
     def after(self, ticket: Ticket[Any]) -> Ticket[None]:
@@ -176,11 +189,18 @@ class CudaStream:
         return self.submit(lambda: self._order(ticket), name="wait", keep=(ticket,), after=())
 
     def sweep(self) -> None:
-        """Let go of what finished work used."""
+        """Let go of what finished work used.
+
+        Raises:
+            DeviceError: The GPU had a fault; now nothing is held.
+        """
         if self._sweeping.acquire(blocking=False):
             try:
-                while self._held and self._held[0][0].done:
+                while self._held and has_passed(self._held[0][0]):
                     self._held.popleft()
+            except DeviceError:
+                self._held.clear()
+                raise
             finally:
                 self._sweeping.release()
 
@@ -190,15 +210,16 @@ class CudaStream:
 
     def close(self) -> None:
         """Finish what was submitted, on the host and on the GPU, then refuse further work. Closing twice is fine."""
-        self._host.close()
+        self.host.close()
         until = time.monotonic() + _LAST_WORK
-        while self._held and (self.trouble() is None or time.monotonic() < until):
-            self.sweep()
-            time.sleep(10e-6)
+        with contextlib.suppress(DeviceError):  # which whoever waits for a ticket is told
+            while self._held and (self.trouble() is None or time.monotonic() < until):
+                self.sweep()
+                time.sleep(10e-6)
 
     def abandon(self) -> None:
         """Refuse further work and do not wait for what was submitted."""
-        self._host.abandon()
+        self.host.abandon()
 
     def _mark_caller(self) -> Any:
         """Return an event behind all that the caller has on its current stream; None if that is this stream."""
@@ -218,4 +239,4 @@ class CudaStream:
         self.close()
 
     def __repr__(self) -> str:
-        return repr(self._host).replace("HostStream", f"CudaStream on GPU {self._device.id}", 1)
+        return repr(self.host).replace("HostStream", f"CudaStream on GPU {self._device.id}", 1)

@@ -140,6 +140,11 @@ class HostStream:
             self._bell.ring()
         return ticket
 
+    @property
+    def host(self) -> HostStream:
+        """The stream for what the host does alone: this one. A GPU's stream has one in the same order."""
+        return self
+
     def record(self) -> Ticket[None]:
         """Return a Ticket that is done when everything submitted so far is."""
         return self.submit(lambda: None, name="record", eager=True)

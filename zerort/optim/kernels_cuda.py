@@ -228,7 +228,8 @@ def _check_optimizer(param: Any, grad: Any, copy_out: Any, **states: Any) -> Non
     named = {"param": param, "grad": grad, **states}
     if copy_out is not None:
         _check("copy_out", copy_out, _HALVES, numel=param.size)
-        if copy_out.data.ptr != grad.data.ptr:  # a thread reads its element of the gradient before it writes the copy's
+        # A thread reads its element of the gradient before it writes the copy's, which must be in the same place.
+        if (copy_out.data.ptr, copy_out.nbytes) != (grad.data.ptr, grad.nbytes):
             named["copy_out"] = copy_out
     _check_apart(named)
 

@@ -1,6 +1,7 @@
 """What only a group over GPUs has: two kinds of arrays, streams that wait for it, pinned memory."""
 
 import mmap
+import threading
 import warnings
 
 import numpy as np
@@ -46,6 +47,22 @@ def test_the_hosts_arrays_travel_too(group):
     same(group.all_gather(np.array([group.rank])).wait(), np.arange(group.size))
     with pytest.raises(DeviceMemoryError, match="of rank 0"):
         raise_together(group, DeviceMemoryError("no memory of rank 0") if group.rank == 0 else None)
+
+
+def test_the_hosts_arrays_do_not_wait_for_the_gpu(group):
+    """Neither for what the caller has there, nor for a call over the GPU's arrays before; only their order is kept."""
+    gate = threading.Event()
+    with cupy.cuda.Stream(non_blocking=True) as busy:
+        ones = cupy.ones(1000)
+        busy.launch_host_func(lambda _: gate.wait(20), None)
+        before = group.all_reduce(ones)
+        try:
+            same(group.all_reduce(pattern(group.rank, 5000)).wait(timeout=10), total(group, 5000))
+            group.barrier().wait(timeout=10)
+            assert not before.done()
+        finally:
+            gate.set()
+    same(before.wait(), np.full(1000, float(group.size)))
 
 
 def test_host_and_gpu_are_told_apart(group):
@@ -131,6 +148,22 @@ def test_memory_that_one_gpu_lacks_no_rank_gets(group, device):
     assert group.empty(1000, "uint8").nbytes == 1000
 
 
+def test_results_take_the_place_of_what_finished_calls_hold(group, device):
+    """A call that nobody waited for holds its arrays until someone looks, at the latest when memory runs out."""
+    group.all_reduce(cupy.ones(1)).wait()
+    cupy.get_default_memory_pool().free_all_blocks()
+    numel = device.memory()[0] * 2 // 5
+    first = cupy.zeros(numel, np.uint8)
+    group.all_reduce(first)  # dropped, with a result as large: less than half of that is left
+    del first
+    group.barrier().wait()
+    group._calls._stream.cuda.synchronize()
+    second = group._transport.device_arrays.empty(numel, np.dtype(np.uint8))
+    assert second.nbytes == numel
+    del second
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
 def test_only_arrays_of_the_gpu_can_be_freed(group):
     array = group.empty(10, "float32")
     with pytest.raises(CallError, match="from elsewhere"):
@@ -156,6 +189,8 @@ def test_pinned_memory_must_agree(group):
     if group.size > 1:
         with pytest.raises(CollectiveMismatchError):
             open_pinned(group, 4096 + group.rank)
+    with pytest.raises(CallError, match="multiple of the page size"):
+        open_pinned(group, 4096, chunk_nbytes=1000 if group.rank == 0 else mmap.PAGESIZE)
     with open_group(kind="solo") as alone, pytest.raises(CallError, match="kind 'nccl'"):
         open_pinned(alone, 4096)
 
@@ -173,7 +208,7 @@ def test_a_group_of_parts_works_beside_its_whole(group):
 def test_closing_gives_memory_back(group, device):
     group.barrier().wait()
     cupy.get_default_memory_pool().free_all_blocks()
-    before, _ = device.memory()
+    before, streams = device.memory()[0], len(device._streams)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         part = group.split(0)
@@ -181,5 +216,6 @@ def test_closing_gives_memory_back(group, device):
         part.all_reduce(arrays[0], out=arrays[1]).wait()
         del arrays
         part.close()
+    assert len(device._streams) == streams
     cupy.get_default_memory_pool().free_all_blocks()
     assert device.memory()[0] == before

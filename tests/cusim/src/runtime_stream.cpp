@@ -63,7 +63,10 @@ API cudaEventCreate(cudaEvent_t *out) { return *out = (cudaEvent_t)create_event(
 API cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) { return *out = (cudaEvent_t)create_event(flags), answer(kSuccess); }
 API cudaEventDestroy(cudaEvent_t event) { return answer(destroy_event(event)); }
 API cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return answer(record_event(event, stream)); }
-API cudaEventQuery(cudaEvent_t event) { return answer(query_event(event)); }
+API cudaEventQuery(cudaEvent_t event) {
+  int status = query_event(event);
+  return answer(fault() ? fault() : status);
+}
 API cudaEventSynchronize(cudaEvent_t event) {
   int status = synchronize_event(event);
   return answer(fault() ? fault() : status);
