@@ -15,7 +15,7 @@ from zerort.comm import Group, open_group
 from zerort.comm.bootstrap import best_transport
 
 WORLD = MPI.COMM_WORLD
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size > 4, reason="1 to 4 ranks")]
 
 DEVICE, HOST, NVME = zr.Tier.DEVICE, zr.Tier.HOST, zr.Tier.NVME
 SMALL = zr.OffloadOptions(chunk_nbytes=8192, threads=2)  # chunks of 2048 elements
