@@ -6,7 +6,7 @@
     ├── BootstrapError                    a group could not be opened
     │   ├── LauncherMismatchError         mpirun belongs to another MPI than the library: N singletons
     │   └── SharedMemoryError             /dev/shm too small, or not shared between the ranks
-    ├── DeviceError                       a GPU that cannot be used: no CuPy, no driver, fewer GPUs than ranks
+    ├── DeviceError                       a GPU that cannot be used: no CuPy, no driver, too few, or a fault
     │   └── DeviceMemoryError (MemoryError)  a GPU that has not that much memory left
     ├── CollectiveError                   ranks did not do the same thing
     │   ├── CollectiveMismatchError       they arrived with different calls
