@@ -14,6 +14,7 @@ from zerort.cli.tables import new_table
 FLOOR = "single"
 OURS = "zero3"
 CLIPPED = "zero3-clip"
+OFFLOADED, OFFLOADED_PEER = "zero3-nvme", "deepspeed-nvme"
 APART = 1e-6
 """How far a loss may be from the reference, relatively."""
 
@@ -178,6 +179,11 @@ def targets(rows: Sequence[Row], *, ranks: int, clipped: bool) -> list[Target]:
         memory("pss", "fsdp2", 0.60)
         memory("pss", "deepspeed", 0.45)
         memory("rss", "ddp", 0.82)
+        if OFFLOADED in by_name and OFFLOADED_PEER in by_name:
+            pairs = zip(by_name[OFFLOADED].rounds_ms, by_name[OFFLOADED_PEER].rounds_ms, strict=True)
+            title = by_name[OFFLOADED_PEER].title
+            found.append(Target(f"{OFFLOADED} step / {title}", 0.60, statistics.median(a / b for a, b in pairs)))
+            memory("pss", OFFLOADED_PEER, 0.50, OFFLOADED)
         for small, large in (("zero3", "zero2"), ("zero2", "zero1"), ("zero1", "ddp")):
             memory("pss", large, 1.0, small)
         found.append(Target(f"{OURS} start, s", 1.0, ours.start_seconds))

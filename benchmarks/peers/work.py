@@ -124,6 +124,12 @@ METHODS = {
         f"zero{stage}": Method(f"zerort ZeRO-{stage}", "zerort_plans", ("torch", "zerort_torch"), {"stage": stage})
         for stage in range(4)
     },
+    "deepspeed-nvme": Method(
+        "DeepSpeed ZeRO-3, state on NVMe", "deepspeed_zero3", ("torch", "deepspeed"), {"nvme": True}
+    ),
+    "zero3-nvme": Method(
+        "zerort ZeRO-3, state on NVMe", "zerort_plans", ("torch", "zerort_torch"), {"stage": 3, "nvme": True}
+    ),
     "zero3-clip": Method(
         "zerort ZeRO-3, clipped", "zerort_plans", ("torch", "zerort_torch"), {"stage": 3}, clip=CLIP_NORM
     ),

@@ -1,4 +1,4 @@
-"""zerort, with the plan of a ZeRO stage."""
+"""zerort, with the plan of a ZeRO stage; optimizer state may rest on the disk of the current directory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import zerort_torch as zt
 from peers.work import ADAMW, Running, Work
 
 
-def build(work: Work, *, stage: int) -> Running:
-    rt = zr.open(plan=zr.Plan.zero(stage), optimizer=zr.AdamW(**ADAMW), clip_norm=work.clip)
+def build(work: Work, *, stage: int, nvme: bool = False) -> Running:
+    plan = zr.Plan.zero(stage, state=zr.Tier.NVME if nvme else zr.Tier.DEVICE)
+    rt = zr.open(plan=plan, optimizer=zr.AdamW(**ADAMW), clip_norm=work.clip, scratch=".")
     model = zt.shard(work.model(), rt)
 
     def step(at: int) -> float:

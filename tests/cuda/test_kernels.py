@@ -32,7 +32,7 @@ def numbers(numel, dtype="float32", seed=0, spread=3.0):
         return values.astype(DTYPES[dtype])
 
 
-def same_bits(found, expected):
+def assert_same_bits(found, expected):
     assert found.dtype == expected.dtype
     assert found.get().tobytes() == expected.tobytes()
 
@@ -65,11 +65,11 @@ def test_optimizers_give_the_hosts_bits(name, grad_dtype, copy_dtype, numel):
         settings = {"lr": optimizer.lr_at(step), "step": step, "grad_scale": 0.37}
         optimizer.update_(here["param"], grad, state, **settings, copy_out=copy)
         optimizer.update_(there, put(grad), state_there, **settings, copy_out=copy_there)
-    same_bits(there, here["param"])
+    assert_same_bits(there, here["param"])
     for key, array in state.items():
-        same_bits(state_there[key], array)
+        assert_same_bits(state_there[key], array)
     if copy is not None:
-        same_bits(copy_there, copy)
+        assert_same_bits(copy_there, copy)
 
 
 def test_the_copy_may_take_the_gradients_place():
@@ -77,7 +77,7 @@ def test_the_copy_may_take_the_gradients_place():
     on_gpu, gradient = put(param), put(grad)
     SGD(lr=0.1).update_(param, grad, {}, lr=0.1, step=1, grad_scale=1.0, copy_out=grad)
     SGD(lr=0.1).update_(on_gpu, gradient, {}, lr=0.1, step=1, grad_scale=1.0, copy_out=gradient)
-    same_bits(gradient, grad)
+    assert_same_bits(gradient, grad)
 
 
 @pytest.mark.parametrize("other", ["float32", "float64", "float16", "bfloat16"])
@@ -90,7 +90,7 @@ def test_casts_give_the_hosts_bits(other):
         there = put(out)
         native.cast_into(out, source)
         cuda.cast_into(there, put(source))
-        same_bits(there, out)
+        assert_same_bits(there, out)
         cuda.cast_into(there, put(np.full(source.size, np.nan, source.dtype)))
         assert np.isnan(there.get().astype(np.float64)).all()
 
@@ -102,7 +102,7 @@ def test_square_sums_give_the_hosts_bits(dtype, numel):
     there = put(array)
     for block in (1, 31, 1000, 1024):
         if numel <= 1000 or block > 100:
-            same_bits(square_sums(there, block), square_sums(array, block))
+            assert_same_bits(square_sums(there, block), square_sums(array, block))
     assert cuda.square_sum(there) == pytest.approx(native.square_sum(array), rel=1e-12)
     assert norm_of(square_sums(there, 1024)) == norm_of(square_sums(array, 1024))
     assert square_sums(there).tolist() == [cuda.square_sum(there)]
@@ -127,8 +127,8 @@ def test_unscaling_measures_what_it_leaves(dtype):
     scaled = (array.astype(np.float32) * np.float32(1 / 3)).astype(array.dtype)
     if dtype == "float64":
         scaled = array * np.float64(np.float32(1 / 3))
-    same_bits(there, scaled)
-    same_bits(sums, square_sums(scaled, 1024))
+    assert_same_bits(there, scaled)
+    assert_same_bits(sums, square_sums(scaled, 1024))
     assert int(first[0]) == np.iinfo(np.uint64).max
     scaled[4_000] = np.inf
     assert int(cuda.unscale_(put(scaled), 2.0)[1][0]) == 4_000

@@ -18,7 +18,7 @@ from zerort.comm import Group
 from zerort.layout import Partition
 from zerort.typing import Array
 
-__all__ = ["CollectiveContract", "OnRanks", "pattern", "same"]
+__all__ = ["CollectiveContract", "OnRanks", "assert_same", "pattern"]
 
 OnRanks = Callable[[Callable[[Group], None]], Any]
 
@@ -47,7 +47,7 @@ def uneven(numel: int, size: int) -> tuple[int, ...]:
     return Partition.build(numel, size, weights=weights if any(weights) else None).counts
 
 
-def same(found: Any, expected: Array) -> None:
+def assert_same(found: Any, expected: Array) -> None:
     """Assert equality in dtype, shape and every bit; ``found`` may lie on a device."""
     found = found if isinstance(found, np.ndarray) else found.get()
     assert found.dtype == expected.dtype
@@ -70,15 +70,15 @@ class CollectiveContract:
         def body(group: Group) -> None:
             expected = np.concatenate([pattern(rank, numel, dtype) for rank in range(group.size)])
             mine = self.put(pattern(group.rank, numel, dtype))
-            same(group.all_gather(mine).wait(), expected)
+            assert_same(group.all_gather(mine).wait(), expected)
             out = self.put(np.zeros_like(expected))
             assert group.all_gather(mine, out=out).wait() is out
-            same(out, expected)
+            assert_same(out, expected)
             out[:] = 0
             place = out[group.rank * numel :][:numel]
             place[:] = mine
             group.all_gather(place, out=out).wait()  # in place
-            same(out, expected)
+            assert_same(out, expected)
 
         on_ranks(body)
 
@@ -90,7 +90,7 @@ class CollectiveContract:
             counts = uneven(numel, group.size)
             expected = np.concatenate([pattern(rank, count) for rank, count in enumerate(counts)])
             mine = self.put(pattern(group.rank, counts[group.rank]))
-            same(group.all_gather(mine, counts=counts).wait(), expected)
+            assert_same(group.all_gather(mine, counts=counts).wait(), expected)
 
         on_ranks(body)
 
@@ -107,11 +107,11 @@ class CollectiveContract:
                 shards.mine[:] = self.put(pattern(group.rank + step, counts[group.rank]))
                 group.all_gather(shards.mine, out=shards.full, counts=counts).wait()
                 expected = np.concatenate([pattern(rank + step, count) for rank, count in enumerate(counts)])
-                same(shards.full.copy(), expected)
+                assert_same(shards.full.copy(), expected)
                 group.barrier().wait()  # everybody has looked before anyone writes again
             own = self.put(pattern(group.rank + 9, counts[group.rank]))
             group.all_gather(own, out=shards.full, counts=counts).wait()  # from elsewhere into the shared array
-            same(shards.full.copy(), np.concatenate([pattern(r + 9, count) for r, count in enumerate(counts)]))
+            assert_same(shards.full.copy(), np.concatenate([pattern(r + 9, count) for r, count in enumerate(counts)]))
             group.barrier().wait()
             group.free(shards.full)
 
@@ -127,15 +127,15 @@ class CollectiveContract:
             source, whole = self.put(pattern(group.rank, numel, dtype)), reduced(group.size, numel, dtype, reduction)
             first = 1003 * group.rank
             found = group.reduce_scatter(source, reduction=reduction).wait()
-            same(found, whole[first : first + 1003])
-            same(group.all_reduce(source, reduction=reduction).wait(), whole)
+            assert_same(found, whole[first : first + 1003])
+            assert_same(group.all_reduce(source, reduction=reduction).wait(), whole)
             at_root = group.reduce(source, root=group.size - 1, reduction=reduction).wait()
             if group.rank == group.size - 1:
                 assert at_root is not None
-                same(at_root, whole)
+                assert_same(at_root, whole)
             else:
                 assert at_root is None
-            same(source, pattern(group.rank, numel, dtype))  # the source is as it was
+            assert_same(source, pattern(group.rank, numel, dtype))  # the source is as it was
 
         on_ranks(body)
 
@@ -150,10 +150,10 @@ class CollectiveContract:
             source[:] = self.put(pattern(group.rank, numel))
             first = sum(counts[: group.rank])
             expected = reduced(group.size, numel)[first : first + counts[group.rank]]
-            same(group.reduce_scatter(source, counts=counts).wait(), expected)
+            assert_same(group.reduce_scatter(source, counts=counts).wait(), expected)
             place = source[first : first + counts[group.rank]]
             group.reduce_scatter(source, out=place, counts=counts).wait()
-            same(place.copy(), expected)
+            assert_same(place.copy(), expected)
             if where == "window":
                 group.free(source)
 
@@ -174,13 +174,13 @@ class CollectiveContract:
             if where == "shared":
                 out = group.empty_shared([numel] + [0] * (group.size - 1), "float32").full
                 group.all_reduce(source, out=out).wait()
-                same(out.copy(), expected)
+                assert_same(out.copy(), expected)
                 group.barrier().wait()
                 group.free(out)
             else:
-                same(group.all_reduce(source).wait(), expected)
+                assert_same(group.all_reduce(source).wait(), expected)
                 assert group.all_reduce(source, out=source).wait() is source
-                same(source.copy(), expected)
+                assert_same(source.copy(), expected)
             group.free(window)
 
         on_ranks(body)
@@ -203,11 +203,11 @@ class CollectiveContract:
             for root in range(group.size):
                 array = self.put(pattern(group.rank, numel))
                 group.broadcast(array, root=root).wait()
-                same(array, pattern(root, numel))
+                assert_same(array, pattern(root, numel))
                 out = self.put(np.zeros(numel, np.float32))
                 source = self.put(pattern(group.rank, numel))
                 group.reduce(source, root=root, out=out).wait()
-                same(out, reduced(group.size, numel) if group.rank == root else np.zeros(numel, np.float32))
+                assert_same(out, reduced(group.size, numel) if group.rank == root else np.zeros(numel, np.float32))
 
         on_ranks(body)
 
@@ -218,7 +218,7 @@ class CollectiveContract:
         def body(group: Group) -> None:
             source = np.concatenate([pattern(group.rank * 10 + to, share) for to in range(group.size)])
             expected = np.concatenate([pattern(by * 10 + group.rank, share) for by in range(group.size)])
-            same(group.all_to_all(self.put(source)).wait(), expected)
+            assert_same(group.all_to_all(self.put(source)).wait(), expected)
 
         on_ranks(body)
 
@@ -230,7 +230,7 @@ class CollectiveContract:
             matrix = [[(3 * s + d) % 4 * 1000 for d in ranks] for s in ranks]
             source = np.concatenate([pattern(group.rank + d, matrix[group.rank][d]) for d in ranks])
             expected = np.concatenate([pattern(s + group.rank, matrix[s][group.rank]) for s in ranks])
-            same(group.all_to_all(self.put(source), counts=matrix).wait(), expected)
+            assert_same(group.all_to_all(self.put(source), counts=matrix).wait(), expected)
 
         on_ranks(body)
 
@@ -258,10 +258,10 @@ class CollectiveContract:
             sources = [self.put(pattern(group.rank + k, numel)) for k, numel in enumerate(sizes)]
             tickets = [group.all_reduce(source, name=f"bucket {k}") for k, source in enumerate(sources)]
             gathered = group.all_gather(np.array([group.rank]))
-            same(gathered.wait(), np.arange(group.size))
+            assert_same(gathered.wait(), np.arange(group.size))
             for k in reversed(range(len(sizes))):
                 expected = np.stack([pattern(rank + k, sizes[k]) for rank in range(group.size)]).sum(0)
-                same(tickets[k].wait(), expected.astype(np.float32))
+                assert_same(tickets[k].wait(), expected.astype(np.float32))
                 assert tickets[k].done()
 
         on_ranks(body)
@@ -282,18 +282,18 @@ class CollectiveContract:
                 counts = Partition.build(numel, group.size, weights=lot.integers(1, 5, group.size).tolist()).counts
                 first = sum(counts[: group.rank])
                 if verb == "all_reduce":
-                    same(group.all_reduce(source).wait(), np.stack(rows).sum(0))
+                    assert_same(group.all_reduce(source).wait(), np.stack(rows).sum(0))
                 elif verb == "reduce_scatter":
                     expected = np.stack(rows).sum(0)[first : first + counts[group.rank]]
-                    same(group.reduce_scatter(source, counts=counts).wait(), expected)
+                    assert_same(group.reduce_scatter(source, counts=counts).wait(), expected)
                 elif verb == "all_gather":
                     expected = np.concatenate([row[:count] for row, count in zip(rows, counts, strict=True)])
                     mine = source[: counts[group.rank]]
-                    same(group.all_gather(mine, counts=counts).wait(), expected)
+                    assert_same(group.all_gather(mine, counts=counts).wait(), expected)
                 else:
                     root = int(lot.integers(group.size))
                     group.broadcast(source, root=root).wait()
-                    same(source.copy(), rows[root])
+                    assert_same(source.copy(), rows[root])
 
         on_ranks(body)
 
@@ -310,10 +310,10 @@ class CollectiveContract:
                 expected = rows[0].copy()
                 for row in rows[1:]:
                     expected += row
-                same(first, expected)
+                assert_same(first, expected)
                 share = 30_000 // group.size
                 scattered = group.reduce_scatter(source[: share * group.size]).wait()
-                same(scattered, expected[share * group.rank :][:share])
+                assert_same(scattered, expected[share * group.rank :][:share])
             again = group.all_reduce(source).wait()
             assert again.tobytes() == first.tobytes()
             root = first.copy()
@@ -330,10 +330,10 @@ class CollectiveContract:
             assert part is not None
             members = [rank for rank in reversed(range(group.size)) if rank % 2 == group.rank % 2]
             assert (part.rank, part.size) == (members.index(group.rank), len(members))
-            same(part.all_gather(np.array([group.rank])).wait(), np.array(members))
+            assert_same(part.all_gather(np.array([group.rank])).wait(), np.array(members))
             for numel in (10, 100_000):
                 total = part.all_reduce(self.put(pattern(group.rank, numel, "int64"))).wait()
-                same(total, np.stack([pattern(rank, numel, "int64") for rank in members]).sum(0))
+                assert_same(total, np.stack([pattern(rank, numel, "int64") for rank in members]).sum(0))
             part.close()
             none = group.split(None if group.rank else 0)
             assert (none is None) == (group.rank > 0)

@@ -21,7 +21,7 @@ import pytest
 
 from zerort.comm import Group
 from zerort.errors import CallError, ClosedError, CollectiveMismatchError
-from zerort.testing.collective_contract import OnRanks, pattern, same
+from zerort.testing.collective_contract import OnRanks, assert_same, pattern
 from zerort.testing.repeat_contract import RepeatContract
 
 __all__ = ["GroupContract"]
@@ -71,7 +71,7 @@ class GroupContract(RepeatContract):
             ]
             everyone = gather_text(group, text)
             assert set(everyone) == {text}
-            same(group.all_reduce(self.put(np.ones(3))).wait(), np.full(3, float(group.size)))
+            assert_same(group.all_reduce(self.put(np.ones(3))).wait(), np.full(3, float(group.size)))
 
         on_ranks(body)
 
@@ -136,7 +136,7 @@ class GroupContract(RepeatContract):
                 (call(group) if wrong else group.all_reduce(np.ones(4))).wait()
             texts = gather_text(group, str(caught.value))
             assert set(texts) == {str(caught.value)}
-            same(group.all_reduce(self.put(np.ones(3))).wait(), np.full(3, float(group.size)))
+            assert_same(group.all_reduce(self.put(np.ones(3))).wait(), np.full(3, float(group.size)))
 
         on_ranks(body)
 
@@ -160,7 +160,7 @@ class GroupContract(RepeatContract):
             wrong = group.rank == group.size - 1
             with pytest.raises(CallError, match="Expected"):
                 call(group) if wrong else group.barrier().wait()
-            same(group.all_reduce(self.put(np.ones(3))).wait(), np.full(3, float(group.size)))
+            assert_same(group.all_reduce(self.put(np.ones(3))).wait(), np.full(3, float(group.size)))
 
         on_ranks(body)
 
@@ -172,12 +172,12 @@ class GroupContract(RepeatContract):
             for _ in range(3):
                 array[:] = 1
                 group.all_reduce(array, out=array).wait()
-                same(array, np.full(8, float(group.size), np.float32))
+                assert_same(array, np.full(8, float(group.size), np.float32))
             array[:] = 0
             numbers = array.view(np.int32)
             numbers[:] = 2**20
             group.all_reduce(numbers, out=numbers).wait()
-            same(numbers, np.full(8, 2**20 * group.size, np.int32))
+            assert_same(numbers, np.full(8, 2**20 * group.size, np.int32))
             out = np.zeros(8, np.float32)
             group.all_reduce(array, out=out).wait()
             with warnings.catch_warnings():
@@ -207,7 +207,7 @@ class GroupContract(RepeatContract):
                     with pytest.raises(CollectiveMismatchError):
                         group.free(second if group.rank == 0 else first)
             first[:] = 1
-            same(group.all_reduce(first).wait(), np.full(100, float(group.size), np.float32))
+            assert_same(group.all_reduce(first).wait(), np.full(100, float(group.size), np.float32))
             group.barrier().wait()
             group.free(first)
             group.free(second)
@@ -241,7 +241,7 @@ class GroupContract(RepeatContract):
             array[:] = self.put(pattern(group.rank, 10_000))
             part.barrier().wait()
             part.close()
-            same(array.copy(), pattern(group.rank, 10_000))
+            assert_same(array.copy(), pattern(group.rank, 10_000))
 
         on_ranks(body)
 

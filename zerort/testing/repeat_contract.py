@@ -18,7 +18,7 @@ import pytest
 from zerort import trace
 from zerort.comm import Group
 from zerort.errors import CallError, ClosedError, CollectiveMismatchError
-from zerort.testing.collective_contract import CollectiveContract, OnRanks, pattern, same
+from zerort.testing.collective_contract import CollectiveContract, OnRanks, assert_same, pattern
 
 __all__ = ["RepeatContract"]
 
@@ -53,28 +53,28 @@ class RepeatContract(CollectiveContract):
 
                 full[:] = self.put(rows[rank])
                 group.reduce_scatter(full, out=other[:numel]).wait()
-                same(other[:numel], total[shares[rank]])
+                assert_same(other[:numel], total[shares[rank]])
                 group.reduce_scatter(full, out=mine).wait()
-                same(mine, total[shares[rank]])
+                assert_same(mine, total[shares[rank]])
 
                 full[:] = self.put(rows[rank])
                 group.all_reduce(full, out=other).wait()
-                same(other, total)
+                assert_same(other, total)
                 group.all_reduce(full, out=full).wait()
-                same(full, total)
+                assert_same(full, total)
 
                 full[:] = self.put(rows[rank])
                 group.all_to_all(full, out=other).wait()
-                same(other, np.concatenate([rows[r][shares[rank]] for r in range(n)]))
+                assert_same(other, np.concatenate([rows[r][shares[rank]] for r in range(n)]))
                 group.broadcast(full, out=other, root=root).wait()
-                same(other, rows[root])
+                assert_same(other, rows[root])
                 group.broadcast(full, root=root).wait()
-                same(full, rows[root])
+                assert_same(full, rows[root])
 
                 full[:] = 0
                 mine[:] = self.put(rows[rank][:numel])
                 group.all_gather(mine, out=other).wait()
-                same(other, rows[:, :numel].reshape(-1))
+                assert_same(other, rows[:, :numel].reshape(-1))
                 group.all_gather(mine, out=full).wait()
                 mine[:] = -1  # at once: nobody may still be reading it
                 group.barrier().wait()
@@ -153,10 +153,10 @@ class RepeatContract(CollectiveContract):
                 return group.all_reduce(full, out=out).wait()
 
             for _ in range(TIMES):
-                same(reduce(other), np.full(full.size, group.size, np.float32))
+                assert_same(reduce(other), np.full(full.size, group.size, np.float32))
             group.free(other)
             for _ in range(TIMES):
-                same(reduce(other), np.full(full.size, group.size, np.float32))
+                assert_same(reduce(other), np.full(full.size, group.size, np.float32))
             if isinstance(other, np.ndarray):
                 other.flags.writeable = False
                 with pytest.raises(CallError, match="read-only"):

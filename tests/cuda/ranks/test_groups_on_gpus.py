@@ -14,7 +14,7 @@ from zerort.comm import open_group  # noqa: E402
 from zerort.comm.agreement import gather_json, raise_together  # noqa: E402
 from zerort.comm.nccl_pinned import open_pinned  # noqa: E402
 from zerort.errors import CallError, CollectiveMismatchError, DeviceMemoryError  # noqa: E402
-from zerort.testing.collective_contract import pattern, same  # noqa: E402
+from zerort.testing.collective_contract import assert_same, pattern  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 
@@ -43,8 +43,8 @@ def test_each_rank_has_its_gpu(group, device):
 
 
 def test_the_hosts_arrays_travel_too(group):
-    same(group.all_reduce(pattern(group.rank, 5000)).wait(), total(group, 5000))
-    same(group.all_gather(np.array([group.rank])).wait(), np.arange(group.size))
+    assert_same(group.all_reduce(pattern(group.rank, 5000)).wait(), total(group, 5000))
+    assert_same(group.all_gather(np.array([group.rank])).wait(), np.arange(group.size))
     with pytest.raises(DeviceMemoryError, match="of rank 0"):
         raise_together(group, DeviceMemoryError("no memory of rank 0") if group.rank == 0 else None)
 
@@ -57,12 +57,12 @@ def test_the_hosts_arrays_do_not_wait_for_the_gpu(group):
         busy.launch_host_func(lambda _: gate.wait(20), None)
         before = group.all_reduce(ones)
         try:
-            same(group.all_reduce(pattern(group.rank, 5000)).wait(timeout=10), total(group, 5000))
+            assert_same(group.all_reduce(pattern(group.rank, 5000)).wait(timeout=10), total(group, 5000))
             group.barrier().wait(timeout=10)
             assert not before.done()
         finally:
             gate.set()
-    same(before.wait(), np.full(1000, float(group.size)))
+    assert_same(before.wait(), np.full(1000, float(group.size)))
 
 
 def test_host_and_gpu_are_told_apart(group):
@@ -71,7 +71,7 @@ def test_host_and_gpu_are_told_apart(group):
     array = np.ones(4, np.float32)
     with pytest.raises(CollectiveMismatchError, match=r"gpu:float32\[4\]"):
         group.all_reduce(cupy.asarray(array) if group.rank == 0 else array).wait()
-    same(group.all_reduce(cupy.asarray(array)).wait(), array * group.size)
+    assert_same(group.all_reduce(cupy.asarray(array)).wait(), array * group.size)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_wrong_arrays_fail_on_every_rank(group, call, match):
         return
     with pytest.raises(CallError, match=match):
         (call(group) if group.rank == group.size - 1 else group.all_reduce(cupy.ones(4))).wait()
-    same(group.all_reduce(cupy.ones(3)).wait(), np.full(3, float(group.size)))
+    assert_same(group.all_reduce(cupy.ones(3)).wait(), np.full(3, float(group.size)))
 
 
 def test_arrays_of_another_gpu_are_refused(group, device):
@@ -112,7 +112,7 @@ def test_a_call_comes_after_what_its_caller_computed(group):
         for _ in range(5):
             values *= 2
         ticket = group.all_reduce(values)
-    same(ticket.wait(), total(group, 100_000, 32))
+    assert_same(ticket.wait(), total(group, 100_000, 32))
 
 
 def test_streams_wait_for_a_call_on_the_gpu(group, device):
@@ -123,7 +123,7 @@ def test_streams_wait_for_a_call_on_the_gpu(group, device):
         group.all_reduce(source, out=out).on(compute)
         looked = compute.submit(lambda: cupy.multiply(out, 2, out=seen))
         looked.wait()
-        same(seen, total(group, 100_000, 2))
+        assert_same(seen, total(group, 100_000, 2))
 
 
 def test_spans_are_as_long_as_their_calls(group):
@@ -181,7 +181,7 @@ def test_pinned_memory_is_one_window(group, device):
         device.copy(cupy.asarray(pattern(group.rank, 2000)), out=mine).wait()
         group.barrier().wait()
         on_gpu = device.copy(board, out=device.empty(board.size, "float32")).wait()
-        same(on_gpu, np.concatenate([pattern(rank, 2000) for rank in range(group.size)]))
+        assert_same(on_gpu, np.concatenate([pattern(rank, 2000) for rank in range(group.size)]))
         group.barrier().wait()
 
 
@@ -200,8 +200,8 @@ def test_a_group_of_parts_works_beside_its_whole(group):
     mates = [rank for rank in range(group.size) if rank % 2 == group.rank % 2]
     for numel in (1, 1000, 70_001):
         in_part, in_whole = (g.all_reduce(cupy.asarray(pattern(group.rank, numel))) for g in (part, group))
-        same(in_whole.wait(), total(group, numel))
-        same(in_part.wait(), np.stack([pattern(rank, numel) for rank in mates]).sum(0))
+        assert_same(in_whole.wait(), total(group, numel))
+        assert_same(in_part.wait(), np.stack([pattern(rank, numel) for rank in mates]).sum(0))
     part.close()
 
 
