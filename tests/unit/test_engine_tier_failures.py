@@ -55,6 +55,7 @@ def weights(rt):
 @contextlib.contextmanager
 def faults(group, text):
     """Faults of the whole process, put in place by rank 0 while the others wait."""
+    group.barrier().wait()  # what they have under way is not meant
     with contextlib.ExitStack() as stack:
         if group.rank == 0:
             stack.enter_context(injected(text))
