@@ -31,7 +31,7 @@ export OMPI_MCA_osc = ^ucx
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types contracts test-unit test-ranks test-jobs test-torch test-cuda bench clean ALWAYS
+.PHONY: help setup train test lint types contracts test-unit test-jobs test-unit-and-jobs test-ranks test-torch test-cuda bench clean ALWAYS
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -42,7 +42,7 @@ setup: $(VENV)/.installed ## Make .venv and install zerort with an MPI from PyPI
 train: $(VENV)/.installed ## Train the example on 8 ranks (RANKS=n for another number)
 	$(BIN)/mpirun -n $(RANKS) $(BIN)/python examples/train.py
 
-test: lint types contracts test-unit test-jobs test-ranks test-torch test-cuda ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks
+test: lint types contracts test-unit-and-jobs test-ranks test-torch test-cuda ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks
 	@echo "All of make test passed with $(MPI)."
 
 lint: $(VENV)/.dev ## Check style and format (ruff)
@@ -61,6 +61,12 @@ test-unit: $(VENV)/.dev ## Run tests that need no mpirun, and doctests
 
 test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashes, hosts, examples
 	$(BIN)/python -m pytest -q tests/jobs --ignore=tests/jobs/test_examples_torch.py
+
+# Jobs wait more than they compute (for timeouts, mostly), so the unit tests run beside them; they are shown afterwards.
+test-unit-and-jobs: $(VENV)/.dev
+	@mkdir -p build; $(MAKE) --no-print-directory test-unit > build/test-unit.log 2>&1 & unit=$$!; \
+	$(MAKE) --no-print-directory test-jobs; jobs=$$?; wait $$unit; unit=$$?; cat build/test-unit.log; \
+	exit $$((jobs + unit))
 
 test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 	$(BIN)/python -m zerort.testing $(SIZES) -- tests/ranks
