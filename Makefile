@@ -60,7 +60,7 @@ test-unit: $(VENV)/.dev ## Run tests that need no mpirun, and doctests
 	$(BIN)/python -m pytest -q --doctest-modules zerort --ignore-glob='*cuda*.py' --ignore-glob='*/nccl*.py'
 
 test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashes, hosts, examples
-	$(BIN)/python -m pytest -q tests/jobs --ignore=tests/jobs/test_examples_torch.py
+	$(BIN)/python -m pytest -q tests/jobs --ignore-glob='*_torch.py'
 
 # Jobs wait more than they compute (for timeouts, mostly), so the unit tests run beside them; they are shown afterwards.
 test-unit-and-jobs: $(VENV)/.dev
@@ -73,7 +73,7 @@ test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 
 test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks, and its examples
 	$(BIN)/python -m zerort.testing $(filter-out 8,$(SIZES)) -- tests/torch
-	$(BIN)/python -m pytest -q tests/jobs/test_examples_torch.py
+	$(BIN)/python -m pytest -q tests/jobs/test_examples_torch.py tests/jobs/test_bench_torch.py
 
 ifeq ($(MACHINE),x86_64)
 test-cuda: $(VENV)/.cuda ## Run what needs CuPy, on an emulated device: no GPU
