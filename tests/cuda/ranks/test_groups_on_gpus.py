@@ -218,4 +218,4 @@ def test_closing_gives_memory_back(group, device):
         part.close()
     assert len(device._streams) == streams
     cupy.get_default_memory_pool().free_all_blocks()
-    assert device.memory()[0] == before
+    assert device.memory()[0] >= before  # more, if an earlier call has let go of its arrays meanwhile
