@@ -2,6 +2,7 @@
 
     redistribute.py   the placement table as code: which collective turns one placement into another
     tree.py           sums in one fixed pairwise tree, whichever rank computed what
+    gatherable.py     ranges that ranks hold, and the whole that they look at
     flat.py           FlatBuffer: pack, view, restore, release
     slots.py          memory that takes turns: gathered forms and gradient buckets
     bucket.py         GradientBucket: fills tensor by tensor, fires its reduction when full
@@ -12,6 +13,7 @@ May import: comm, device, trace, layout, native, errors.
 
 from zerort.buffer.bucket import GradientBucket
 from zerort.buffer.flat import FlatBuffer
+from zerort.buffer.gatherable import Gatherable
 from zerort.buffer.redistribute import redistribute
 from zerort.buffer.slots import Slot, Slots
 from zerort.buffer.tree import TreeSum, tree_reduce_scatter
@@ -19,6 +21,7 @@ from zerort.buffer.views import Views
 
 __all__ = [
     "FlatBuffer",
+    "Gatherable",
     "GradientBucket",
     "Slot",
     "Slots",

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from zerort.buffer.redistribute import redistribute
+from zerort.buffer.gatherable import Gatherable
 from zerort.comm import Group
 from zerort.device import Done, Ticket
-from zerort.errors import CallError, PlanError, UnitStateError
+from zerort.errors import CallError, PlanError
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
@@ -26,7 +26,7 @@ from zerort.typing import Array
 __all__ = ["FlatBuffer"]
 
 
-class FlatBuffer:
+class FlatBuffer(Gatherable):
     """One 1-D array that the ranks hold together. Every rank makes it at once.
 
     Args:
@@ -55,13 +55,8 @@ class FlatBuffer:
             )
         if placement is Placement.PARTIAL:
             raise PlanError("Expected a buffer of values, REPLICATED or SHARDED; got PARTIAL. Sums grow in buckets.")
-        self.layout = layout
-        self.partition = partition
+        super().__init__(layout, partition, group=group, name=name, traffic=traffic)
         self.placement = placement
-        self.name = name
-        self.dtype = numpy_dtype(layout.dtype)
-        self._group = group
-        self._traffic = traffic
         own = partition.of(group.rank).slice
         self._resting: Array | None  # the whole, where it is always there
         if placement is Placement.REPLICATED:
@@ -119,36 +114,13 @@ class FlatBuffer:
         if self._whole is None:
             whole = self._place = out if self._resting is None else self._resting
             assert whole is not None, "a buffer that needs room was given none"
-            self._whole = redistribute(
-                self._group,
-                self.mine,
-                placement=Placement.SHARDED,
-                to=Placement.REPLICATED,
-                partition=self.partition,
-                out=whole,
-                name=self.name,
-                traffic=self._traffic,
-            )
+            self._whole = self._gather(self.mine, out=whole)
         return self._whole
 
     def wait(self) -> None:
         """Wait for a gather that is under way: until then other ranks may read this rank's range."""
         if self._whole is not None:
             self._whole.wait()
-
-    @property
-    def whole(self) -> Array:
-        """Where the whole is, or will be when the Ticket of `restore` is done: 1-D."""
-        if self._place is None:
-            raise UnitStateError(f"Expected {self.name!r} to be gathered before it is looked at. Restore it first.")
-        return self._place
-
-    def view(self, name: str) -> Array:
-        """Return one tensor of the gathered buffer, read-only, where it lies; its values come with `restore`."""
-        extent = self.layout.of(name)
-        found = self.whole[extent.slice].reshape(extent.shape)
-        found.flags.writeable = False
-        return found
 
     def release(self) -> None:
         """Let the gathered form go, if it has memory of its own. Views of it must not be used any more."""

@@ -15,19 +15,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from zerort.buffer.redistribute import redistribute
+from zerort.buffer import Gatherable
 from zerort.comm import Group
 from zerort.device import Done, Ticket
 from zerort.engine.column import Column
-from zerort.errors import UnitStateError
 from zerort.layout import FlatLayout, Partition, Placement
-from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
 __all__ = ["RestingParameters"]
 
 
-class RestingParameters:
+class RestingParameters(Gatherable):
     """One flat buffer of parameters that rests on the ranks' disks.
 
     Args:
@@ -54,15 +52,9 @@ class RestingParameters:
         name: str,
         traffic: Counter[str] | None = None,
     ) -> None:
-        self.layout = layout
-        self.partition = partition
+        super().__init__(layout, partition, group=group, name=name, traffic=traffic)
         self.column = column
-        self.name = name
-        self.dtype = numpy_dtype(layout.dtype)
-        self._group = group
-        self._traffic = traffic
         self._own = partition.of(group.rank)
-        self._place: Array | None = None
         self._spread: Ticket[Array] | None = None
 
     def pack(self, values: Mapping[str, Array]) -> None:
@@ -99,36 +91,13 @@ class RestingParameters:
         if self._group.one_memory:
             self._spread = Done(self.whole)
         else:
-            self._spread = redistribute(
-                self._group,
-                self.whole[self._own.slice],
-                placement=Placement.SHARDED,
-                to=Placement.REPLICATED,
-                partition=self.partition,
-                out=self.whole,
-                name=self.name,
-                traffic=self._traffic,
-            )
+            self._spread = self._gather(self.whole[self._own.slice], out=self.whole)
         return self._spread
 
     def wait(self) -> None:
         """Wait for a gather that is under way."""
         if self._spread is not None:
             self._spread.wait()
-
-    @property
-    def whole(self) -> Array:
-        """Where the whole is, or will be: 1-D."""
-        if self._place is None:
-            raise UnitStateError(f"Expected {self.name!r} to be gathered before it is looked at. Restore it first.")
-        return self._place
-
-    def view(self, name: str) -> Array:
-        """Return one tensor of the gathered form, read-only, where it lies."""
-        extent = self.layout.of(name)
-        found = self.whole[extent.slice].reshape(extent.shape)
-        found.flags.writeable = False
-        return found
 
     def release(self) -> None:
         """Let the gathered form go. Views of it must not be used any more."""
