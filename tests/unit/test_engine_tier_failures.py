@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+from tier_runs import EVERYTHING, NVME, SMALL, STATE, assert_as_in_memory, open_runtime, steps, values, weights
 
 import zerort as zr
 from zerort.checkpoint import verify
@@ -20,36 +21,6 @@ from zerort.offload import MemoryStore, Part
 from zerort.offload.crew import Operation
 from zerort.offload.faults import injected
 from zerort.testing.threads import run_threads
-
-NVME = zr.Tier.NVME
-STATE = zr.Plan.zero(3, state=NVME)
-EVERYTHING = zr.Plan.zero(3, parameter=NVME, gradient=NVME, state=NVME)
-SMALL = zr.OffloadOptions(chunk_nbytes=8192, threads=2, retries=0)
-NUMEL = 9000
-
-
-def open_runtime(group, scratch, plan=STATE, **options):
-    return zr.open(plan=plan, group=group, optimizer=zr.AdamW(lr=0.1), scratch=scratch, offload=SMALL, **options)
-
-
-def values(at):
-    return {"w": np.random.default_rng(at).standard_normal(NUMEL).astype(np.float32)}
-
-
-def steps(rt, numbers):
-    for number in numbers:
-        for at, unit in enumerate(rt.units.values()):
-            unit.reduce({"w": np.random.default_rng((number, at, rt.rank)).standard_normal(NUMEL).astype(np.float32)})
-        report = rt.step()
-    return report
-
-
-def weights(rt):
-    found = {}
-    for unit in rt.units.values():
-        with unit.gathered() as p:
-            found[unit.name] = np.array(p["w"])
-    return found
 
 
 @contextlib.contextmanager
@@ -149,16 +120,7 @@ def test_a_disk_that_fails_in_an_update_ends_it_on_all_ranks_and_a_checkpoint_me
             steps(rt, [3, 4])
             return weights(rt)
 
-    def undisturbed(group):
-        with zr.open(plan=zr.Plan.zero(3), group=group, optimizer=zr.AdamW(lr=0.1)) as rt:
-            for at in range(2):
-                rt.register(f"unit{at}", values(at))
-            steps(rt, range(5))
-            return weights(rt)
-
-    found, expected = run_threads(2, body), run_threads(2, undisturbed)
-    for name, value in expected[0].items():
-        np.testing.assert_array_equal(found[0][name], value)
+    assert_as_in_memory(run_threads(2, body)[0], 5)
     assert verify(path) == []
     assert os.listdir(scratch) == []
 
@@ -298,16 +260,7 @@ def test_gradients_that_cannot_be_put_away_stop_the_step_before_anything_changed
             assert steps(rt, [2]).update == 3
             return weights(rt)
 
-    def undisturbed(group):
-        with zr.open(plan=zr.Plan.zero(3), group=group, optimizer=zr.AdamW(lr=0.1)) as rt:
-            for at in range(2):
-                rt.register(f"unit{at}", values(at))
-            steps(rt, range(3))
-            return weights(rt)
-
-    found, expected = run_threads(2, body), run_threads(2, undisturbed)
-    for name, value in expected[0].items():
-        np.testing.assert_array_equal(found[0][name], value)
+    assert_as_in_memory(run_threads(2, body)[0], 3)
 
 
 def test_gradients_that_could_not_be_put_away_are_forgotten_with_their_step(tmp_path):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tier_runs import EVERYTHING, NUMEL, NVME, SMALL, open_runtime, steps, values, weights
 
 import zerort as zr
 from zerort.engine.column import Column, cut_chunks
@@ -21,11 +22,7 @@ from zerort.engine.tiers import Tiers
 from zerort.errors import CallError, PlanError, StorageError
 from zerort.testing.threads import run_threads
 
-NVME, DEVICE = zr.Tier.NVME, zr.Tier.DEVICE
-STATE = zr.Plan.zero(3, state=NVME)
-EVERYTHING = zr.Plan.zero(3, parameter=NVME, gradient=NVME, state=NVME)
-SMALL = zr.OffloadOptions(chunk_nbytes=8192, threads=2, retries=0)
-NUMEL = 9000
+DEVICE = zr.Tier.DEVICE
 
 
 # -- values and options ------------------------------------------------------------------------------------------------
@@ -172,30 +169,6 @@ def test_memory_in_a_disks_place_is_said_loudly(tmp_path):
 
 
 # -- a runtime ---------------------------------------------------------------------------------------------------------
-
-
-def open_runtime(group, scratch, plan=STATE, **options):
-    return zr.open(plan=plan, group=group, optimizer=zr.AdamW(lr=0.1), scratch=scratch, offload=SMALL, **options)
-
-
-def values(at):
-    return {"w": np.random.default_rng(at).standard_normal(NUMEL).astype(np.float32)}
-
-
-def steps(rt, numbers):
-    for number in numbers:
-        for at, unit in enumerate(rt.units.values()):
-            unit.reduce({"w": np.random.default_rng((number, at, rt.rank)).standard_normal(NUMEL).astype(np.float32)})
-        report = rt.step()
-    return report
-
-
-def weights(rt):
-    found = {}
-    for unit in rt.units.values():
-        with unit.gathered() as p:
-            found[unit.name] = np.array(p["w"])
-    return found
 
 
 def test_the_first_state_of_a_section_may_stay_in_memory(tmp_path):
