@@ -30,7 +30,7 @@ import zerort as zr
 from common import whole  # examples/common.py
 from memory_limit import limit_memory, peak_nbytes, resident_nbytes  # examples/memory_limit.py
 from zerort.config import format_bytes, parse_bytes
-from zerort.errors import PlanError, SharedMemoryError, ZerortError
+from zerort.errors import PlanError, RankFailedError, SharedMemoryError, ZerortError
 from zerort.offload import inspect
 from zerort.workload import ByteModel, ByteText
 
@@ -56,7 +56,10 @@ def main() -> int:
         try:
             train(group, model, text, options, plan=zr.Plan.zero(3) if options.no_offload else budget)
         except (MemoryError, SharedMemoryError, PlanError) as error:
-            return refuse(group, options, model, str(error) or type(error).__name__)
+            return refuse(group, options, model, error)
+        except RankFailedError as error:  # another rank ran out of memory, perhaps, and said so
+            print(f"Rank {group.rank} stops: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+            return 1
     return 0
 
 
@@ -122,16 +125,16 @@ def computing_nbytes(model: ByteModel, *, rows: int) -> int:
     return whole_unit + activations + 40 * 1024**2  # threads, blocks of the store, Python's objects, and gaps between
 
 
-def refuse(group: zr.Group, options: argparse.Namespace, model: ByteModel, why: str) -> int:
-    """Say that it does not fit, on rank 0, and return the exit code."""
-    if group.rank == 0:
+def refuse(group: zr.Group, options: argparse.Namespace, model: ByteModel, why: str | Exception) -> int:
+    """Say that it does not fit, and return the exit code. All ranks know why, but for memory that ran out on one."""
+    if group.rank == 0 or isinstance(why, MemoryError):
         needed = format_bytes(NBYTES * model.numel)
         how, cure = "even with offload", "Allow more."
         if options.no_offload:
             how, cure = "without offload", "Leave --no-offload out."
         print(
             f"Does not fit {how}: parameters, gradients and state take {needed}, and all ranks together may use "
-            f"{format_bytes(options.memory)}. {cure} ({why})",
+            f"{format_bytes(options.memory)}. {cure} ({str(why) or 'out of memory'})",
             file=sys.stderr,
             flush=True,
         )
