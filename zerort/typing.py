@@ -56,6 +56,8 @@ class Device(Protocol):
     """Memory of one kind, and the streams that work on it."""
 
     name: str
+    arrays: str
+    """What errors call an array of its own."""
 
     def empty(self, numel: int, dtype: DtypeLike, *, alignment: int = ...) -> Any:
         """Return a 1-D array whose first byte stands at a multiple of ``alignment`` bytes."""
@@ -65,6 +67,27 @@ class Device(Protocol):
 
     def stream(self, name: str) -> Stream:
         """Return a new stream of this device."""
+
+    def owns(self, array: Any) -> bool:
+        """Say whether ``array`` lies in this device's memory."""
+
+    def scratch(self, numel: int, dtype: DtypeLike) -> Any:
+        """Return a 1-D array that comes and goes with a step: cheap to make, also where `empty` is not."""
+
+    def zeros(self, numel: int, dtype: DtypeLike) -> Any:
+        """Return a 1-D array of zeros, as `empty` aligns it."""
+
+    def flat(self, array: Any) -> Any:
+        """Return an array of this device as 1-D and contiguous: where it lies, or a copy if it must be."""
+
+    def put(self, source: Any, *, out: Any) -> None:
+        """Copy ``source``, of the host or of this device, into ``out`` of this device: the caller may use both then."""
+
+    def fetch(self, array: Any) -> Array:
+        """Return an array of this device, or of the host, as the host sees it: itself, or a copy."""
+
+    def arrive(self, ticket: Any) -> Any:
+        """Return a Ticket's result, for what the caller does next on this device: nothing else may wait for it."""
 
     def close(self) -> None:
         """Close every stream of this device."""

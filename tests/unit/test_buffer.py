@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerort.buffer import FlatBuffer, GradientBucket, Slots, TreeSum, redistribute
+from zerort.buffer import HOST_KERNELS, FlatBuffer, GradientBucket, Slots, TreeSum, redistribute
 from zerort.comm import open_group
 from zerort.device import HostStream
 from zerort.errors import CallError, PlanError, UnitStateError
@@ -23,7 +23,7 @@ def value_of(rank, numel=NUMEL):
     return np.random.default_rng(rank).standard_normal(numel).astype(np.float32)
 
 
-@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("tree", [None, HOST_KERNELS])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize(("source", "to"), [(P, S), (P, R), (S, R), (R, S), (R, R), (S, S)])
 def test_every_move_of_the_table_is_what_it_says(source, to, size, tree):
@@ -72,7 +72,7 @@ def test_a_tree_has_the_same_bits_whoever_sums_it(leaves, data):
             node.add(value)
         partition = Partition.build(129, size)
         out = np.empty(129, np.float32)
-        redistribute(group, node.result(), placement=P, to=R, partition=partition, out=out, tree=True).wait()
+        redistribute(group, node.result(), placement=P, to=R, partition=partition, out=out, tree=HOST_KERNELS).wait()
         return out
 
     for found in run_threads(size, body):

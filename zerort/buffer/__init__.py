@@ -6,6 +6,7 @@
     flat.py           FlatBuffer: pack, view, restore, release
     slots.py          memory that takes turns: gathered forms and gradient buckets
     bucket.py         GradientBucket: fills tensor by tensor, fires its reduction when full
+    kernels.py        what buckets compute with, on the host or on a GPU
     views.py          tensors by name, for as long as their buffer is gathered
 
 May import: comm, device, trace, layout, native, errors.
@@ -14,12 +15,15 @@ May import: comm, device, trace, layout, native, errors.
 from zerort.buffer.bucket import GradientBucket
 from zerort.buffer.flat import FlatBuffer
 from zerort.buffer.gatherable import Gatherable
+from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
 from zerort.buffer.redistribute import redistribute
 from zerort.buffer.slots import Slot, Slots
 from zerort.buffer.tree import TreeSum, tree_reduce_scatter
 from zerort.buffer.views import Views
 
 __all__ = [
+    "HOST_KERNELS",
+    "BucketKernels",
     "FlatBuffer",
     "Gatherable",
     "GradientBucket",

@@ -20,16 +20,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, SupportsInt
 
 import numpy as np
 
-from zerort import native
+from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
 from zerort.buffer.redistribute import redistribute
 from zerort.buffer.slots import Slot, Slots
 from zerort.buffer.tree import TreeSum
 from zerort.comm import Group
-from zerort.device import HostDevice, Ticket
+from zerort.device import Ticket
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
@@ -63,6 +63,7 @@ class GradientBucket:
         resident: Keep a whole array even where a slot would do: for gradients that come from several places.
         name: What to call it in errors and traces.
         traffic: Where moved bytes are counted, by collective.
+        kernels: Those of the group's device.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class GradientBucket:
         resident: bool = False,
         name: str = "",
         traffic: Counter[str] | None = None,
+        kernels: BucketKernels = HOST_KERNELS,
     ) -> None:
         self.layout = layout
         self.name = name
@@ -90,13 +92,19 @@ class GradientBucket:
         self._needed = needed
         self._slots = slots
         self._traffic = traffic
-        self._tree = TreeSum(micro_steps, numel=layout.numel, dtype=self.dtype) if tree else None
+        self._kernels = kernels
+        self._device = group.device
+        self._tree: TreeSum | None = None
+        if tree:
+            self._tree = TreeSum(
+                micro_steps, numel=layout.numel, dtype=self.dtype, device=self._device, kernels=kernels
+            )
         self._own = partition.of(group.rank).slice
         keep_whole = resident or micro_steps > 1 or tree or placement is not Placement.SHARDED
         self._resident = group.empty(layout.numel, self.dtype, name=name) if keep_whole else None
         self.rest = None if keep_whole else rest
         """What puts the sum away; None if it stays in memory."""
-        self._leaf = np.empty(layout.numel, self.dtype) if tree else None
+        self._leaf: Array | None = self._device.empty(layout.numel, self.dtype) if tree else None
         self.needs_slots = not keep_whole or (micro_steps > 1 and not tree)
         """Whether gradients may be collected in slots."""
         self.leaves_slots_busy = not keep_whole
@@ -115,18 +123,26 @@ class GradientBucket:
             self._slot = None
         self.reduction = self._read = None
         self._present: set[str] = set()  # in this round
-        self._unseen = False  # gradients were written behind our back
+        self._unseen = False  # gradients came that nobody has looked at
         self.seen: set[str] = set()
         """Names that had a gradient in any round since the last reset."""
         self.rounds = 0
         """Rounds of gradients that are complete."""
-        self.nonfinite: str | None = None
-        """The first tensor in which a gradient of this rank's own holds NaN or infinity."""
+        self._nonfinite: list[tuple[str, SupportsInt]] = []  # tensors, or "" for all; where, or the promise of it
         self._placed = Placement.PARTIAL
         if self._tree is not None:
             self._tree.clear()
         if self.rest is not None:
             self.rest.reset()
+
+    @property
+    def nonfinite(self) -> str | None:
+        """The first tensor in which a gradient of this rank's own holds NaN or infinity."""
+        for name, promise in self._nonfinite:
+            at = int(promise)
+            if at >= 0:
+                return name or self.layout.overlaps(at, at + 1)[0].extent.name
+        return None
 
     @property
     def nbytes(self) -> int:
@@ -153,18 +169,21 @@ class GradientBucket:
             gradient: The whole of it.
             given: The array is the bucket's from now on, which may use it where it lies instead of copying it.
         """
-        flat = np.ascontiguousarray(gradient).reshape(-1)
+        flat = self._device.flat(gradient)
+        found: SupportsInt | None
         if given and self._is_all(flat):
             self._slot = self._slots.lease(flat.nbytes, memory=flat.view(np.uint8))
-            found = native.first_nonfinite(flat)
+            found = self._kernels.look_for_nonfinite(flat)
         elif name in self._present or self._sums_rounds():
             place = self._collecting()[self.layout.of(name).slice]
-            _add(place, flat)
-            found = native.first_nonfinite(place)
+            self._add(place, flat)
+            found = self._kernels.look_for_nonfinite(place)
         else:
-            found = native.copy_checked(self._collecting()[self.layout.of(name).slice], flat)
-        if found >= 0 and self.nonfinite is None:
-            self.nonfinite = name
+            found = self._kernels.copy_checked(self._collecting()[self.layout.of(name).slice], flat)
+        if found is None:
+            self._unseen = True
+        elif not isinstance(found, int) or found >= 0:
+            self._nonfinite.append((name, found))
         self._present.add(name)
 
     @property
@@ -177,18 +196,18 @@ class GradientBucket:
         if self._slot is not None and self._resident is not None:  # written through views, beside the sum so far
             apart = self._apart()
             for gap in self._gaps:  # the slot may hold another bucket's gradients there
-                apart[gap] = 0
+                apart[gap].view(np.uint8).fill(0)
             self._find_nonfinite(apart)
-            native.add_into(self._resident, apart)
+            self._kernels.add_into(self._resident, apart)
             self._slot.release()
             self._slot = None
         elif not self._sums_rounds():
             whole = self._collecting()
             for extent in self.layout.extents:
                 if extent.name not in self._present:
-                    whole[extent.slice] = 0
+                    whole[extent.slice].view(np.uint8).fill(0)
             for gap in self._gaps:
-                whole[gap] = 0
+                whole[gap].view(np.uint8).fill(0)
             if self._unseen:
                 self._find_nonfinite(whole)
         if self._tree is not None:
@@ -224,7 +243,7 @@ class GradientBucket:
         """Start to turn this rank's sum into what rests until the step. Every rank calls this."""
         if self._tree is not None:
             assert self._resident is not None
-            self._resident[:] = self._tree.result()
+            self._device.put(self._tree.result(), out=self._resident)
             self._tree.clear()
         if self._tree is None:
             self._move(self._rests)
@@ -236,14 +255,15 @@ class GradientBucket:
         """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""
         self._move(self._needed)
         assert self.reduction is not None
-        return self.reduction.wait()
+        summed: Array = self._device.arrive(self.reduction)
+        return summed
 
     def _move(self, to: Placement) -> None:
         if to is self._placed:
             return
         if self._placed is not Placement.PARTIAL:
             assert self.reduction is not None
-            source = self.reduction.wait()
+            source = self._device.arrive(self.reduction)
         else:
             source = self._apart() if self._resident is None else self._resident
 
@@ -256,7 +276,7 @@ class GradientBucket:
                 partition=self._partition,
                 out=out,
                 name=self.name,
-                tree=self._tree is not None,
+                tree=None if self._tree is None else self._kernels,
                 traffic=self._traffic,
             )
             return self._read
@@ -270,12 +290,18 @@ class GradientBucket:
         self._placed = to
 
     def _new_shard(self) -> Array:
-        return HostDevice().empty(self._partition.counts[self._group.rank], self.dtype)
+        shard: Array = self._device.scratch(self._partition.counts[self._group.rank], self.dtype)
+        return shard
 
     def _find_nonfinite(self, whole: Array) -> None:
-        at = native.first_nonfinite(whole)
-        if at >= 0 and self.nonfinite is None:
-            self.nonfinite = self.layout.overlaps(at, at + 1)[0].extent.name
+        self._nonfinite.append(("", self._kernels.look_for_nonfinite(whole)))
+
+    def _add(self, place: Array, gradient: Array) -> None:
+        """Add a gradient of whatever precision to what is there."""
+        if gradient.dtype.itemsize > place.dtype.itemsize:
+            wide, gradient = gradient, self._device.scratch(place.size, place.dtype)
+            self._kernels.cast_into(gradient, wide)
+        self._kernels.add_into(place, gradient)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -287,14 +313,6 @@ class GradientBucket:
         return (
             f"GradientBucket({self.name!r}, {self._rests}, {len(self._present)} of {len(self.layout.extents)} filled)"
         )
-
-
-def _add(place: Array, gradient: Array) -> None:
-    """Add a gradient of whatever precision to what is there."""
-    if gradient.dtype.itemsize > place.dtype.itemsize:
-        wide, gradient = gradient, np.empty_like(place)
-        native.cast_into(gradient, wide)
-    native.add_into(place, gradient)
 
 
 def _gaps_of(layout: FlatLayout) -> tuple[slice, ...]:

@@ -92,10 +92,11 @@ class FlatBuffer(Gatherable):
                 raise CallError(
                     f"Expected {name!r} as {self.dtype}{list(extent.shape)}, got {value.dtype}{list(value.shape)}."
                 )
-            flat = np.ascontiguousarray(value).reshape(-1)
+            flat = np.ascontiguousarray(value).reshape(-1)  # of the host: values come from there
             begin, end = max(extent.offset, first), min(extent.last, first + self.mine.size)
             if begin < end:
-                self.mine[begin - first : end - first] = flat[begin - extent.offset : end - extent.offset]
+                source = flat[begin - extent.offset : end - extent.offset]
+                self._group.device.put(source, out=self.mine[begin - first : end - first])
 
     def changed(self) -> None:
         """Say that ranks have written to their ranges: copies of the whole elsewhere are out of date.

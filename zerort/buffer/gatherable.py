@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+
 from zerort.buffer.redistribute import redistribute
 from zerort.comm import Group
 from zerort.device import Ticket
@@ -67,8 +69,9 @@ class Gatherable:
         return self._place
 
     def view(self, name: str) -> Array:
-        """Return one tensor of the gathered form, read-only, where it lies; its values come with the gather."""
+        """Return one tensor of the gathered form in place; its values come with the gather. NumPy's are read-only."""
         extent = self.layout.of(name)
         found = self.whole[extent.slice].reshape(extent.shape)
-        found.flags.writeable = False
+        if isinstance(found, np.ndarray):
+            found.flags.writeable = False
         return found

@@ -15,8 +15,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from zerort.buffer.kernels import BucketKernels
 from zerort.buffer.tree import tree_all_reduce, tree_reduce_scatter
 from zerort.comm import Group
+from zerort.comm.arrays import address_of_any
 from zerort.device import Done, Ticket
 from zerort.layout import Collective, Partition, Placement, transition
 from zerort.typing import Array
@@ -27,15 +29,12 @@ Move = Callable[[Group, Array, Array, Partition, str], Ticket[Array]]
 
 
 def _slice(group: Group, source: Array, out: Array, partition: Partition, name: str) -> Ticket[Array]:
-    mine = source[partition.of(group.rank).slice]
-    if mine.ctypes.data != out.ctypes.data:
-        out[:] = mine
-    return Done(out)
+    return _nothing(group, source[partition.of(group.rank).slice], out, partition, name)
 
 
 def _nothing(group: Group, source: Array, out: Array, partition: Partition, name: str) -> Ticket[Array]:
-    if source.ctypes.data != out.ctypes.data:
-        out[:] = source
+    if address_of_any(source) != address_of_any(out):
+        group.device.put(source, out=out)
     return Done(out)
 
 
@@ -54,13 +53,8 @@ _MOVES: Final[dict[Collective, Move]] = {
     Collective.NONE: _nothing,
 }
 
-# The same moves for sums whose bits may not depend on the number of ranks.
-_TREE_MOVES: Final[dict[Collective, Move]] = {
-    **_MOVES,
-    Collective.REDUCE_SCATTER: tree_reduce_scatter,
-    Collective.ALL_REDUCE: tree_all_reduce,
-}
-
+# Of these the ones that sum, where bits may not depend on the number of ranks.
+_TREE_MOVES: Final = {Collective.REDUCE_SCATTER: tree_reduce_scatter, Collective.ALL_REDUCE: tree_all_reduce}
 
 _STILL: Final = frozenset({Collective.SLICE, Collective.NONE})  # nothing goes from rank to rank
 
@@ -74,7 +68,7 @@ def redistribute(
     partition: Partition,
     out: Array,
     name: str = "",
-    tree: bool = False,
+    tree: BucketKernels | None = None,
     traffic: Counter[str] | None = None,
 ) -> Ticket[Array]:
     """Turn ``source``, which lies as ``placement`` says, into ``out``, which lies as ``to`` says.
@@ -87,7 +81,7 @@ def redistribute(
         partition: Which rank holds which range.
         out: 1-D: the whole, or my range if ``to`` is SHARDED. It may be the very place in ``source`` (in place).
         name: What to call this in errors and traces.
-        tree: Sum in one fixed pairwise tree instead of in rank order. See `zerort.buffer.tree`.
+        tree: What to sum with in one fixed pairwise tree, instead of in rank order. See `zerort.buffer.tree`.
         traffic: Where the bytes of the larger side are counted, by collective.
 
     Raises:
@@ -96,5 +90,6 @@ def redistribute(
     collective = transition(placement, to=to)
     if traffic is not None and group.size > 1 and collective not in _STILL:
         traffic[collective.name.lower()] += max(source.nbytes, out.nbytes)
-    moves = _TREE_MOVES if tree else _MOVES
-    return moves[collective](group, source, out, partition, name)
+    if tree is not None and collective in _TREE_MOVES:
+        return _TREE_MOVES[collective](group, source, out, partition, name, kernels=tree)
+    return _MOVES[collective](group, source, out, partition, name)

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from zerort.device import Ticket
+from zerort.device import HostDevice, Ticket
 from zerort.errors import UnitStateError
-from zerort.typing import Array
+from zerort.typing import Array, Device
 
 __all__ = ["Slot", "Slots"]
 
@@ -46,9 +46,9 @@ class Slot:
         return self.memory[: numel * dtype.itemsize].view(dtype)
 
     def wait(self) -> None:
-        """Wait for work that was still using the memory when it was released."""
+        """Let what comes next wait for work that was still using the memory when it was released."""
         if self.busy is not None:
-            self.busy.wait()
+            self._owner.device.arrive(self.busy)
             self.busy = None
 
     def release(self, *, after: Ticket[Any] | None = None) -> None:
@@ -69,6 +69,7 @@ class Slots:
         allocate: Makes 1-D uint8 memory of a number of bytes; if it is lasting, every rank calls it at once.
         free: Gives such memory back.
         cure: What to do when there are too few, in errors.
+        device: Whose memory it is; None: the host's.
         lasting: Whether slots have their memory all the time, or from a lease to the next `rest`.
     """
 
@@ -79,9 +80,11 @@ class Slots:
         cure: str,
         allocate: Callable[[int], Array],
         free: Callable[[Array], None],
+        device: Device | None = None,
         lasting: bool = True,
     ) -> None:
         self.name = name
+        self.device = HostDevice() if device is None else device
         self.count = 0
         self.slot_nbytes = 0
         self.leased_nbytes = 0
@@ -110,7 +113,8 @@ class Slots:
             )
         nbytes, count = max(nbytes, self.slot_nbytes), max(count, self.count)
         for slot in self._free:
-            slot.wait()
+            if slot.busy is not None:
+                slot.busy.wait()  # not only for what comes next: the memory goes
         self.close()
         self.slot_nbytes, self.count = nbytes, count
         self._free = [Slot(self, self._allocate(nbytes) if self.lasting else _NOTHING) for _ in range(count)]

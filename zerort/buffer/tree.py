@@ -10,7 +10,8 @@
 
 Neighbours are paired level by level; one that is left over goes up as it is. A rank that computes 2^k neighbouring
 leaves sums them to one node (`TreeSum`); the ranks' nodes are then summed in the rest of the same tree. Floating-point
-addition is not associative, so any other grouping would give other bits. May import: comm, layout, native.
+addition is not associative, so any other grouping would give other bits. May import: comm, device, layout,
+buffer.kernels.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from zerort import native
+from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
 from zerort.comm import Group
-from zerort.device import Done, Ticket
+from zerort.device import Done, HostDevice, Ticket
 from zerort.layout import Partition
-from zerort.typing import Array
+from zerort.typing import Array, Device
 
 __all__ = ["TreeSum", "sum_pairwise", "tree_all_reduce", "tree_reduce_scatter"]
 
@@ -36,6 +37,8 @@ class TreeSum:
         leaves: How many will come.
         numel: Elements of each.
         dtype: Of each.
+        device: Where they lie; None: on the host.
+        kernels: That device's.
 
     >>> total = TreeSum(3, numel=1, dtype=np.dtype(float))
     >>> for leaf in (1.0, 2.0, 4.0):
@@ -44,9 +47,19 @@ class TreeSum:
     array([7.])
     """
 
-    def __init__(self, leaves: int, *, numel: int, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self,
+        leaves: int,
+        *,
+        numel: int,
+        dtype: np.dtype[Any],
+        device: Device | None = None,
+        kernels: BucketKernels = HOST_KERNELS,
+    ) -> None:
+        self._device = HostDevice() if device is None else device
+        self._kernels = kernels
         self._nodes: list[tuple[int, Array]] = []  # (level, sum), the largest subtree first
-        self._spare: list[Array] = [np.empty(numel, dtype) for _ in range(self.depth(leaves))]
+        self._spare: list[Array] = [self._device.empty(numel, dtype) for _ in range(self.depth(leaves))]
 
     @staticmethod
     def depth(leaves: int) -> int:
@@ -61,7 +74,7 @@ class TreeSum:
     def add(self, leaf: Array) -> None:
         """Add the next leaf. It is copied, so the caller may reuse its memory."""
         node = self._spare.pop()
-        node[:] = leaf
+        self._device.put(leaf, out=node)
         level = 0
         while self._nodes and self._nodes[-1][0] == level:
             node = self._pair(self._nodes.pop()[1], node)
@@ -87,35 +100,51 @@ class TreeSum:
         return sum(node.nbytes for _, node in self._nodes) + sum(node.nbytes for node in self._spare)
 
     def _pair(self, left: Array, right: Array) -> Array:
-        native.reduce_into(left, [left, right])
+        self._kernels.add_into(left, right)
         self._spare.append(right)
         return left
 
 
-def sum_pairwise(nodes: Sequence[Array], *, out: Array) -> None:
-    """Sum ``nodes`` level by level into ``out``; their memory is used up on the way."""
+def sum_pairwise(nodes: Sequence[Array], *, kernels: BucketKernels = HOST_KERNELS) -> Array:
+    """Sum ``nodes`` level by level into the first of them; the others' memory is used up on the way."""
     level = list(nodes)
     while len(level) > 1:
         pairs = [level[i : i + 2] for i in range(0, len(level), 2)]
         for pair in pairs:
             if len(pair) == 2:
-                native.reduce_into(pair[0], pair)
+                kernels.add_into(pair[0], pair[1])
         level = [pair[0] for pair in pairs]
-    out[:] = level[0]
+    return level[0]
 
 
-def tree_reduce_scatter(group: Group, source: Array, out: Array, partition: Partition, name: str) -> Ticket[Array]:
+def tree_reduce_scatter(
+    group: Group,
+    source: Array,
+    out: Array,
+    partition: Partition,
+    name: str,
+    *,
+    kernels: BucketKernels = HOST_KERNELS,
+) -> Ticket[Array]:
     """Give each rank its range of the sum over all ranks' ``source``, summed in the tree. Has happened on return."""
     counts = [partition.counts] * group.size
     mine = partition.counts[group.rank]
-    nodes = np.empty(group.size * mine, source.dtype)
-    group.all_to_all(source, out=nodes, counts=counts, name=name).wait()
-    sum_pairwise(list(nodes.reshape(group.size, mine)), out=out)
+    nodes = group.device.scratch(group.size * mine, source.dtype)
+    group.device.arrive(group.all_to_all(source, out=nodes, counts=counts, name=name))
+    group.device.put(sum_pairwise(list(nodes.reshape(group.size, mine)), kernels=kernels), out=out)
     return Done(out)
 
 
-def tree_all_reduce(group: Group, source: Array, out: Array, partition: Partition, name: str) -> Ticket[Array]:
+def tree_all_reduce(
+    group: Group,
+    source: Array,
+    out: Array,
+    partition: Partition,
+    name: str,
+    *,
+    kernels: BucketKernels = HOST_KERNELS,
+) -> Ticket[Array]:
     """Give every rank the sum over all ranks' ``source``, summed in the tree. Has happened on return."""
-    mine = np.empty(partition.counts[group.rank], source.dtype)
-    tree_reduce_scatter(group, source, mine, partition, name)
+    mine = group.device.scratch(partition.counts[group.rank], source.dtype)
+    tree_reduce_scatter(group, source, mine, partition, name, kernels=kernels)
     return group.all_gather(mine, out=out, counts=partition.counts, name=name)

@@ -17,7 +17,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from zerort.comm.transport import Transport
 from zerort.device import Ticket
 from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
-from zerort.typing import Array, DtypeLike
+from zerort.typing import Array, Device, DtypeLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -98,6 +98,15 @@ class Group:
     def reads_in_place(self) -> bool:
         """Whether arrays of a rank's own are as good in collectives as those of `empty`, or nearly so."""
         return self._transport.reads_in_place
+
+    @property
+    def device(self) -> Device:
+        """Whose memory `empty` and `empty_shared` return, and whose arrays collectives are made for."""
+        return self._transport.device
+
+    def after(self, ticket: Ticket[Any]) -> None:
+        """Make the calls that are made from now on wait for ``ticket``; the caller does not."""
+        self._calls.after(ticket)
 
     @property
     def name(self) -> str:

@@ -142,6 +142,10 @@ class Launcher:
         made: T = self._stream.submit(work, name=op, eager=self._eager_nbytes >= 0).wait()
         return made
 
+    def after(self, ticket: Ticket[Any]) -> None:
+        """Make the next calls wait for ``ticket``."""
+        ticket.on(self._stream)
+
     def close(self) -> None:
         """Finish what was submitted, unless it can no longer end, and refuse further calls."""
         self._closed = True

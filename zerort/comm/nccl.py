@@ -53,7 +53,7 @@ class CudaArrays:
 
     def owns(self, array: Any) -> bool:
         """Say whether ``array`` is CuPy's and lies on this GPU."""
-        return isinstance(array, cupy.ndarray) and array.device.id == self._device.ordinal
+        return self._device.owns(array)
 
     def empty(self, numel: int, dtype: np.dtype[Any]) -> Any:
         """Return a new array from CuPy's pool: results come and go, and cudaMalloc would stop the GPU each time."""
@@ -76,7 +76,7 @@ class NcclTransport(Transport):
         super().__init__(host.rank, host.size, name=host.name, options=host.options)
         host.serves = self.kind
         self.host = host
-        self.device = device
+        self.device: CudaDevice = device
         self.device_arrays = CudaArrays(device)
         self.flights = host.flights  # one record: the host's errors name it
         self.runs_on = "caller" if host.runs_on == "caller" else "own thread"

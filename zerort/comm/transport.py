@@ -19,10 +19,10 @@ from zerort.comm.arrays import DeviceArrays
 from zerort.comm.call import Call
 from zerort.comm.verdict import failed_error, mismatch_error, tell_story, why_failed
 from zerort.config import GroupOptions
-from zerort.device import HostStream
+from zerort.device import HostDevice, HostStream
 from zerort.errors import CollectiveError
 from zerort.trace import FlightRecorder
-from zerort.typing import Array
+from zerort.typing import Array, Device
 
 if TYPE_CHECKING:
     from zerort.device.cuda_stream import CudaStream
@@ -56,6 +56,8 @@ class Transport(abc.ABC):
         self.size = size
         self.name = name
         self.options = options
+        self.device: Device = HostDevice()
+        """Whose memory `allocate` returns."""
         self.device_arrays: DeviceArrays | None = None
         self.serves = ""
         self.flights = FlightRecorder(options.flight_length)

@@ -1,6 +1,6 @@
 """Memory, order and promises: `Device`, `Stream`, `Event`, `Ticket`, and pools of slabs.
 
-    host.py    NumPy memory; a stream is a worker thread with an ordered queue
+    host.py    NumPy memory; in host_stream.py its streams: worker threads with an ordered queue
     pool.py    fixed slabs, leased and released
     ticket.py  the promise that every asynchronous verb returns
     cuda.py    a GPU through CuPy: imported by whoever asks for one, never from here
@@ -9,7 +9,8 @@
 May import: trace, errors, typing.
 """
 
-from zerort.device.host import HostDevice, HostEvent, HostStream
+from zerort.device.host import HostDevice
+from zerort.device.host_stream import HostEvent, HostStream
 from zerort.device.pool import Lease, PoolCounters, SlabPool
 from zerort.device.ticket import Done, Ticket, joined
 

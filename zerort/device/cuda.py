@@ -21,11 +21,11 @@ import numpy as np
 
 from zerort.device.cuda_library import count_gpus, cupy, is_out_of_memory
 from zerort.device.cuda_pinned import seams
-from zerort.device.cuda_stream import CudaStream
+from zerort.device.cuda_stream import CudaStream, order
 from zerort.device.ticket import Ticket
 from zerort.errors import CallError, ClosedError, DeviceError, DeviceMemoryError
 from zerort.native.dtypes import numpy_dtype
-from zerort.typing import DtypeLike, Stream
+from zerort.typing import Array, DtypeLike, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,6 +60,7 @@ class CudaDevice:
             )
         self.name = f"cuda:{ordinal}"
         self.ordinal = ordinal
+        self.arrays = f"a CuPy array on GPU {ordinal}"
         self.cupy_device = cupy.cuda.Device(ordinal)
         self.cupy_device.use()
         self._streams: list[CudaStream] = []
@@ -85,6 +86,28 @@ class CudaDevice:
         memory = self.allocate(room, lambda: cupy.cuda.Memory(room))
         with self.cupy_device:
             return cupy.ndarray((numel,), kind, memptr=cupy.cuda.MemoryPointer(memory, -memory.ptr % alignment))
+
+    def scratch(self, numel: int, dtype: DtypeLike) -> Any:
+        """Return a 1-D array from CuPy's pool: cudaMalloc and cudaFree would stop the GPU in every step."""
+        self._check_open()
+        kind = numpy_dtype(dtype)
+        return self.allocate(numel * kind.itemsize, lambda: cupy.empty(numel * kind.itemsize, np.uint8).view(kind))
+
+    def zeros(self, numel: int, dtype: DtypeLike) -> Any:
+        """Return a 1-D array of zeros."""
+        made = self.empty(numel, dtype)
+        with self.cupy_device:
+            made.view(np.uint8).fill(0)
+        return made
+
+    def owns(self, array: Any) -> bool:
+        """Say whether ``array`` is CuPy's and lies on this GPU."""
+        return isinstance(array, cupy.ndarray) and array.device.id == self.ordinal
+
+    def flat(self, array: Any) -> Any:
+        """Return a CuPy array as 1-D and contiguous."""
+        with self.cupy_device:
+            return cupy.ascontiguousarray(array).reshape(-1)
 
     def memory(self) -> tuple[int, int]:
         """Return (free, total) bytes of the GPU."""
@@ -162,6 +185,26 @@ class CudaDevice:
 
         ticket: Ticket[Any] = on.submit(work, name=lane, keep=(source, out), eager=True)
         return ticket
+
+    def put(self, source: Any, *, out: Any) -> None:
+        """Copy ``source``, of the host or of this GPU, into ``out``; what the caller launches next comes after it."""
+        if isinstance(source, np.ndarray):
+            self.copy(source, out=out).wait()  # it may be pageable: then it is the caller's again only now
+        else:
+            self.arrive(self.copy(source, out=out))
+
+    def fetch(self, array: Any) -> Array:
+        """Return a copy of a CuPy array on the host, once what the caller has launched so far is done."""
+        if isinstance(array, np.ndarray):
+            return array
+        copy: Array = np.empty(array.shape, array.dtype)
+        self.copy(self.flat(array), out=copy.reshape(-1)).wait()
+        return copy
+
+    def arrive(self, ticket: Ticket[T]) -> T:
+        """Make what the caller launches next wait for a Ticket, on the GPU; the host waits only for what is its own."""
+        with self.cupy_device:
+            return order(ticket, before=cupy.cuda.get_current_stream(self.ordinal))
 
     # -- streams ---------------------------------------------------------------------------------------------------
 

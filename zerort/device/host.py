@@ -1,34 +1,24 @@
-"""The host as a device: aligned NumPy memory, and streams that are worker threads with an ordered queue.
+"""The host as a device: aligned NumPy memory, and the streams that work on it.
 
-A stream does its work in the order of submission, one piece at a time, on its worker thread or on a thread that waits
-for it: whoever waits for a ticket that nobody works on yet takes the work over. A blocking call then costs no thread
-switch, and work that nobody waits for still happens. May import: trace, native, typing, device.ticket.
+May import: errors, native, typing, device.ticket, device.host_stream.
 """
 
 from __future__ import annotations
 
-import atexit
-import collections
-import os
-import threading
-import warnings
-import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from zerort import trace
-from zerort.device.ticket import Done, Ticket
+from zerort.device.host_stream import HostStream
+from zerort.device.ticket import Ticket
 from zerort.errors import CallError, ClosedError
-from zerort.native import Doorbell
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array, DtypeLike, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["CACHE_LINE", "HostDevice", "HostEvent", "HostStream"]
+__all__ = ["CACHE_LINE", "HostDevice"]
 
 T = TypeVar("T")
 
@@ -36,247 +26,10 @@ CACHE_LINE = 64
 """Bytes. Arrays start on a cache line, so that no two ranks or threads write to one by accident."""
 
 
-_GRACE = 200e-6
-"""Seconds that a worker leaves queued work to whoever waits for it; waking up for nothing costs the others more."""
-
-
-class HostEvent:
-    """A point in a host stream's work. Carries the error, if the work before it raised one."""
-
-    __slots__ = ("_error", "_reached", "_signal", "_stream")
-
-    def __init__(self, stream: HostStream) -> None:
-        self._stream = stream
-        self._reached = False
-        self._error: BaseException | None = None
-        # Made only by a thread that must sleep: most events are reached by the thread that asks.
-        self._signal: threading.Event | None = None
-
-    def done(self) -> bool:
-        """Say whether the point has been reached, without waiting."""
-        return self._reached
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Block until the point is reached, doing the stream's work meanwhile if nobody else does.
-
-        A wait with a ``timeout`` leaves the work to the worker thread: work taken over could not be left when time is
-        up.
-
-        Raises:
-            TimeoutError: Not reached after ``timeout`` seconds.
-        """
-        if not self._reached and (timeout is not None or not self._stream._help(self)):
-            signal = self._signal_of_sleeper()
-            if not self._reached and not signal.wait(timeout):
-                raise TimeoutError(f"Work on stream {self._stream.name!r} is not done after {timeout} s.")
-        if self._error is not None:
-            self._stream._unseen.discard(self)
-            raise self._error
-
-    def _signal_of_sleeper(self) -> threading.Event:
-        if self._signal is None:
-            with self._stream._lock:  # two sleepers must share one signal
-                if self._signal is None:
-                    self._signal = threading.Event()
-        return self._signal
-
-    def _mark(self, error: BaseException | None = None) -> None:
-        self._error = error
-        if error is not None:
-            self._stream._unseen.add(self)
-        self._reached = True
-        # Order matters: a sleeper makes its signal first and looks at _reached second; we do the reverse.
-        if self._signal is not None:
-            self._signal.set()
-
-
-class HostStream:
-    """Work done in order, on a worker thread or by whoever waits for it.
-
-    Args:
-        name: What the thread and the track in a trace are called.
-        helping: Let a waiting thread take queued work over. False pins all work to the worker thread, as an MPI library
-            that is not thread-safe wants it.
-    """
-
-    def __init__(self, name: str, *, helping: bool = True) -> None:
-        self.name = name
-        self.helping = helping
-        self.queue: collections.deque[tuple[Callable[[], Any], Ticket[Any], HostEvent, str]] = collections.deque()
-        """What was submitted and not begun. For the stream; others may look whether it is empty."""
-        self._bell = Doorbell(_GRACE if helping else 0.0)
-        self._lock = threading.Lock()
-        self.turn = threading.Lock()
-        """Held by the thread that does the stream's work. Who has it and finds nothing queued may work in its stead."""
-        self._worker: threading.Thread | None = None
-        self._unseen: set[HostEvent] = set()  # work that failed and that nobody has waited for yet
-        self._closed = False
-
-    def submit(
-        self, work: Callable[[], T], *, name: str = "work", keep: tuple[object, ...] = (), eager: bool = False
-    ) -> Ticket[T]:
-        """Queue ``work`` and return its Ticket.
-
-        Args:
-            work: Called once, with no arguments; what it returns is the Ticket's result.
-            name: What the span in a trace is called.
-            keep: Objects that must stay alive until the work is done.
-            eager: Do the work here and now if the stream is idle. For work that is shorter than a thread switch.
-        """
-        self._check_open()
-        if eager and self.turn.acquire(blocking=False):
-            try:
-                if not self.queue:
-                    return self._do_at_once(work, name)
-            finally:
-                self.turn.release()
-        event = HostEvent(self)
-        ticket: Ticket[T] = Ticket(event, keep=keep)
-        if self._worker is None:
-            self._start_worker()
-        with self._lock:  # so that nothing is queued behind the back of a worker that has gone home
-            self._check_open()
-            self.queue.append((work, ticket, event, name))
-            self._bell.ring()
-        return ticket
-
-    @property
-    def host(self) -> HostStream:
-        """The stream for what the host does alone: this one. A GPU's stream has one in the same order."""
-        return self
-
-    def record(self) -> Ticket[None]:
-        """Return a Ticket that is done when everything submitted so far is."""
-        return self.submit(lambda: None, name="record", eager=True)
-
-    def after(self, ticket: Ticket[Any]) -> Ticket[None]:
-        """Make what is submitted next wait for ``ticket``."""
-        return self.submit(ticket.ready.wait, name="wait", keep=(ticket,))
-
-    def synchronize(self) -> None:
-        """Block until everything submitted so far has happened."""
-        self.record().wait()
-
-    def close(self) -> None:
-        """Finish what was submitted, then refuse further work. Closing twice is fine.
-
-        Warns of work that failed if nobody waited for it: the error would be lost.
-        """
-        self.abandon()
-        if self._worker is not None and self._worker is not threading.current_thread():
-            self._worker.join()
-        if self._unseen:
-            error = next(iter(self._unseen))._error
-            warnings.warn(
-                f"Stream {self.name!r}: {len(self._unseen)} pieces of work failed and nobody waited for them; one with "
-                f"{type(error).__name__}: {error}. Call wait() on every ticket.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            self._unseen.clear()
-
-    def abandon(self) -> None:
-        """Refuse further work and do not wait for what was submitted: for a stream whose work can no longer end."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._bell.ring()  # for the worker, which finds the door closed
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"Stream {self.name!r} is closed. Submit work before closing it.")
-
-    def _start_worker(self) -> None:
-        with self._lock:
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._serve, name=f"zerort-{self.name}", daemon=True)
-                self._worker.start()
-                _working.add(self)
-
-    def _serve(self) -> None:
-        while not self._closed or self.queue:
-            self._bell.wait()
-            with self.turn:
-                self._do_next()
-
-    def _help(self, event: HostEvent) -> bool:
-        """Do queued work until ``event`` is reached; False if another thread is at it."""
-        while not event._reached:
-            if not self.helping or not self.turn.acquire(blocking=False):
-                return False
-            try:
-                if not self._do_next():
-                    break
-            finally:
-                self.turn.release()
-        return event._reached
-
-    def _do_next(self) -> bool:
-        try:
-            item = self.queue.popleft()
-        except IndexError:
-            return False
-        self._bell.answer()
-        self._do(*item)
-        return True
-
-    def _do_at_once(self, work: Callable[[], T], name: str) -> Ticket[T]:
-        try:
-            if trace.is_enabled():
-                with trace.span(name, track=self.name):
-                    return Done(work())
-            return Done(work())
-        except Exception as error:
-            event = HostEvent(self)
-            event._mark(error)
-            return Ticket(event)
-
-    def _do(self, work: Callable[[], T], ticket: Ticket[T], event: HostEvent, name: str) -> None:
-        try:
-            if trace.is_enabled():
-                with trace.span(name, track=self.name):
-                    ticket.fulfil(work())
-            else:
-                ticket.fulfil(work())
-        except BaseException as error:  # whoever waits gets it, whichever thread that is
-            event._mark(error)
-            if not isinstance(error, Exception) and threading.current_thread() is not self._worker:
-                raise  # Ctrl-C is meant for the thread that it met, not for this piece of work
-        else:
-            event._mark()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"HostStream({self.name!r}, {'closed' if self._closed else f'{len(self.queue)} queued'})"
-
-
-_working: weakref.WeakSet[HostStream] = weakref.WeakSet()
-
-
-os.register_at_fork(after_in_child=_working.clear)  # threads do not survive a fork
-
-
-@atexit.register
-def _send_workers_home() -> None:
-    """End the worker threads while Python still runs: one that comes out of native code later would end in a crash.
-
-    They are daemons because one that is stuck must not keep the process; such a one is given up after a moment.
-    """
-    streams = list(_working)
-    for stream in streams:
-        stream.abandon()
-    for stream in streams:
-        if stream._worker is not None:
-            stream._worker.join(timeout=0.5)
-
-
 class HostDevice:
     """Host memory through NumPy. Owns the streams it hands out and closes them when it closes."""
+
+    arrays = "a NumPy array"
 
     def __init__(self, name: str = "host") -> None:
         self.name = name
@@ -299,6 +52,34 @@ class HostDevice:
         raw = np.empty(nbytes + alignment, np.uint8)
         first = -raw.ctypes.data % alignment
         return raw[first : first + nbytes].view(kind)
+
+    def owns(self, array: Any) -> bool:
+        """Say whether ``array`` is NumPy's."""
+        return isinstance(array, np.ndarray)
+
+    scratch = empty
+
+    def zeros(self, numel: int, dtype: DtypeLike) -> Array:
+        """Return a 1-D array of zeros that begins at a cache line."""
+        made = self.empty(numel, dtype)
+        made.fill(0)
+        return made
+
+    def flat(self, array: Array) -> Array:
+        """Return an array as 1-D and contiguous."""
+        return np.ascontiguousarray(array).reshape(-1)
+
+    def put(self, source: Array, *, out: Array) -> None:
+        """Copy ``source`` into ``out``, here and now."""
+        np.copyto(out, source)
+
+    def fetch(self, array: Array) -> Array:
+        """Return the array."""
+        return array
+
+    def arrive(self, ticket: Ticket[T]) -> T:
+        """Wait for a Ticket."""
+        return ticket.wait()
 
     def copy(self, source: Array, *, out: Array, stream: Stream | None = None) -> Ticket[Array]:
         """Copy ``source`` into ``out`` on ``stream`` (a stream of the device's own if None) and return the Ticket."""

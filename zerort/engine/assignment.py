@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zerort.comm.agreement import expect_same, raise_together
-from zerort.engine.tensors import TensorSpec
+from zerort.engine.tensors import TensorSpec, on_host
 from zerort.engine.values import agree_on_values
 from zerort.errors import CallError, StorageError, UnitStateError, ZerortError
 from zerort.typing import Array
@@ -35,6 +35,7 @@ def assign_values(rt: Runtime, unit: Unit, values: Mapping[str, Array], *, broad
     error: ZerortError | None = None
     declared: dict[str, TensorSpec] = {}
     try:
+        values = on_host(values, device=rt.device)
         declared = _declare(unit, values)
     except ZerortError as caught:
         error = caught

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zerort.device import HostDevice, Ticket, joined
+from zerort.device import Done, HostDevice, Ticket, joined
 from zerort.errors import CallError
 from zerort.native import crc32c
-from zerort.native.dtypes import numpy_dtype
-from zerort.typing import Array
+from zerort.typing import Array, Device
 
 if TYPE_CHECKING:
     from zerort.checkpoint.value import Sums
     from zerort.engine.tiers import Tiers
     from zerort.offload import Part
 
-__all__ = ["Column", "cut_chunks", "zeros"]
+__all__ = ["Column", "beside", "cut_chunks"]
 
 _GRANULE = 2048
 """Elements. Chunks begin at multiples of it: a page of every dtype, so that disks move them without a copy."""
@@ -42,6 +41,7 @@ class Column:
         memory: The first chunks, 1-D: all of them, or ``cuts[resident]`` elements.
         resident: How many chunks are in memory; None: all.
         tiers: Where the others rest; `create` makes them.
+        device: Whose memory it is, if that is not the host's.
     """
 
     def __init__(
@@ -52,8 +52,11 @@ class Column:
         *,
         resident: int | None = None,
         tiers: Tiers | None = None,
+        device: Device | None = None,
     ) -> None:
         self.name = name
+        self.device: Device = HostDevice() if device is None else device
+        """On which it is computed with."""
         self.cuts = tuple(cuts)
         self.memory = memory
         self.resident = len(cuts) - 1 if resident is None else resident
@@ -133,7 +136,7 @@ class Column:
         tickets = []
         for at, here, there in self._overlaps(first, out.size):
             if at < 0:
-                out[there] = self.memory[here]
+                tickets.append(self._copy(self.memory[here], out[there]))
             else:
                 assert self._tiers is not None
                 tickets.append(self._tiers.read(self._value(at), out[there], offset=here.start * self.dtype.itemsize))
@@ -144,12 +147,23 @@ class Column:
         tickets = []
         for at, here, there in self._overlaps(first, source.size):
             if at < 0:
-                self.memory[here] = source[there]
+                tickets.append(self._copy(source[there], self.memory[here]))
             else:
                 assert self._tiers is not None
                 offset = here.start * self.dtype.itemsize
                 tickets.append(self._tiers.write(self._value(at), source[there], offset=offset))
         return joined(tickets, result=source)
+
+    def _copy(self, source: Array, out: Array) -> Ticket[Array]:
+        if isinstance(source, np.ndarray) and isinstance(out, np.ndarray):
+            np.copyto(out, source)
+            return Done(out)
+        ticket: Ticket[Array] = self.device.copy(source, out=out)
+        return ticket
+
+    def part_of(self, first: int, last: int) -> Column:
+        """Return the elements from ``first`` to ``last``, which are in memory, as a column of their own."""
+        return Column(self.name, (0, last - first), self.memory[first:last], device=self.device)
 
     def cuts_in(self, directory: str) -> tuple[int, ...] | None:
         """Return the cuts if the chunks can be linked into a directory; None if not, or if some are in memory."""
@@ -175,7 +189,7 @@ class Column:
         """Return the crc32c of all bytes, and how many there are."""
         total = 0
         for at in range(len(self.cuts) - 1):
-            total = crc32c(self.chunk(at).view(np.uint8), total)
+            total = crc32c(self.device.fetch(self.chunk(at)).view(np.uint8), total)
         return total, self.size * self.dtype.itemsize
 
     def _overlaps(self, first: int, numel: int) -> Iterator[tuple[int, slice, slice]]:
@@ -215,8 +229,12 @@ def cut_chunks(numel: int, *, most: int) -> tuple[int, ...]:
     return (*(granules * at // chunks * _GRANULE for at in range(chunks)), numel)
 
 
-def zeros(numel: int, dtype: str) -> Array:
-    """Return an array of zeros that begins at a cache line: 1-D."""
-    array: Array = HostDevice().empty(numel, numpy_dtype(dtype))
-    array.fill(0)
-    return array
+def beside(array: Array, place: Array, *, device: Device) -> Array:
+    """Return an array in the same memory as ``place``, the host's or the device's: itself, or a copy."""
+    if isinstance(array, np.ndarray) == isinstance(place, np.ndarray):
+        return array
+    if isinstance(place, np.ndarray):
+        return device.fetch(array)
+    copy: Array = device.scratch(array.size, array.dtype)
+    device.put(array, out=copy)
+    return copy

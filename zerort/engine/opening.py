@@ -9,6 +9,7 @@ from typing import Any
 from zerort.comm import Group
 from zerort.comm.agreement import expect_same, raise_together
 from zerort.config import Budget, Plan, Tier
+from zerort.device import HostDevice
 from zerort.engine.mesh import Mesh, mesh
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.runtime import Runtime
@@ -100,9 +101,21 @@ def _prepare(
             f"Expected one weight for each of {ranks.shard.size} ranks that share the model, got "
             f"{len(settings.weights)}: {settings.weights!r}."
         )
+    if not isinstance(ranks.shard.device, HostDevice):
+        for one in (optimizer, *(replace(optimizer, **group.overrides) for group in groups)):  # type: ignore[type-var]
+            _check_optimizer_of_gpus(one)
     if settings.deterministic:
         _check_deterministic(ranks, optimizer, settings)
     return Runtime(ranks, plan=plan, budget=budget, optimizer=optimizer, groups=groups, options=settings)
+
+
+def _check_optimizer_of_gpus(optimizer: Optimizer) -> None:
+    """Refuse what has no kernel there."""
+    if not isinstance(optimizer, ElementwiseOptimizer):
+        raise PlanError(
+            f"Expected an elementwise optimizer on GPUs, got {optimizer.kind}, which has no kernel there. Use AdamW, "
+            "SGD or Lion, or train on the host."
+        )
 
 
 def _check_resting_gradient(ranks: Mesh, settings: RuntimeOptions) -> None:

@@ -19,7 +19,16 @@ import numpy as np
 from zerort.comm.agreement import expect_same, raise_together
 from zerort.engine.section import Section
 from zerort.engine.summed import RestingGradient
-from zerort.engine.tensors import TRAINABLE, Frozen, TensorSpec, aliases_in, declare, full_name, is_frozen
+from zerort.engine.tensors import (
+    TRAINABLE,
+    Frozen,
+    TensorSpec,
+    aliases_in,
+    declare,
+    full_name,
+    is_frozen,
+    on_host,
+)
 from zerort.engine.unit import Unit
 from zerort.engine.values import agree_on_values
 from zerort.errors import CallError, StorageError, UnitStateError, ZerortError
@@ -97,6 +106,7 @@ def register_unit(
     cold: set[str] = set()
     try:
         _check_name(rt, name)
+        params = on_host(params, device=rt.device)
         declared = declare(name, params)
         cold = {local for local in declared if is_frozen(frozen, local)}
         aliases = aliases_in(params)

@@ -72,6 +72,8 @@ class Runtime:
     ) -> None:
         self.mesh = mesh
         self.world = mesh.world
+        self.device = mesh.shard.device
+        """Where gathered parameters and gradients are, and whose arrays loops compute with."""
         self.plan = plan
         self.budget = budget
         self.optimizer = optimizer

@@ -20,7 +20,7 @@ import numpy as np
 from zerort.buffer import FlatBuffer, GradientBucket
 from zerort.comm import Group
 from zerort.config import Plan, Tier
-from zerort.engine.column import Column, cut_chunks, zeros
+from zerort.engine.column import Column, cut_chunks
 from zerort.engine.kept import Streaming
 from zerort.engine.ledger import Ledger
 from zerort.engine.resting_parameters import RestingParameters
@@ -34,6 +34,7 @@ from zerort.errors import StorageError, ZerortError
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
 from zerort.optim import Optimizer, TensorOptimizer
+from zerort.optim.kernels import bucket_kernels_for
 from zerort.typing import Array
 
 __all__ = ["BLOCK", "Section", "SectionSetup"]
@@ -93,6 +94,7 @@ class Section:
             self.layout.numel, group.size, weights=setup.weights, alignment=setup.alignment
         )
         self._group = group
+        self._device = group.device
         self._setup = setup
         self.looks_at_tensors = any(isinstance(one, TensorOptimizer) for one in (optimizers or {}).values())
         """Whether an optimizer of its tensors looks at whole ones: then all of it is in memory."""
@@ -111,6 +113,7 @@ class Section:
                 optimizers=optimizers,
                 name=name,
                 streaming=self._streaming(),
+                device=self._device,
             )
             if self.tiers.gradient is Tier.NVME:
                 self._gradient = self._resting_column("gradient", setup.gradient_dtype or dtype)
@@ -145,7 +148,14 @@ class Section:
         """Return a column of this rank's range that is not in memory."""
         count = self.partition.counts[self._group.rank]
         cuts = cut_chunks(count, most=self._setup.tiers.chunk_numel)
-        return Column(f"{self.name}/{kind}", cuts, zeros(0, dtype), resident=0, tiers=self._setup.tiers)
+        return Column(
+            f"{self.name}/{kind}",
+            cuts,
+            self._device.zeros(0, dtype),
+            resident=0,
+            tiers=self._setup.tiers,
+            device=self._device,
+        )
 
     def _streaming(self) -> Streaming | None:
         if not self.tiers.streams:
@@ -188,6 +198,7 @@ class Section:
             resident=resident,
             name=self.name,
             traffic=setup.ledger.moved,
+            kernels=bucket_kernels_for(self._device),
         )
 
     def _keep_gradient_in_memory(self) -> None:
@@ -223,8 +234,8 @@ class Section:
         """The range of the parameters that this rank updates. All of it if every rank has state for all."""
         if self._setup.plan.state.placement is not Placement.REPLICATED:
             return self.shard
-        array = self.parameters.restore().wait()
-        return Column(self.name, (0, array.size), array)
+        array = self._device.arrive(self.parameters.restore())
+        return Column(self.name, (0, array.size), array, device=self._device)
 
     @property
     def shard(self) -> Column:
@@ -235,7 +246,7 @@ class Section:
         cuts: tuple[int, ...] = (0, array.size)
         if self.state is not None and self.state.owned == self.partition.of(self._group.rank):
             cuts = self.state.cuts
-        return Column(self.name, cuts, array)
+        return Column(self.name, cuts, array, device=self._device)
 
     def settle(self) -> SummedGradient:
         """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""
@@ -244,7 +255,8 @@ class Section:
         array = self.bucket.settle()
         if isinstance(self.bucket.rest, RestingGradient):
             return self.bucket.rest
-        return SummedInMemory(Column(self.name, self.state.cuts, array), self._setup.norm_block)
+        column = Column(self.name, self.state.cuts, array, device=self._device)
+        return SummedInMemory(column, self._setup.norm_block)
 
     @property
     def storage_error(self) -> StorageError | None:
@@ -255,9 +267,10 @@ class Section:
     def assign(self, values: Mapping[str, Array]) -> None:
         """Write new values; the master weights of these tensors follow, others keep theirs. No communication."""
         if self.parameters.placement is Placement.REPLICATED:
-            whole = self.parameters.restore().wait()
+            whole = self._device.arrive(self.parameters.restore())
             for name, value in values.items():
-                whole[self.layout.of(name).slice] = np.ascontiguousarray(value).reshape(-1)
+                flat = np.ascontiguousarray(value).reshape(-1)
+                self._device.put(flat, out=whole[self.layout.of(name).slice])
         else:
             self.parameters.pack(values)
         if self.state is not None:

@@ -28,9 +28,12 @@ class SlotSet:
     @classmethod
     def build(cls, group: Group) -> SlotSet:
         """Make the slots of ranks that share a model; memory comes when it is reserved or leased."""
+        device = group.device
+        is_host = isinstance(device, HostDevice)
         return cls(
             gathered=Slots(
                 "gather slots",
+                device=device,
                 cure="Release units sooner, or open the runtime with a larger prefetch.",
                 allocate=lambda nbytes: (
                     group.empty_shared([nbytes] + [0] * (group.size - 1), "uint8", name="slot").full
@@ -39,9 +42,10 @@ class SlotSet:
             ),
             buckets=Slots(
                 "gradient buckets",
+                device=device,
                 cure="Reduce units before the next one's gradients come, or open the runtime with more buckets.",
                 allocate=(
-                    (lambda nbytes: HostDevice().empty(nbytes, "uint8"))
+                    (lambda nbytes: device.empty(nbytes, "uint8"))
                     if group.reads_in_place
                     else (lambda nbytes: group.empty(nbytes, "uint8", name="bucket"))
                 ),
@@ -50,10 +54,11 @@ class SlotSet:
             ),
             summed=Slots(
                 "slots for summed gradients",
+                device=device,
                 cure="Open the runtime with more buckets.",
-                allocate=lambda nbytes: HostDevice().empty(nbytes, "uint8", alignment=4096),
+                allocate=lambda nbytes: device.empty(nbytes, "uint8", alignment=4096),
                 free=lambda memory: None,
-                lasting=False,
+                lasting=not is_host,  # a GPU would stop for each allocation
             ),
         )
 

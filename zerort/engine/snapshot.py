@@ -65,7 +65,10 @@ def _parameters_of(section: Section, rank: int) -> Value:
 
 def _range_of(column: Column, own: Range, *, first: int) -> Array | Column:
     """Return a rank's range of a column that begins at element ``first``: an array, or what rests elsewhere."""
-    return column if column.streams else column.memory[own.first - first : own.last - first]
+    if column.streams:
+        return column
+    mine = column.part_of(own.first - first, own.last - first)
+    return mine.memory if isinstance(mine.memory, np.ndarray) else mine
 
 
 def meta_of(rt: Runtime) -> dict[str, Any]:
@@ -151,5 +154,5 @@ def spread_loaded(rt: Runtime, *, optimizer: bool) -> None:
 def _spread(shard: Group, whole: Array, partition: Partition) -> None:
     """Give every rank the ranges that the others have read."""
     if shard.size > 1:
-        mine = whole[partition.of(shard.rank).slice].copy()
+        mine = whole[partition.of(shard.rank).slice]
         shard.all_gather(mine, out=whole, counts=partition.counts, name="load").wait()

@@ -6,7 +6,7 @@
 
 The range is cut into chunks, which are updated one by one wherever they rest; state that is all in memory is one chunk.
 Neighbouring tensors with the same settings are updated by one kernel call, padding included (zeros stay zeros), and
-elementwise kernels do not see where a chunk is cut. May import: optim, layout, native, engine.column, engine.kept.
+elementwise kernels do not see where a chunk is cut. May import: device, optim, layout, engine.column, engine.kept.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby, pairwise
 
-from zerort import native
-from zerort.engine.column import Column, cut_chunks, zeros
+from zerort.device import HostDevice
+from zerort.engine.column import Column, beside, cut_chunks
 from zerort.engine.kept import Kept, Streaming, layout_of_some
 from zerort.layout import FlatLayout, Overlap, Partition, Range, itemsize
 from zerort.optim import ElementwiseOptimizer, Optimizer, StateSpec, TensorOptimizer, TensorPart
-from zerort.typing import Array
+from zerort.optim.kernels import kernels_for
+from zerort.typing import Array, Device
 
 __all__ = ["OptimizerState", "Rates"]
 
@@ -40,6 +41,7 @@ class OptimizerState:
         optimizers: Each tensor's optimizer, by name; the same object for the same settings.
         name: What values are called in a store.
         streaming: What is not in memory; None: nothing.
+        device: Whose memory the rest is in; None: the host's.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class OptimizerState:
         optimizers: Mapping[str, Optimizer],
         name: str = "",
         streaming: Streaming | None = None,
+        device: Device | None = None,
     ) -> None:
+        self._device: Device = HostDevice() if device is None else device
         self.layout = layout
         self.partition = partition
         self.owned = Range(0, layout.numel) if whole else partition.of(rank)
@@ -90,16 +94,18 @@ class OptimizerState:
         return max(at for at in range(chunks + 1) if each * self.cuts[at] <= self._streaming.resident_nbytes)
 
     def _column(self, kind: str, cuts: Sequence[int], dtype: str) -> Column:
-        memory = zeros(cuts[self._resident], dtype)
+        memory = self._device.zeros(cuts[self._resident], dtype)
         tiers = None if self._streaming is None else self._streaming.tiers
-        return Column(f"{self._name}/{kind}", cuts, memory, resident=self._resident, tiers=tiers)
+        name = f"{self._name}/{kind}"
+        return Column(name, cuts, memory, resident=self._resident, tiers=tiers, device=self._device)
 
     def _keep(self, spec: StateSpec, names: Sequence[str]) -> Kept:
         if spec.shape is not None:
             shapes = {name: self._shape_of(spec.name, name) for name in names}
             layout = FlatLayout.build(shapes, dtype=spec.dtype, alignment=1)
             partition = Partition.build(layout.numel, self.partition.size)
-            column = Column(spec.name, (0, layout.numel), zeros(layout.numel, spec.dtype))
+            memory = self._device.zeros(layout.numel, spec.dtype)
+            column = Column(spec.name, (0, layout.numel), memory, device=self._device)
             return Kept(spec, layout, partition, column, whole=True)
         having = set(names)
         layout, partition = layout_of_some(self.layout, self.partition, having, dtype=spec.dtype)
@@ -295,8 +301,9 @@ class OptimizerState:
             named = [overlap.in_range for overlap in overlaps if overlap.extent.name in names]
             if named:
                 master, source = self.master.chunk(at), param.chunk(at)
+                near = beside(source, master, device=self._device)
                 for here in named:
-                    native.cast_into(master[here], source[here])
+                    kernels_for(master).cast_into(master[here], near[here])
                 if self.master.is_resting(at):
                     self.master.write(first, master).wait()
 
@@ -306,7 +313,7 @@ class OptimizerState:
             return
         for at, first in enumerate(self.cuts[:-1]):
             rounded = param.chunk(at)
-            native.cast_into(rounded, self.master.chunk(at))
+            kernels_for(rounded).cast_into(rounded, beside(self.master.chunk(at), rounded, device=self._device))
             if param.is_resting(at):
                 param.write(first, rounded).wait()
 

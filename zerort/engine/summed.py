@@ -4,7 +4,7 @@
     RestingGradient    room for a reduction; when that is done: sum up squares, write, and the room is free again
 
 What is put away is summed up on the way, so that the norm is known without reading it back. May import: buffer, device,
-native, optim, engine.column.
+optim, engine.column.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Protocol
 
 import numpy as np
 
-from zerort import native
 from zerort.buffer import Slots
 from zerort.device import HostStream, Ticket
 from zerort.engine.column import Column
 from zerort.errors import StorageError
 from zerort.optim import square_sums
+from zerort.optim.kernels import kernels_for
 from zerort.typing import Array
 
 __all__ = ["RestingGradient", "SummedGradient", "SummedInMemory"]
@@ -50,11 +50,12 @@ class SummedInMemory:
 
     def square_sums(self) -> Array:
         """Return the sums of its squares."""
-        return square_sums(self.column.memory, self.block)
+        return self.column.device.fetch(square_sums(self.column.memory, self.block))
 
     def first_nonfinite(self) -> int:
         """Return the first element that is NaN or infinite, or -1."""
-        return native.first_nonfinite(self.column.memory)
+        found: int = kernels_for(self.column.memory).first_nonfinite(self.column.memory)
+        return found
 
 
 class RestingGradient:
@@ -98,9 +99,9 @@ class RestingGradient:
 
         def put_away() -> Array:
             gradient = reduction.wait()
-            self._sums, self._first = square_sums(gradient, self._block), -1
+            self._sums, self._first = self.column.device.fetch(square_sums(gradient, self._block)), -1
             if not np.isfinite(self._sums).all():
-                self._first = native.first_nonfinite(gradient)
+                self._first = kernels_for(gradient).first_nonfinite(gradient)
             try:
                 self.column.write(0, gradient).wait()
             except StorageError as error:

@@ -14,7 +14,7 @@ import numpy as np
 
 from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
-from zerort.typing import Array
+from zerort.typing import Array, Device
 
 __all__ = [
     "TRAINABLE",
@@ -26,6 +26,7 @@ __all__ = [
     "frozen_in",
     "full_name",
     "is_frozen",
+    "on_host",
 ]
 
 TRAINABLE: Final = ("float32", "bfloat16", "float16")
@@ -68,6 +69,23 @@ def declare(unit: str, params: Mapping[str, Array | TensorSpec]) -> dict[str, Te
     return declared
 
 
+def on_host(params: Any, *, device: Device) -> Any:
+    """Return parameters with those of a device copied to the host, each once. What is no mapping stays as it is."""
+    if not isinstance(params, Mapping):
+        return params
+    copies: dict[tuple[object, ...], Array] = {}
+    found: dict[str, Any] = {}
+    for name, value in params.items():
+        if isinstance(value, np.ndarray) or not device.owns(value):
+            found[name] = value
+            continue
+        key = (value.data.ptr, value.shape, value.strides, value.dtype)
+        if key not in copies:
+            copies[key] = device.fetch(value)
+        found[name] = copies[key]
+    return found
+
+
 def aliases_in(params: Mapping[str, Array | TensorSpec]) -> dict[str, str]:
     """Return which names mean an array that came under another name before."""
     seen: dict[tuple[object, ...], str] = {}
@@ -106,7 +124,13 @@ def frozen_in(unit: str, frozen: Frozen | Mapping[str, Frozen]) -> Frozen:
 
 
 def check_gradient(
-    unit: str, name: str, gradient: object, *, shape: tuple[int, ...], dtypes: tuple[np.dtype[Any], ...]
+    unit: str,
+    name: str,
+    gradient: Any,
+    *,
+    shape: tuple[int, ...],
+    dtypes: tuple[np.dtype[Any], ...],
+    device: Device,
 ) -> None:
     """Refuse what cannot be the gradient of a tensor of ``shape``.
 
@@ -114,8 +138,9 @@ def check_gradient(
         CallError: It is no array, or of another shape or dtype.
     """
     what = f"the gradient of {name!r} (unit {unit!r})"
-    if not isinstance(gradient, np.ndarray):
-        raise CallError(f"Expected {what} as a NumPy array, got {type(gradient).__name__}.")
+    if not device.owns(gradient):
+        kind = f"{type(gradient).__module__}.{type(gradient).__qualname__}".removeprefix("builtins.")
+        raise CallError(f"Expected {what} as {device.arrays}, got {kind}.")
     if gradient.shape != shape:
         raise CallError(f"Expected {what} in the parameter's shape {list(shape)}, got {list(gradient.shape)}.")
     if gradient.dtype not in dtypes:

@@ -130,7 +130,7 @@ class Unit:
         ticket = self.gather()
         try:
             with self._runtime.ledger.stall("gather"):
-                views = ticket.wait()
+                views = self._runtime.device.arrive(ticket)
             with trace.span(f"compute {self.name}"):
                 yield views
         finally:
@@ -207,7 +207,12 @@ class Unit:
         gradient = np.asarray(gradient) if isinstance(gradient, np.generic) else gradient  # of a scalar parameter
         try:
             check_gradient(
-                self.name, name, gradient, shape=section.layout.of(full).shape, dtypes=section.gradient_dtypes
+                self.name,
+                name,
+                gradient,
+                shape=section.layout.of(full).shape,
+                dtypes=section.gradient_dtypes,
+                device=self._runtime.device,
             )
             section.bucket.add(full, gradient, given=given)
         except Exception as error:

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerort import native
 from zerort.comm.agreement import raise_together
 from zerort.engine.column import Column
 from zerort.engine.section import Section
 from zerort.engine.state import Rates
 from zerort.engine.summed import SummedGradient
+from zerort.optim.kernels import kernels_for
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class _Chunk:
             if kind not in arrays:
                 arrays[kind] = column.piece(self.at)
         if "parameter" in self.resting and self._is_rounded:  # also of tensors that are not updated now
-            native.cast_into(arrays["parameter"], arrays["master"])
+            kernels_for(arrays["master"]).cast_into(arrays["parameter"], arrays["master"])
         state = self.section.state
         assert state is not None
         state.update_chunk_(

@@ -1,7 +1,7 @@
-"""Which kernels serve an array: those of `zerort.native` on the host, those of `kernels_cuda` on a GPU.
+"""Which kernels serve an array, or a device: those of `zerort.native` on the host, those of `kernels_cuda` on a GPU.
 
 Both have the same names and arguments: ``adamw_ sgd_ lion_ cast_into square_sum square_sums_into first_nonfinite``. May
-import: native.
+import: native, buffer, typing.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from zerort import native
+from zerort.buffer import HOST_KERNELS, BucketKernels
+from zerort.device import HostDevice
+from zerort.typing import Device
 
-__all__ = ["kernels_for"]
+__all__ = ["bucket_kernels_for", "kernels_for"]
 
 
 def kernels_for(array: Any) -> Any:
@@ -25,3 +28,12 @@ def kernels_for(array: Any) -> Any:
 
         return kernels_cuda
     return native
+
+
+def bucket_kernels_for(device: Device) -> BucketKernels:
+    """Return the kernels that gradients on a device are collected with."""
+    if isinstance(device, HostDevice):
+        return HOST_KERNELS
+    from zerort.optim import kernels_cuda
+
+    return kernels_cuda

@@ -18,6 +18,10 @@ __device__ inline float load(const void *array, int dtype, Index i) {
   return ((const float *)array)[i];
 }
 
+__device__ inline double load_wide(const void *array, int dtype, Index i) {
+  return dtype == kFloat64 ? ((const double *)array)[i] : (double)load(array, dtype, i);
+}
+
 __device__ inline unsigned short as_bfloat16(float value) {
   unsigned bits = __float_as_uint(value);
   if (value != value) return (unsigned short)(bits >> 16 | 0x40);  // quiet, or rounding could make it infinity
@@ -37,6 +41,14 @@ __device__ inline float sign(float value) { return value > 0 ? 1.0f : value < 0 
 extern "C" __global__ void cast(Index numel, void *out, int out_dtype, const void *source, int source_dtype) {
   Index i = this_element();
   if (i < numel) store(out, out_dtype, i, load(source, source_dtype, i));
+}
+
+// Sums of 16-bit floats are rounded once, as on the host; those of float64 are made in float64.
+extern "C" __global__ void add(Index numel, void *out, int out_dtype, const void *source, int source_dtype) {
+  Index i = this_element();
+  if (i >= numel) return;
+  if (out_dtype == kFloat64) ((double *)out)[i] += load_wide(source, source_dtype, i);
+  else store(out, out_dtype, i, load(out, out_dtype, i) + load(source, source_dtype, i));
 }
 
 extern "C" __global__ void adamw(Index numel, float *param, const void *grad, int grad_dtype, float *exp_avg,
@@ -84,10 +96,6 @@ extern "C" __global__ void lion(Index numel, float *param, const void *grad, int
   exp_avg[i] = m * beta2 + g * rest2;
   param[i] = p;
   if (copy_out) store(copy_out, copy_dtype, i, p);
-}
-
-__device__ inline double load_wide(const void *array, int dtype, Index i) {
-  return dtype == kFloat64 ? ((const double *)array)[i] : (double)load(array, dtype, i);
 }
 
 // One pass over an array, a warp to each block of `block` elements: multiply it (if `scales`), sum its squares (if

@@ -1,9 +1,10 @@
 """The fused optimizers, casts and measurements over CuPy arrays: what `zerort.native` has for the host, for a GPU.
 
     adamw_ sgd_ lion_                     one pass over parameter, gradient and state; writes a half-precision copy too
-    cast_into                             float32 from or to float64, float16, bfloat16
+    cast_into copy_checked                float32 from or to float64, float16, bfloat16
+    add_into                              a sum in the wider of two dtypes
     square_sums_into square_sum unscale_  the norm's parts; unscaled and checked in the same pass
-    first_nonfinite                       where a NaN or an infinity stands
+    first_nonfinite look_for_nonfinite    where a NaN or an infinity stands; now, or the promise of it
 
 **Bound.** All give the host's bits, except `square_sum`, which adds in another order: within 1e-12 of it, relatively.
 Kernels are queued on the current stream and return at once; only `square_sum` and `first_nonfinite`, which return
@@ -16,7 +17,7 @@ from __future__ import annotations
 import functools
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsInt
 
 import numpy as np
 
@@ -29,9 +30,12 @@ __all__ = [
     "OPTIONS",
     "SOURCE",
     "adamw_",
+    "add_into",
     "cast_into",
+    "copy_checked",
     "first_nonfinite",
     "lion_",
+    "look_for_nonfinite",
     "sgd_",
     "square_sum",
     "square_sums_into",
@@ -132,9 +136,26 @@ def cast_into(out: Any, source: Any) -> None:
         )
     _check_apart({"out": out, "source": source})
     if len(names) == 1:
-        out[...] = source
+        out.data.copy_from_device_async(source.data, source.nbytes)
     else:
         _launch("cast", out.size, out, _code(out), source, _code(source))
+
+
+def copy_checked(out: Any, source: Any) -> None:
+    """Copy or cast ``source`` into ``out``, and look at nothing: a number would have to be waited for."""
+    cast_into(out, source)
+
+
+def add_into(out: Any, source: Any) -> None:
+    """Add ``source`` to ``out``; see `zerort.native.add_into`."""
+    _check("out", out, _FLOATS)
+    _check("source", source, _FLOATS, numel=out.size)
+    if source.dtype.itemsize > out.dtype.itemsize:
+        raise CallError(
+            f"Expected a source no wider than out, {out.dtype.name}, got {source.dtype.name}. Cast it first: cast_into."
+        )
+    _check_apart({"out": out, "source": source})
+    _launch("add", out.size, out, _code(out), source, _code(source))
 
 
 def square_sums_into(out: Any, array: Any, block: int) -> None:
@@ -166,9 +187,26 @@ def unscale_(array: Any, scale: float, *, block: int = _SUM_BLOCK) -> tuple[Any,
 
 def first_nonfinite(array: Any) -> int:
     """Return the index of the first NaN or infinity, or -1 if all elements are finite."""
+    return int(look_for_nonfinite(array))
+
+
+def look_for_nonfinite(array: Any) -> SupportsInt:
+    """Look for the first NaN or infinity; the number is there for whoever asks, and waits: ``int(promise)``."""
     _check("array", array, _FLOATS)
-    found = int(_measure(array, _SUM_BLOCK, None, None).get()[0])
-    return -1 if found == _NOT_FOUND else found
+    return _Index(_measure(array, _SUM_BLOCK, None, None))
+
+
+class _Index:
+    """Where something is on the GPU, or -1."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self, found: Any) -> None:
+        self._found = found
+
+    def __int__(self) -> int:
+        found = int(self._found.get()[0])
+        return -1 if found == _NOT_FOUND else found
 
 
 def _measure(array: Any, block: int, sums: Any, scale: float | None) -> Any:

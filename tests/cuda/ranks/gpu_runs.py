@@ -1,0 +1,88 @@
+"""Small trainings, element by element, that hosts and GPUs can both do: gradients depend on parameters and step."""
+
+from __future__ import annotations
+
+import cupy
+import numpy as np
+
+import zerort as zr
+from zerort.native import cast_into
+from zerort.native.dtypes import numpy_dtype
+
+SHAPES = {"w": (90, 70), "b": (70,), "c": (61, 41), "empty": (0, 3)}
+UNITS = 3
+
+
+def first_values(dtype):
+    """Return the first values of all units."""
+    generator = np.random.default_rng(0)
+    return [
+        {name: narrow(generator.standard_normal(shape).astype(np.float32), dtype) for name, shape in SHAPES.items()}
+        for _ in range(UNITS)
+    ]
+
+
+def narrow(array, dtype):
+    """Round a float32 array on the host."""
+    out = np.empty(array.shape, numpy_dtype(dtype))
+    cast_into(out.reshape(-1), array.reshape(-1))
+    return out
+
+
+def gradient_of(rt, value, noise):
+    """Return a parameter's gradient, where the parameter lies and in its dtype: half of it, moved by noise."""
+    if isinstance(value, np.ndarray):
+        return narrow(value.astype(np.float32) * np.float32(0.5) + noise, value.dtype)
+    from zerort.optim import kernels_cuda as kernels
+
+    wide = cupy.empty(value.size, np.float32)
+    kernels.cast_into(wide, value.reshape(-1))
+    wide = wide * np.float32(0.5) + cupy.asarray(noise.reshape(-1))
+    out = rt.device.scratch(value.size, value.dtype)
+    kernels.cast_into(out, wide)
+    return out.reshape(value.shape)
+
+
+def register(rt, dtype):
+    """Register the units; of the last one a tensor is frozen."""
+    for at, tensors in enumerate(first_values(dtype)):
+        rt.register(f"unit{at}", tensors, frozen="c" if at == UNITS - 1 else False)
+
+
+def train(rt, dtype, *, steps=4, seed=1):
+    """Train, and return the reports."""
+    if not rt.units:
+        register(rt, dtype)
+    units = list(rt.units.values())
+    reports = []
+    for step in range(steps):
+        for shard in rt.shards:
+            generator = np.random.default_rng((seed, step, shard))
+            gradients = {}
+            for unit in (*units, *units[::-1]):
+                with unit.gathered() as p:
+                    for name in unit.trainable:
+                        noise = generator.standard_normal(p[name].shape).astype(np.float32)
+                        gradients[unit.name, name] = gradient_of(rt, p[name], noise)
+            for unit in units[::-1]:
+                names = [name for name in unit.trainable if (step, name) != (1, "b")]  # once without a gradient
+                unit.reduce({name: gradients.pop((unit.name, name)) for name in names})
+        reports.append(rt.step())
+    return reports
+
+
+def weights(rt):
+    """Return all parameters, on the host, in float32."""
+    found = {}
+    for unit in rt.units.values():
+        with unit.gathered() as p:
+            for name in p:
+                found[f"{unit.name}.{name}"] = rt.device.fetch(p[name]).astype(np.float32)
+    return found
+
+
+def expected(group, dtype, *, steps=4, **options):
+    """Return what the same training gives on the host: weights and reports."""
+    with zr.open(group=group, **options) as rt:
+        reports = train(rt, dtype, steps=steps)
+        return weights(rt), reports

@@ -1,0 +1,161 @@
+"""A run on GPUs is the host's run: every plan, every dtype, and nothing that the emulated device could object to."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+
+import gpu_runs
+
+import zerort as zr
+from zerort.comm import open_group
+from zerort.errors import CallError, NonFiniteError, PlanError
+
+pytestmark = pytest.mark.mpi
+
+DECAY = {
+    "optimizer": zr.AdamW(lr=zr.warmup_cosine(2e-2, warmup=2, total=4), weight_decay=0.1),
+    "groups": [zr.ParameterGroup("*.b", weight_decay=0.0)],
+    "clip_norm": 1.0,
+}
+BOUNDS = {"float32": 1e-6, "bfloat16": 1e-2, "float16": 2e-3}
+"""Relative, of the whole model: ranks' gradients are summed in another order, and a rounding may fall the other way."""
+
+
+@pytest.fixture(scope="module")
+def gpus(options):
+    with open_group(kind="nccl", options=options) as group:
+        yield group
+
+
+@pytest.fixture(scope="module")
+def hosts(options):
+    with open_group(options=options) as group:
+        yield group
+
+
+def distance(found, expected):
+    """The distance of two models, as a fraction of the second's length."""
+    assert found.keys() == expected.keys()
+    difference = sum(float(((found[name] - expected[name]) ** 2).sum()) for name in expected)
+    return np.sqrt(difference / sum(float((one**2).sum()) for one in expected.values()))
+
+
+def compare(gpus, hosts, dtype, **options):
+    """Train on both; return the runtime's reports on the GPUs."""
+    expected, on_host = gpu_runs.expected(hosts, dtype, **options)
+    with zr.open(group=gpus, **options) as rt:
+        reports = gpu_runs.train(rt, dtype)
+        assert distance(gpu_runs.weights(rt), expected) < BOUNDS[dtype]
+    norms = [report.grad_norm for report in on_host]
+    np.testing.assert_allclose([report.grad_norm for report in reports], norms, rtol=max(BOUNDS[dtype], 1e-5))
+    for report, other in zip(reports, on_host, strict=True):
+        assert (report.update, report.updated, report.without_gradient) == (
+            other.update,
+            other.updated,
+            other.without_gradient,
+        )
+    return reports
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype"), [*((stage, dtype) for stage in range(4) for dtype in ("float32", "bfloat16")), (3, "float16")]
+)
+def test_every_plan_is_the_hosts(stage, dtype, gpus, hosts):
+    scale = zr.LossScale(initial=8.0) if dtype == "float16" else None
+    compare(gpus, hosts, dtype, plan=zr.Plan.zero(stage), loss_scale=scale, **DECAY)
+
+
+@pytest.mark.parametrize(("stage", "micro_steps"), [(1, 2), (3, 2)])
+def test_micro_steps_are_summed_before_they_travel(stage, micro_steps, gpus, hosts):
+    reports = compare(gpus, hosts, "float32", plan=zr.Plan.zero(stage), micro_steps=micro_steps, **DECAY)
+    assert gpus.size == 1 or reports[-1].bytes_moved["reduce_scatter"] > 0
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_uneven_ranks(stage, gpus, hosts):
+    weights = [float(rank % 3) for rank in range(1, gpus.size + 1)]
+    compare(gpus, hosts, "float32", plan=zr.Plan.zero(stage), weights=weights, **DECAY)
+
+
+def test_hybrid_sharding(gpus, hosts):
+    if gpus.size % 2:
+        return
+    expected, _ = gpu_runs.expected(hosts, "float32", plan=zr.Plan.zero(3), **DECAY)
+    with zr.open(mesh=zr.mesh(replicate=2, group=gpus), plan=zr.Plan.zero(3), **DECAY) as rt:
+        gpu_runs.train(rt, "float32")
+        assert distance(gpu_runs.weights(rt), expected) < BOUNDS["float32"]
+
+
+def test_the_fixed_tree_gives_the_hosts_bits(gpus, hosts):
+    if 8 % gpus.size:
+        return
+    options = {"plan": zr.Plan.zero(3), "deterministic": True, "virtual_shards": 8, **DECAY}
+    expected, on_host = gpu_runs.expected(hosts, "float32", steps=2, **options)
+    with zr.open(group=gpus, **options) as rt:
+        reports = gpu_runs.train(rt, "float32", steps=2)
+        assert distance(gpu_runs.weights(rt), expected) == 0
+    assert [report.digest for report in reports] == [report.digest for report in on_host]
+
+
+@pytest.mark.parametrize("optimizer", [zr.SGD(lr=0.1, momentum=0.9, nesterov=True), zr.SGD(lr=0.1), zr.Lion(lr=1e-3)])
+def test_other_optimizers(optimizer, gpus, hosts):
+    compare(gpus, hosts, "bfloat16", plan=zr.Plan.zero(3), optimizer=optimizer)
+
+
+def test_a_checkpoint_goes_from_gpus_to_hosts_and_back(gpus, hosts, shared_tmp_path):
+    expected, _ = gpu_runs.expected(hosts, "bfloat16", plan=zr.Plan.zero(3), **DECAY)
+    with zr.open(group=gpus, plan=zr.Plan.zero(1), **DECAY) as rt:
+        gpu_runs.train(rt, "bfloat16", steps=2)
+        rt.save(shared_tmp_path / "half", progress=2)
+    for group, stage in ((hosts, 2), (gpus, 3)):
+        with zr.open(group=group, plan=zr.Plan.zero(stage), **DECAY) as rt:
+            gpu_runs.register(rt, "bfloat16")
+            assert rt.load(shared_tmp_path / "half").progress == 2
+            assert rt.updates == 2
+            before = gpu_runs.weights(rt)
+            gpu_runs.train(rt, "bfloat16", steps=1, seed=2)
+            after = gpu_runs.weights(rt)
+        assert 0 < distance(before, expected) < 0.5
+        assert distance(after, before) > 0
+
+
+def test_nan_names_the_tensor_and_the_rank(gpus):
+    with zr.open(group=gpus, plan=zr.Plan.zero(3), nonfinite="raise") as rt:
+        gpu_runs.register(rt, "float32")
+        before = gpu_runs.weights(rt)
+        for unit in rt.units.values():
+            gradients = {name: rt.device.zeros(int(np.prod(s)), "float32").reshape(s) for name, s in _shapes(unit)}
+            if unit.name == "unit1" and rt.rank == rt.size - 1:
+                gradients["w"][3, 4] = np.nan
+            unit.reduce(gradients)
+        with pytest.raises(NonFiniteError, match=rf"'unit1.w' on rank {rt.size - 1}"):
+            rt.step()
+        assert distance(gpu_runs.weights(rt), before) == 0
+
+
+def test_the_hosts_arrays_are_refused_as_gradients(gpus):
+    with zr.open(group=gpus, plan=zr.Plan.zero(3)) as rt:
+        unit = rt.register("unit", {"w": np.ones((3, 4), np.float32)})
+        with pytest.raises(CallError, match=r"gradient of 'w' \(unit 'unit'\) as a CuPy array on GPU \d, got numpy"):
+            unit.reduce({"w": np.ones((3, 4), np.float32)})
+
+
+def test_parameters_may_come_from_the_gpu(gpus):
+    import cupy
+
+    with zr.open(group=gpus, plan=zr.Plan.zero(3)) as rt:
+        table = cupy.arange(12, dtype=np.float32).reshape(3, 4)
+        unit = rt.register("unit", {"w": table, "tied": table, "v": cupy.ones(5, np.float32)})
+        with unit.gathered() as p:
+            assert p["tied"].data.ptr == p["w"].data.ptr
+            np.testing.assert_array_equal(p["w"].get(), np.arange(12, dtype=np.float32).reshape(3, 4))
+
+
+def test_an_optimizer_over_whole_tensors_is_refused(gpus):
+    with pytest.raises(PlanError, match="elementwise optimizer on GPUs, got Adafactor"):
+        zr.open(group=gpus, optimizer=zr.Adafactor(lr=1e-3))
+
+
+def _shapes(unit):
+    return [(name, gpu_runs.SHAPES[name]) for name in unit.trainable]
