@@ -14,14 +14,14 @@ pool would round it up. May import: errors, typing, native, device.ticket, devic
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from zerort.device.cuda_library import count_gpus, cupy, is_out_of_memory
 from zerort.device.cuda_pinned import seams
-from zerort.device.cuda_stream import CudaStream
+from zerort.device.cuda_stream import CudaStream, order
 from zerort.device.ticket import Ticket
 from zerort.errors import CallError, ClosedError, DeviceError, DeviceMemoryError
 from zerort.native.dtypes import numpy_dtype
@@ -86,6 +86,10 @@ class CudaDevice:
         with self.cupy_device:
             return cupy.ndarray((numel,), kind, memptr=cupy.cuda.MemoryPointer(memory, -memory.ptr % alignment))
 
+    def owns(self, array: Any) -> bool:
+        """Say whether ``array`` is CuPy's and lies on this GPU."""
+        return isinstance(array, cupy.ndarray) and array.device.id == self.ordinal
+
     def memory(self) -> tuple[int, int]:
         """Return (free, total) bytes of the GPU."""
         with self.cupy_device:
@@ -124,7 +128,9 @@ class CudaDevice:
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
-    def copy(self, source: Any, *, out: Any, stream: Stream | None = None) -> Ticket[Any]:
+    def copy(
+        self, source: Any, *, out: Any, stream: Stream | None = None, after: Sequence[Ticket[Any]] | None = None
+    ) -> Ticket[Any]:
         """Copy ``source`` into ``out``, each on the GPU (CuPy) or on the host (NumPy), and return the Ticket.
 
         A copy from or to the host runs beside the GPU's work only if that memory is pinned; see `PinnedMemory`.
@@ -133,6 +139,7 @@ class CudaDevice:
             source: A contiguous array.
             out: One of the same shape and dtype.
             stream: A stream of this device; the lane for this direction if None.
+            after: As in `CudaStream.submit`.
         """
         self._check_open()
         if source.shape != out.shape or source.dtype != out.dtype:
@@ -149,7 +156,7 @@ class CudaDevice:
             (False, False): ("compute", runtime.memcpyDeviceToDevice),
             (True, True): ("copy out", runtime.memcpyHostToHost),
         }[isinstance(source, np.ndarray), isinstance(out, np.ndarray)]
-        on = self.lane(lane) if stream is None else stream
+        on: Any = self.lane(lane) if stream is None else stream
 
         there, here, nbytes = _address(source), _address(out), source.nbytes
         cuts = sorted({0, *seams(there, nbytes), *seams(here, nbytes), nbytes})
@@ -160,8 +167,13 @@ class CudaDevice:
                 runtime.memcpyAsync(here + first, there + first, end - first, kind, current)
             return out
 
-        ticket: Ticket[Any] = on.submit(work, name=lane, keep=(source, out), eager=True)
+        ticket: Ticket[Any] = on.submit(work, name=lane, keep=(source, out), eager=True, after=after)
         return ticket
+
+    def arrive(self, ticket: Ticket[T]) -> T:
+        """Make what the caller launches next wait for a Ticket, on the GPU; the host waits only for what is its own."""
+        with self.cupy_device:
+            return order(ticket, before=cupy.cuda.get_current_stream(self.ordinal))
 
     # -- streams ---------------------------------------------------------------------------------------------------
 

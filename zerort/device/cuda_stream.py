@@ -30,13 +30,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from zerort.device.cuda_library import cupy, has_passed, new_stream
 from zerort.device.host import HostStream
-from zerort.device.ticket import Ticket
+from zerort.device.ticket import AllOf, Ticket
 from zerort.errors import DeviceError
+from zerort.typing import Event
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["CudaEvent", "CudaStream"]
+__all__ = ["CudaEvent", "CudaStream", "order"]
 
 T = TypeVar("T")
 
@@ -169,7 +170,7 @@ class CudaStream:
                 if before is not None:
                     self.cuda.wait_event(before)
                 for earlier in after or ():
-                    self._order(earlier)
+                    order(earlier, before=self.cuda)
                 try:
                     given.append(given[1]())
                     ticket.fulfil(given[2])
@@ -186,7 +187,7 @@ class CudaStream:
 
     def after(self, ticket: Ticket[Any]) -> Ticket[None]:
         """Make what is submitted next wait for ``ticket``: on the GPU if it is the ticket of a CUDA stream."""
-        return self.submit(lambda: self._order(ticket), name="wait", keep=(ticket,), after=())
+        return self.submit(lambda: order(ticket, before=self.cuda), name="wait", keep=(ticket,), after=())
 
     def sweep(self) -> None:
         """Let go of what finished work used.
@@ -226,12 +227,6 @@ class CudaStream:
         current = cupy.cuda.get_current_stream(self._device.id)
         return None if current.ptr == self.cuda.ptr else current.record(cupy.cuda.Event(disable_timing=True))
 
-    def _order(self, ticket: Ticket[Any]) -> None:
-        if isinstance(ticket.ready, CudaEvent):
-            ticket.ready.precede(self.cuda)
-        else:
-            ticket.ready.wait()
-
     def __enter__(self) -> Self:
         return self
 
@@ -240,3 +235,21 @@ class CudaStream:
 
     def __repr__(self) -> str:
         return repr(self.host).replace("HostStream", f"CudaStream on GPU {self._device.id}", 1)
+
+
+def order(ticket: Ticket[T], *, before: Any) -> T:
+    """Make a CUDA stream wait for a Ticket: on the GPU for what happens there, on the host for the rest.
+
+    Returns:
+        The Ticket's result, for use on that stream.
+    """
+    events: list[Event] = [ticket.ready]
+    while events:
+        event = events.pop()
+        if isinstance(event, AllOf):
+            events += event.events
+        elif isinstance(event, CudaEvent):
+            event.precede(before)
+        else:
+            event.wait()
+    return ticket.result

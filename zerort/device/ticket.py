@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from zerort.typing import Event, Stream
 
-__all__ = ["Done", "Ticket", "joined"]
+__all__ = ["AllOf", "Done", "Ticket", "joined"]
 
 T = TypeVar("T")
 
@@ -57,6 +57,11 @@ class Ticket(Generic[T]):
         self._keep = ()
         return self._result  # type: ignore[return-value]
 
+    @property
+    def result(self) -> T:
+        """What was promised, for whoever knows that the host has done its part. Never waits."""
+        return self._result  # type: ignore[return-value]
+
     def on(self, stream: Stream) -> Ticket[None]:
         """Make ``stream`` wait for this work before it goes on with what is submitted to it next."""
         ticket: Ticket[None] = stream.after(self)
@@ -95,20 +100,23 @@ class Done(Ticket[T]):
         return self._result  # type: ignore[return-value]
 
 
-class _AllOf:
+class AllOf:
     """The event that is reached when all of several are."""
 
-    __slots__ = ("_events",)
+    __slots__ = ("events",)
 
     def __init__(self, events: tuple[Event, ...]) -> None:
-        self._events = events
+        self.events = events
+        """Some may be of the same kind."""
 
     def done(self) -> bool:
-        return all(event.done() for event in self._events)
+        """Say whether all have been reached, without waiting."""
+        return all(event.done() for event in self.events)
 
     def wait(self, timeout: float | None = None) -> None:
+        """Block until all are reached; raise the first error."""
         until = None if timeout is None else time.monotonic() + timeout
-        failures = [_failure(event, None if until is None else until - time.monotonic()) for event in self._events]
+        failures = [_failure(event, None if until is None else until - time.monotonic()) for event in self.events]
         # Raised last: memory is the caller's again only when all have ended.
         for failure in failures:
             if failure is not None:
@@ -131,4 +139,4 @@ def joined(tickets: Sequence[Ticket[Any]], *, result: T) -> Ticket[T]:
     >>> joined([Done(1), Done(2)], result="both").wait()
     'both'
     """
-    return Ticket(_AllOf(tuple(ticket.ready for ticket in tickets)), result=result, keep=tuple(tickets))
+    return Ticket(AllOf(tuple(ticket.ready for ticket in tickets)), result=result, keep=tuple(tickets))
