@@ -14,7 +14,7 @@ pool would round it up. May import: errors, typing, native, device.ticket, devic
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -147,7 +147,9 @@ class CudaDevice:
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
-    def copy(self, source: Any, *, out: Any, stream: Stream | None = None) -> Ticket[Any]:
+    def copy(
+        self, source: Any, *, out: Any, stream: Stream | None = None, after: Sequence[Ticket[Any]] | None = None
+    ) -> Ticket[Any]:
         """Copy ``source`` into ``out``, each on the GPU (CuPy) or on the host (NumPy), and return the Ticket.
 
         A copy from or to the host runs beside the GPU's work only if that memory is pinned; see `PinnedMemory`.
@@ -156,6 +158,7 @@ class CudaDevice:
             source: A contiguous array.
             out: One of the same shape and dtype.
             stream: A stream of this device; the lane for this direction if None.
+            after: As in `CudaStream.submit`.
         """
         self._check_open()
         if source.shape != out.shape or source.dtype != out.dtype:
@@ -172,7 +175,7 @@ class CudaDevice:
             (False, False): ("compute", runtime.memcpyDeviceToDevice),
             (True, True): ("copy out", runtime.memcpyHostToHost),
         }[isinstance(source, np.ndarray), isinstance(out, np.ndarray)]
-        on = self.lane(lane) if stream is None else stream
+        on: Any = self.lane(lane) if stream is None else stream
 
         there, here, nbytes = _address(source), _address(out), source.nbytes
         cuts = sorted({0, *seams(there, nbytes), *seams(here, nbytes), nbytes})
@@ -183,7 +186,7 @@ class CudaDevice:
                 runtime.memcpyAsync(here + first, there + first, end - first, kind, current)
             return out
 
-        ticket: Ticket[Any] = on.submit(work, name=lane, keep=(source, out), eager=True)
+        ticket: Ticket[Any] = on.submit(work, name=lane, keep=(source, out), eager=True, after=after)
         return ticket
 
     def put(self, source: Any, *, out: Any) -> None:

@@ -2,6 +2,7 @@
 
     store.py  memory.py  nvme.py  striped.py    `Store`: bytes by name, in memory, on a disk, on several
     pipeline.py  run.py  parts.py  slots.py     `Pipeline`: read, compute, write back, `depth` chunks at a time
+    staging.py  hops.py                         `Staging`: host to GPU and back, `depth` chunks at a time
     preflight.py                                what a directory can do, before anything is put there
     faults.py                                   ``ZERORT_FAULT``: break the disk on purpose
 
@@ -11,25 +12,30 @@
 May import: comm.environment, device, trace, config, errors, typing, native.
 """
 
+from zerort.offload.hops import Hop, slot_nbytes_of
 from zerort.offload.memory import MemoryStore
 from zerort.offload.nvme import NvmeOptions, NvmeStore
 from zerort.offload.parts import Part, PipelineReport, choose_depth, cut_evenly
 from zerort.offload.pipeline import Pipeline
 from zerort.offload.preflight import DirectoryReport, inspect
+from zerort.offload.staging import Staging
 from zerort.offload.store import Store
 from zerort.offload.striped import StripedStore
 
 __all__ = [
     "DirectoryReport",
+    "Hop",
     "MemoryStore",
     "NvmeOptions",
     "NvmeStore",
     "Part",
     "Pipeline",
     "PipelineReport",
+    "Staging",
     "Store",
     "StripedStore",
     "choose_depth",
     "cut_evenly",
     "inspect",
+    "slot_nbytes_of",
 ]

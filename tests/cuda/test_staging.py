@@ -1,0 +1,268 @@
+"""Arrays on their way between the host and the GPU, with computing in between."""
+
+import contextlib
+import gc
+import mmap
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+from arrays import put  # noqa: E402
+
+from zerort import native  # noqa: E402
+from zerort.device.cuda import CudaDevice  # noqa: E402
+from zerort.device.cuda_pinned import PinnedMemory  # noqa: E402
+from zerort.errors import CallError, ClosedError  # noqa: E402
+from zerort.native.dtypes import numpy_dtype  # noqa: E402
+from zerort.offload.hops import Hop, slot_nbytes_of  # noqa: E402
+from zerort.offload.staging import Staging  # noqa: E402
+from zerort.optim.kernels import kernels_for  # noqa: E402
+
+SETTINGS = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
+PLACES = ["device", "host"]
+
+
+@pytest.fixture
+def device():
+    with CudaDevice(0) as device:
+        yield device
+
+
+@pytest.fixture
+def pinned(device):
+    with PinnedMemory(np.frombuffer(mmap.mmap(-1, 4 * 1024**2), np.uint8), chunk_nbytes=1024**2) as memory:
+        yield memory
+
+
+@pytest.fixture
+def elsewhere():
+    """A caller that works on a stream of its own."""
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        yield stream
+
+
+def tell(*arrays, write):
+    """Tell the race check what the host does with pinned memory."""
+    if "cusim" in sys.modules:
+        import cusim
+
+        for array in arrays:
+            if isinstance(array, np.ndarray):
+                (cusim.host_writes if write else cusim.host_reads)(array)
+
+
+def told(compute):
+    """Return ``compute`` with what it does to arrays of the host told."""
+
+    def telling(number, *arrays):
+        tell(*arrays, write=True)
+        compute(number, *arrays)
+
+    return telling
+
+
+def in_chunks(hops, size):
+    numel = hops[0].array.size
+    return [
+        [Hop(hop.array[first : first + size], read=hop.read, write=hop.write) for hop in hops]
+        for first in range(0, numel, size)
+    ]
+
+
+def of_host(pinned, values):
+    array = pinned.empty(values.size, values.dtype)
+    tell(array, write=True)
+    array[:] = values
+    return array
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("on", PLACES)
+def test_adamw_over_state_on_the_host(device, pinned, elsewhere, on, depth):
+    """Parameters and gradients on the GPU, moments on the host: the host's bits, wherever it is computed."""
+    numel, half = 10_007, numpy_dtype("bfloat16")
+    lot = np.random.default_rng(7)
+    param, *grads = (lot.standard_normal(numel).astype(np.float32) for _ in range(4))
+    expected = [param.copy(), np.zeros_like(param), np.zeros_like(param), np.zeros(numel, half)]
+    moments = [of_host(pinned, expected[1]), of_host(pinned, expected[2])]
+    there, gradient, copy = put(param), cupy.empty(numel, np.float32), put(expected[3])
+    hops = [Hop(there), Hop(gradient, write=False), *map(Hop, moments), Hop(copy, read=False)]
+    chunks = in_chunks(hops, 1500)
+    slots = pinned.empty(depth * 32 * 1024, "uint8")
+    with Staging(device, slot_nbytes=slot_nbytes_of(chunks, on=on), depth=depth, pinned=slots) as staging:
+        for step, grad in enumerate(grads, 1):
+
+            def update(number, param, grad, first, second, copy, step=step):
+                kernels_for(param).adamw_(param, grad, first, second, step=step, copy_out=copy, **SETTINGS)
+
+            gradient.set(grad)  # on the caller's own stream
+            staging.run(chunks, told(update), on=on)
+            gradient.fill(0)  # at once: the run was before it
+            native.adamw_(*expected[:1], grad, *expected[1:3], step=step, copy_out=expected[3], **SETTINGS)
+        found = [there.get(), *moments, copy.view(np.uint16).get().view(half)]  # of the GPU without a word
+        staging.finish()
+        tell(*moments, write=False)
+    assert [(one == other).all() for one, other in zip(found, expected, strict=True)] == [True] * 4
+
+
+@pytest.mark.parametrize("first", PLACES)
+@pytest.mark.parametrize("second", PLACES)
+def test_a_run_sees_what_the_one_before_did(device, pinned, first, second):
+    """Arrays on either side, without a wait between the runs; the ticket says when the host may look."""
+    here, there = of_host(pinned, np.ones(6000, np.float32)), cupy.ones(6000, np.float32)
+    chunks = in_chunks([Hop(here), Hop(there)], 1000)
+
+    def double(number, here, there):
+        here += there
+        there += here
+
+    with Staging(device, slot_nbytes=4096, pinned=pinned.empty(3 * 4096, "uint8")) as staging:
+        staging.run(chunks, told(double), on=first)
+        ticket = staging.run(chunks, told(double), on=second)
+        assert (there.get() == 8).all()
+        ticket.wait()
+        tell(here, write=False)
+        assert (here == 5).all()
+
+
+@pytest.mark.parametrize("on", PLACES)
+def test_what_is_only_written_and_what_is_only_read(device, pinned, elsewhere, on):
+    """Nothing is copied for nothing, and each waits for its slot and its caller all the same."""
+    source, made = of_host(pinned, np.arange(8000, dtype=np.float32)), of_host(pinned, np.zeros(8000, np.float32))
+    there, made_there = put(source), cupy.zeros(8000, np.float32)
+    there += 1
+    made_there.fill(77)
+    hops = [Hop(source, write=False), Hop(made, read=False), Hop(there, write=False), Hop(made_there, read=False)]
+
+    def swap(number, source, made, there, made_there):
+        made[:] = there
+        made_there[:] = source
+
+    def checked(number, *arrays):
+        for array, write in zip(arrays, (False, True, False, True), strict=True):
+            tell(array, write=write)
+        swap(number, *arrays)
+
+    with Staging(device, slot_nbytes=2 * 4096, depth=2, pinned=pinned.empty(2 * 2 * 4096, "uint8")) as staging:
+        staging.run(in_chunks(hops, 1000), checked, on=on)
+        there.fill(5)
+        assert (made_there.get() == source).all()
+        staging.finish()
+    tell(made, write=False)
+    assert (made == np.arange(8000) + 1).all()
+    assert (there.get() == 5).all()
+
+
+def test_made_on_the_gpu_alone_waits_for_the_caller(device, pinned, elsewhere):
+    """A chunk of which nothing is copied in."""
+    there, made = cupy.zeros(100_000, np.float32), of_host(pinned, np.zeros(100_000, np.float32))
+    there.fill(3)
+
+    def copy(number, there, made):
+        made[:] = there
+
+    with Staging(device, slot_nbytes=400_000) as staging:
+        staging.run([[Hop(there, write=False), Hop(made, read=False)]], copy, on="device").wait()
+    tell(made, write=False)
+    assert (made == 3).all()
+
+
+def test_a_caller_that_fills_pinned_memory_from_the_gpu_comes_first(device, pinned, elsewhere):
+    """Its own copy to the host is under way when the run begins."""
+    made, here, there = (
+        put(np.full(50_000, 4, np.float32)),
+        pinned.empty(50_000, "float32"),
+        put(np.zeros(50_000, "f4")),
+    )
+    cupy.cuda.runtime.memcpyAsync(here.ctypes.data, made.data.ptr, here.nbytes, 2, elsewhere.ptr)
+
+    def copy(number, here, there):
+        there[:] = here
+
+    with Staging(device, slot_nbytes=here.nbytes) as staging:
+        staging.run([[Hop(here, write=False), Hop(there, read=False)]], copy, on="device")
+        assert (there.get() == 4).all()
+
+
+def test_the_host_does_not_wait_for_the_gpu(device, pinned):
+    """A run on the device returns while the GPU has not begun."""
+    gate = threading.Event()
+    here, there = of_host(pinned, np.zeros(4000, np.float32)), cupy.ones(4000, np.float32)
+    cupy.cuda.get_current_stream().synchronize()
+    device.lane("copy in").submit(
+        lambda: cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(20), None), after=()
+    )
+
+    def add(number, here, there):
+        here += there
+
+    with Staging(device, slot_nbytes=4096, depth=2) as staging:
+        ticket = staging.run(in_chunks([Hop(here), Hop(there, write=False)], 1000), add, on="device")
+        assert not ticket.done()
+        gate.set()
+        ticket.wait()
+    tell(here, write=False)
+    assert (here == 1).all()
+
+
+@pytest.mark.parametrize("on", PLACES)
+def test_an_error_leaves_nothing_under_way(device, pinned, on):
+    """Chunks before the one that failed are done, it and those behind it are as they were; the next run works."""
+    here, there = of_host(pinned, np.zeros(8000, np.float32)), cupy.zeros(8000, np.float32)
+    chunks = in_chunks([Hop(here), Hop(there, write=False)], 1000)
+    calls = []
+
+    def fail_at_4(number, here, there):
+        calls.append(number)
+        if number == 4:
+            raise ZeroDivisionError("chunk 4")
+        here += 1
+
+    def add(number, here, there):
+        here += 1
+
+    before, _ = device.memory()
+    with Staging(device, slot_nbytes=4096, pinned=pinned.empty(3 * 4096, "uint8")) as staging:
+        with pytest.raises(ZeroDivisionError, match="chunk 4"):
+            staging.run(chunks, told(fail_at_4), on=on)
+        tell(here, write=False)
+        assert here.tolist() == [1] * 4000 + [0] * 4000
+        assert calls == [0, 1, 2, 3, 4]
+        assert not staging._pending
+        staging.run(chunks, told(add), on=on).wait()
+        tell(here, write=False)
+        assert here.tolist() == [2] * 4000 + [1] * 4000
+        assert staging.nbytes == 3 * 4096
+    gc.collect()
+    device.lane("compute").sweep()
+    assert device.memory()[0] == before
+
+
+def test_what_makes_no_sense_is_refused(device, pinned):
+    here, there = np.zeros(100, np.float32), cupy.zeros(100, np.float32)
+    cases = [
+        ([[Hop(here)]], "at most 256 bytes, a slot of staging 'staging', got one of 512"),
+        ([[Hop(here[:50])], [Hop(here[40:60])]], "touch what others write, got 40 bytes of chunk 1"),
+        ([[Hop(there[:50])], [Hop(there[49:], write=False)]], "got 4 bytes of chunk 1"),
+        ([[Hop([1, 2])]], r"on the host \(NumPy\) or on cuda:0 \(CuPy\), got builtins.list"),
+    ]
+    with Staging(device, slot_nbytes=256) as staging:
+        for chunks, message in cases:
+            with pytest.raises(CallError, match=message):
+                staging.run(chunks, lambda *_: None, on="device")
+        staging.run([], lambda *_: None, on="host").wait()
+        staging.run([[Hop(there[:0]), Hop(here[:0])]], lambda *_: None, on="device").wait()
+        staging.run([[Hop(there, write=False)], [Hop(here[:9], write=False)]], lambda *_: None, on="device").wait()
+        assert "depth 3" in repr(staging)
+    staging.close()
+    with pytest.raises(ClosedError):
+        staging.run([], lambda *_: None, on="device")
+    assert "closed" in repr(staging)
+    with pytest.raises(CallError, match="depth of at least 1, got 0"):
+        Staging(device, slot_nbytes=1, depth=0)
+    with contextlib.ExitStack() as stack, pytest.raises(CallError, match="3 slots of 512, got uint8"):
+        stack.enter_context(Staging(device, slot_nbytes=512, pinned=np.zeros(1000, np.uint8)))
