@@ -68,6 +68,9 @@ class Device(Protocol):
     def stream(self, name: str) -> Stream:
         """Return a new stream of this device."""
 
+    def lane(self, name: str) -> Stream:
+        """Return the device's own stream for one kind of work, such as ``"copy in"``; always the same one."""
+
     def owns(self, array: Any) -> bool:
         """Say whether ``array`` lies in this device's memory."""
 

@@ -1,8 +1,8 @@
-"""Pinned memory for the ranks of an NCCL group: the node's shared window, registered with every rank's GPU.
+"""Pinned memory for the ranks of an NCCL group: the node's shared window, or each rank's own, registered with its GPU.
 
-A node holds it once, whatever the number of its ranks, and each of them can copy from and to all of it. If one rank
-cannot pin it, none does: ranks at different speeds would be worse than slow ones. That warns, on rank 0, with the cure.
-May import: device.cuda_pinned, comm.group, comm.nccl.
+A node holds what is shared once, whatever the number of its ranks, and each of them can copy from and to all of it. If
+one rank cannot pin it, none does: ranks at different speeds would be worse than slow ones. That warns, on rank 0, with
+the cure. May import: device.cuda_pinned, comm.group, comm.nccl.
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ from zerort.comm.call import Call
 from zerort.comm.checks import Given
 from zerort.comm.group import Group
 from zerort.comm.nccl import NcclTransport
+from zerort.device import HostDevice
 from zerort.device.cuda_pinned import CHUNK_NBYTES, PinnedMemory
 from zerort.errors import CallError, DeviceMemoryError
+from zerort.typing import Array
 
 __all__ = ["open_pinned"]
 
 
-def open_pinned(group: Group, nbytes: int, *, chunk_nbytes: int = CHUNK_NBYTES, name: str = "pinned") -> PinnedMemory:
+def open_pinned(
+    group: Group, nbytes: int, *, shared: bool = True, chunk_nbytes: int = CHUNK_NBYTES, name: str = "pinned"
+) -> PinnedMemory:
     """Return ``nbytes`` of host memory that the ranks of a node share and their GPUs can reach. Every rank calls this.
 
     Args:
         group: Of kind ``"nccl"``.
-        nbytes: On every rank the same.
+        nbytes: On every rank the same, if they share it.
+        shared: Whether the ranks of a node share it; False: each has memory of its own.
         chunk_nbytes: Bytes to register at once; a multiple of the page size.
         name: What to call this in errors and traces.
 
@@ -48,11 +53,11 @@ def open_pinned(group: Group, nbytes: int, *, chunk_nbytes: int = CHUNK_NBYTES, 
                 f"{call.op}: Expected chunk_nbytes to be a multiple of the page size, {mmap.PAGESIZE}, "
                 f"got {chunk_nbytes!r}."
             )
-        call.numel = nbytes
+        call.numel = nbytes if shared else 0
 
     def make() -> tuple[PinnedMemory, list[str]]:
         # Windows start on a page; plain memory, where nobody shares any, does not.
-        room = transport.host.allocate_shared(nbytes + mmap.PAGESIZE)
+        room = _room(transport, nbytes + mmap.PAGESIZE, shared=shared)
         first = -room.ctypes.data % mmap.PAGESIZE
         memory = room[first : first + nbytes]
         pinned, story = None, ""
@@ -76,3 +81,7 @@ def open_pinned(group: Group, nbytes: int, *, chunk_nbytes: int = CHUNK_NBYTES, 
             stacklevel=2,
         )
     return made
+
+
+def _room(transport: NcclTransport, nbytes: int, *, shared: bool) -> Array:
+    return transport.host.allocate_shared(nbytes) if shared else HostDevice().zeros(nbytes, "uint8")

@@ -94,7 +94,7 @@ class HostDevice:
             np.copyto(out, source)
             return out
 
-        on = self._copies() if stream is None else stream
+        on = self.lane("copy") if stream is None else stream
         ticket: Ticket[Array] = on.submit(work, name="copy", keep=(source, out))
         return ticket
 
@@ -111,11 +111,9 @@ class HostDevice:
         while self._streams:
             self._streams.pop().close()
 
-    def _copies(self) -> HostStream:
-        for stream in self._streams:
-            if stream.name == "copy":
-                return stream
-        return self.stream("copy")
+    def lane(self, name: str) -> HostStream:
+        """Return the device's own stream of that name, made when it is first asked for."""
+        return next((stream for stream in self._streams if stream.name == name), None) or self.stream(name)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -102,8 +102,7 @@ def _prepare(
             f"{len(settings.weights)}: {settings.weights!r}."
         )
     if not isinstance(ranks.shard.device, HostDevice):
-        for one in (optimizer, *(replace(optimizer, **group.overrides) for group in groups)):  # type: ignore[type-var]
-            _check_optimizer_of_gpus(one)
+        _check_optimizer_of_gpus(optimizer)
     if settings.deterministic:
         _check_deterministic(ranks, optimizer, settings)
     return Runtime(ranks, plan=plan, budget=budget, optimizer=optimizer, groups=groups, options=settings)

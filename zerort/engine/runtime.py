@@ -21,6 +21,7 @@ from zerort.comm import Group
 from zerort.config import Budget, Plan
 from zerort.engine.allotment import Allotment, announce
 from zerort.engine.attachment import Attachment
+from zerort.engine.host_memory import HostMemory
 from zerort.engine.ledger import Ledger
 from zerort.engine.mesh import Mesh
 from zerort.engine.offload_options import OffloadOptions
@@ -31,6 +32,7 @@ from zerort.engine.report import MemoryReport, Restored, StepReport
 from zerort.engine.section import BLOCK, Section, SectionSetup
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.slot_set import SlotSet
+from zerort.engine.stage import Stage
 from zerort.engine.step import take_step
 from zerort.engine.tensors import Frozen, TensorSpec
 from zerort.engine.tiers import Tiers
@@ -111,6 +113,10 @@ class Runtime:
             scale = LossScale(initial=float(scale), interval=None)
         self.scaler = None if scale is None else LossScaler(scale)
         self.slots = SlotSet.build(mesh.shard)
+        self.host = HostMemory(mesh.shard)
+        """What rests on the host, where computing happens on a GPU."""
+        self.stage = Stage(self.device, self.host, options=self.tiers.options)
+        """Where updates are computed."""
         self.meetings = 0
         """How often all ranks that share slots have met, as far as it matters to who may write to them."""
         self.prefetcher = Prefetcher(self.units, ahead=options.prefetch)
@@ -126,6 +132,7 @@ class Runtime:
             ledger=self.ledger,
             norm_block=BLOCK if options.deterministic else None,
             tiers=self.tiers,
+            host=self.host,
             tiers_of=(lambda name: SectionTiers.of(plan)) if self.allotment is None else self.allotment.of,
         )
 
@@ -287,7 +294,7 @@ class Runtime:
             buckets=self.slots.buckets.nbytes + self.slots.summed.nbytes,
             gathered=self.slots.gathered.nbytes,
             gathered_peak=self.slots.gathered.peak_nbytes,
-            streaming=self.tiers.memory_nbytes,
+            streaming=self.tiers.memory_nbytes + self.stage.nbytes,
             nvme=self.tiers.resting_nbytes,
         )
 
@@ -308,7 +315,9 @@ class Runtime:
             self.attachments.clear()
             with contextlib.ExitStack() as stack:  # whatever fails, the rest is closed, too
                 stack.callback(self.mesh.close)
+                stack.callback(self.host.close)
                 stack.callback(self.tiers.close)
+                stack.callback(self.stage.close)
 
     def _warn_of_unmatched_groups(self) -> None:
         shapes = {e.name: e.shape for section in self.trained_sections() for e in section.layout.extents}
@@ -342,8 +351,9 @@ class Runtime:
         self.slots.rest()
 
     def wait_for_gathers(self) -> None:
-        """Wait until no rank reads this one's parameters any more: they are about to change."""
+        """Wait until no rank reads this one's parameters any more, and all is where it rests: they are to change."""
         self.prefetcher.drop()
+        self.stage.finish()
         for section in self.trained_sections():
             section.parameters.wait()
 
@@ -388,8 +398,11 @@ class Runtime:
             try:
                 self.mesh.close()  # first: the others may wait for this rank
             finally:
+                with contextlib.suppress(ZerortError):  # of a GPU that cannot go on
+                    self.stage.close()
                 self.tiers.close()
                 self.tiers.wait_for_others()
+                self.host.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.units)} units, {self.updates} updates"

@@ -20,7 +20,10 @@ import numpy as np
 from zerort.buffer import FlatBuffer, GradientBucket
 from zerort.comm import Group
 from zerort.config import Plan, Tier
+from zerort.device import HostDevice
 from zerort.engine.column import Column, cut_chunks
+from zerort.engine.host_memory import HostMemory
+from zerort.engine.host_parameters import HostParameters
 from zerort.engine.kept import Streaming
 from zerort.engine.ledger import Ledger
 from zerort.engine.resting_parameters import RestingParameters
@@ -64,6 +67,8 @@ class SectionSetup:
     """What rests on a disk."""
     tiers_of: Callable[[str], SectionTiers]
     """Where the parts of a section rest, by its name; the same on every rank."""
+    host: HostMemory
+    """What rests on the host, where computing happens on a GPU."""
 
 
 class Section:
@@ -114,9 +119,11 @@ class Section:
                 name=name,
                 streaming=self._streaming(),
                 device=self._device,
+                zeros=setup.host.zeros if self._is_apart(self.tiers.state) else None,
             )
-            if self.tiers.gradient is Tier.NVME:
-                self._gradient = self._resting_column("gradient", setup.gradient_dtype or dtype)
+            if self._is_apart(self.tiers.gradient):
+                kept_in = setup.gradient_dtype or dtype
+                self._gradient = self._resting_column("gradient", kept_in, self.tiers.gradient)
             self.make_bucket(resident=resident)
 
     def _resting_tiers(self, asked: SectionTiers) -> SectionTiers:
@@ -132,33 +139,37 @@ class Section:
             )
         return SectionTiers(parameter=Tier.DEVICE, gradient=Tier.DEVICE, state=Tier.DEVICE)
 
-    def _make_parameters(self) -> FlatBuffer | RestingParameters:
+    def _make_parameters(self) -> FlatBuffer | HostParameters | RestingParameters:
         plan, group, traffic = self._setup.plan, self._group, self._setup.ledger.moved
-        if self.tiers.parameter is not Tier.NVME:
+        if not self._is_apart(self.tiers.parameter):
             placement = plan.parameter.placement
             return FlatBuffer(
                 self.layout, self.partition, group=group, placement=placement, name=self.name, traffic=traffic
             )
-        column = self._resting_column("parameter", self.layout.dtype)
+        column = self._resting_column("parameter", self.layout.dtype, self.tiers.parameter)
+        if self.tiers.parameter is Tier.HOST:
+            return HostParameters(
+                self.layout, self.partition, column=column, group=group, name=self.name, traffic=traffic
+            )
         return RestingParameters(
             self.layout, self.partition, column=column, group=group, name=self.name, traffic=traffic
         )
 
-    def _resting_column(self, kind: str, dtype: str) -> Column:
-        """Return a column of this rank's range that is not in memory."""
+    def _is_apart(self, tier: Tier) -> bool:
+        """Say whether what rests in a tier is elsewhere than in the memory that computing happens in."""
+        return tier is Tier.NVME or (tier is Tier.HOST and not isinstance(self._device, HostDevice))
+
+    def _resting_column(self, kind: str, dtype: str, tier: Tier) -> Column:
+        """Return a column of this rank's range that is not where computing happens."""
         count = self.partition.counts[self._group.rank]
         cuts = cut_chunks(count, most=self._setup.tiers.chunk_numel)
-        return Column(
-            f"{self.name}/{kind}",
-            cuts,
-            self._device.zeros(0, dtype),
-            resident=0,
-            tiers=self._setup.tiers,
-            device=self._device,
-        )
+        resident = len(cuts) - 1 if tier is Tier.HOST else 0
+        memory = self._setup.host.zeros(cuts[resident], dtype)
+        name = f"{self.name}/{kind}"
+        return Column(name, cuts, memory, resident=resident, tiers=self._setup.tiers, device=self._device)
 
     def _streaming(self) -> Streaming | None:
-        if not self.tiers.streams:
+        if not any(map(self._is_apart, (self.tiers.parameter, self.tiers.gradient, self.tiers.state))):
             return None
         return Streaming(
             tiers=self._setup.tiers,
@@ -171,7 +182,7 @@ class Section:
     def columns(self) -> list[Column]:
         """Everything of it that may rest elsewhere than in memory."""
         found = [] if self.state is None else list(self.state.columns.values())
-        if isinstance(self.parameters, RestingParameters):
+        if not isinstance(self.parameters, FlatBuffer):
             found.append(self.parameters.column)
         return found if self._gradient is None else [*found, self._gradient]
 
@@ -240,7 +251,7 @@ class Section:
     @property
     def shard(self) -> Column:
         """This rank's range of the parameters."""
-        if isinstance(self.parameters, RestingParameters):
+        if not isinstance(self.parameters, FlatBuffer):
             return self.parameters.column
         array = self.parameters.mine
         cuts: tuple[int, ...] = (0, array.size)

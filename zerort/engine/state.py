@@ -41,7 +41,8 @@ class OptimizerState:
         optimizers: Each tensor's optimizer, by name; the same object for the same settings.
         name: What values are called in a store.
         streaming: What is not in memory; None: nothing.
-        device: Whose memory the rest is in; None: the host's.
+        device: Where it is computed with; None: on the host.
+        zeros: Makes the memory that the rest is in; None: the device's.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class OptimizerState:
         name: str = "",
         streaming: Streaming | None = None,
         device: Device | None = None,
+        zeros: Callable[[int, str], Array] | None = None,
     ) -> None:
         self._device: Device = HostDevice() if device is None else device
+        self._zeros = self._device.zeros if zeros is None else zeros
         self.layout = layout
         self.partition = partition
         self.owned = Range(0, layout.numel) if whole else partition.of(rank)
@@ -94,7 +97,7 @@ class OptimizerState:
         return max(at for at in range(chunks + 1) if each * self.cuts[at] <= self._streaming.resident_nbytes)
 
     def _column(self, kind: str, cuts: Sequence[int], dtype: str) -> Column:
-        memory = self._device.zeros(cuts[self._resident], dtype)
+        memory = self._zeros(cuts[self._resident], dtype)
         tiers = None if self._streaming is None else self._streaming.tiers
         name = f"{self._name}/{kind}"
         return Column(name, cuts, memory, resident=self._resident, tiers=tiers, device=self._device)

@@ -233,6 +233,7 @@ def digest_of(rt: Runtime) -> str:
     sections = [section for unit in rt.units.values() for section in unit.sections]
     mine: list[tuple[int, int]] = []
     error: StorageError | None
+    rt.stage.finish()
     try:
         mine = [section.shard.checksum() for section in sections]
         error = rt.tiers.failure()  # what was read may be what was there before a write that failed

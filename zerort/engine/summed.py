@@ -16,12 +16,12 @@ from typing import Protocol
 import numpy as np
 
 from zerort.buffer import Slots
-from zerort.device import HostStream, Ticket
+from zerort.device import Ticket
 from zerort.engine.column import Column
 from zerort.errors import StorageError
 from zerort.optim import square_sums
 from zerort.optim.kernels import kernels_for
-from zerort.typing import Array
+from zerort.typing import Array, Stream
 
 __all__ = ["RestingGradient", "SummedGradient", "SummedInMemory"]
 
@@ -68,7 +68,7 @@ class RestingGradient:
         stream: Does what follows a reduction.
     """
 
-    def __init__(self, column: Column, *, block: int | None, slots: Slots, stream: HostStream) -> None:
+    def __init__(self, column: Column, *, block: int | None, slots: Slots, stream: Stream) -> None:
         self.column = column
         self.error: StorageError | None = None
         """What the disk had against the last one, on this rank alone: the step tells the others."""
@@ -108,7 +108,7 @@ class RestingGradient:
                 self.error = error
             return np.empty(0, gradient.dtype)  # no view: it would keep the memory, which others need, until the step
 
-        ticket = self._stream.submit(put_away, name=f"put away {self.column.name}")
+        ticket: Ticket[Array] = self._stream.submit(put_away, name=f"put away {self.column.name}")
         slot.release(after=ticket)
         return ticket
 

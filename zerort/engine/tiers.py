@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 from zerort import trace
 from zerort.comm import Group
 from zerort.comm.agreement import gather_json, raise_together
-from zerort.device import HostStream, Ticket
+from zerort.device import Ticket
 from zerort.engine.ledger import Ledger
 from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
 from zerort.errors import ClosedError, StorageError
-from zerort.typing import Array
+from zerort.typing import Array, Stream
 
 if TYPE_CHECKING:
     from zerort.offload import DirectoryReport, Part, Pipeline, Store
@@ -69,7 +69,8 @@ class Tiers:
         self._pipeline: Pipeline | None = None
         self._ahead: Run | None = None
         self._last: Sequence[Sequence[Part]] = ()  # what the last update streamed
-        self._stream: HostStream | None = None
+        self._stream: Stream | None = None
+        self._device = world.device
         self._counting = threading.Lock()
         self._torn = ""
         self._paths: list[str] = []  # the files of all ranks of this host
@@ -87,10 +88,10 @@ class Tiers:
         return self.options.chunk_nbytes // 4
 
     @property
-    def stream(self) -> HostStream:
+    def stream(self) -> Stream:
         """Does what follows a reduction: puts gradients away."""
         if self._stream is None:
-            self._stream = HostStream("offload gradients")
+            self._stream = self._device.stream("offload gradients")
         return self._stream
 
     @property

@@ -1,6 +1,6 @@
 """`update_sections`: kernels over this rank's range of every section, wherever its chunks rest.
 
-    chunks in memory      computed at once
+    chunks in memory      computed at once, where they lie or on their way between a host and a GPU (`Stage`)
     chunks on a disk      one run of the pipeline over all sections: read, compute, write back
 
 Both are the same call over the same elements, so where a value rests does not show in its bits. May import: comm,
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from zerort.comm.agreement import raise_together
 from zerort.engine.column import Column
+from zerort.engine.host_parameters import HostParameters
 from zerort.engine.section import Section
 from zerort.engine.state import Rates
 from zerort.engine.summed import SummedGradient
@@ -24,7 +25,7 @@ from zerort.typing import Array
 
 if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
-    from zerort.offload import Part
+    from zerort.offload import Hop, Part
 
 __all__ = ["update_sections"]
 
@@ -66,13 +67,28 @@ class _Chunk:
         """Whether parameters are what their master weights round to: then they need not be read."""
         return "master" in self.columns
 
-    def update(self, settings: _Settings, brought: Sequence[Array] = ()) -> None:
-        """Update the chunk, given what the pipeline has brought."""
+    def hops(self, brought: Sequence[Array] = ()) -> list[Hop]:
+        """Return every column's part where it is, given what the pipeline has brought."""
+        from zerort.offload.hops import Hop
+
         arrays = dict(zip(self.resting, brought, strict=True))
-        for kind, column in self.columns.items():
-            if kind not in arrays:
-                arrays[kind] = column.piece(self.at)
-        if "parameter" in self.resting and self._is_rounded:  # also of tensors that are not updated now
+        return [
+            Hop(
+                arrays[kind] if kind in arrays else column.piece(self.at),
+                read=not (kind == "parameter" and self._is_rounded),
+                write=kind != "gradient",
+            )
+            for kind, column in self.columns.items()
+        ]
+
+    def _came_empty(self, parameter: Array) -> bool:
+        """Say whether a chunk of parameters was made room for, and not read."""
+        return "parameter" in self.resting or type(parameter) is not type(self.columns["parameter"].memory)
+
+    def update(self, settings: _Settings, columns: Sequence[Array]) -> None:
+        """Update the chunk, given every column's part of it, all of them on the host or on the GPU."""
+        arrays = dict(zip(self.columns, columns, strict=True))
+        if self._is_rounded and self._came_empty(arrays["parameter"]):  # also of tensors that are not updated now
             kernels_for(arrays["master"]).cast_into(arrays["parameter"], arrays["master"])
         state = self.section.state
         assert state is not None
@@ -137,14 +153,20 @@ def update_sections(
 def _compute(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
     """Update chunks where they are, those that rest elsewhere on their way through memory. No communication."""
     streamed = [chunk for chunk in chunks if chunk.resting]
-    for chunk in chunks:
-        if not chunk.resting:
-            chunk.update(settings)
+    here = [chunk for chunk in chunks if not chunk.resting]
+    written = rt.stage.run(
+        [chunk.hops() for chunk in here], lambda number, *columns: here[number].update(settings, columns)
+    )
+    for chunk in here:
+        if isinstance(chunk.section.parameters, HostParameters):
+            chunk.section.parameters.written = written
+
+    def compute(number: int, *brought: Array) -> None:
+        chunk = streamed[number]
+        rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns)).wait()
+
     if streamed:
-        rt.tiers.run(
-            [chunk.parts() for chunk in streamed],
-            lambda number, *brought: streamed[number].update(settings, brought),
-        )
+        rt.tiers.run([chunk.parts() for chunk in streamed], compute)
 
 
 def _chunks_of(section: Section, gradient: Column, present: set[str]) -> Iterator[_Chunk]:

@@ -1,0 +1,56 @@
+"""`HostMemory`: what a runtime on GPUs keeps on the host. All ranks pin it, or none: see `comm.nccl_pinned`.
+
+On a runtime without GPUs nobody needs it: there the host is the device. May import: comm, device, typing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from zerort.comm import Group
+from zerort.device import HostDevice
+from zerort.native.dtypes import numpy_dtype
+from zerort.typing import Array, DtypeLike
+
+if TYPE_CHECKING:
+    from zerort.device.cuda_pinned import PinnedMemory
+
+__all__ = ["HostMemory"]
+
+
+class HostMemory:
+    """This rank's memory on the host that its GPU reaches. Every rank makes one.
+
+    Args:
+        group: The ranks that agree on pinning.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._is_apart = not isinstance(group.device, HostDevice)
+        self._arenas: list[PinnedMemory] = []
+
+    def zeros(self, numel: int, dtype: DtypeLike) -> Array:
+        """Return a 1-D array of zeros that starts on a page. Every rank calls this; ``numel`` may differ."""
+        kind = numpy_dtype(dtype)
+        if not self._is_apart:
+            return HostDevice().zeros(numel, kind)
+        from zerort.comm.nccl_pinned import open_pinned
+
+        arena = open_pinned(self._group, numel * kind.itemsize, shared=False, name="host memory")
+        self._arenas.append(arena)
+        made = arena.empty(numel, kind)
+        made.view("uint8").fill(0)
+        return made
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that were asked for."""
+        return sum(arena.nbytes for arena in self._arenas)
+
+    def close(self) -> None:
+        """Let go of it, once no copy is under way. Arrays stay readable."""
+        with contextlib.ExitStack() as stack:
+            while self._arenas:
+                stack.callback(self._arenas.pop().close)
