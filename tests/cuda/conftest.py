@@ -19,6 +19,7 @@ if EMULATED:
 
     os.environ.setdefault("CUSIM_DEVICES", "4")
     os.environ.setdefault("CUSIM_MEM_MB", "512")
+    os.environ.setdefault("CUSIM_DELAY_US", "200")
     cusim.start()
 
 

@@ -13,7 +13,7 @@ Processes that a test starts are told by their environment: ``subprocess.run(...
 """
 
 from cusim.errors import CusimError
-from cusim.findings import clear, findings, findings_in, host_reads, host_writes
+from cusim.findings import clear, findings, findings_in, host_reads, host_writes, reseed
 from cusim.start import environment, start, started
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "findings_in",
     "host_reads",
     "host_writes",
+    "reseed",
     "start",
     "started",
 ]

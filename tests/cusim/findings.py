@@ -1,4 +1,4 @@
-"""Findings: what programs did wrong, as the emulator saw it. May import: `cusim.start`."""
+"""Findings: what programs did wrong, as the emulator saw it; and another seed to look again. May import: `cusim.start`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def clear() -> None:
     """Forget all findings, and the fault that a kernel left behind."""
     started().cusim_forget_findings()
     started().cusim_forget_fault()
+
+
+def reseed(seed: int) -> None:
+    """Delay what streams and the host do from now on as another seed says; 0: not at all."""
+    started().cusim_reseed(ctypes.c_uint64(seed))
 
 
 def host_reads(array: Any, name: str = "the host") -> None:

@@ -34,7 +34,8 @@ def all_on_gpus(gpus):
 
 
 def tiers(stage, **parts):
-    return pytest.param(zr.Plan.zero(stage, **parts), id=f"{stage}-" + "-".join(f"{p}={t.name}" for p, t in parts.items()))
+    title = "-".join([str(stage), *(f"{part}={tier.name}" for part, tier in parts.items())])
+    return pytest.param(zr.Plan.zero(stage, **parts), id=title)
 
 
 PLANS = [

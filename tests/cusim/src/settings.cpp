@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -39,6 +40,13 @@ const Settings &settings() {
   return *read;
 }
 
+static std::atomic<uint64_t> &current_seed() {
+  static std::atomic<uint64_t> current{settings().seed};
+  return current;
+}
+
+uint64_t seed() { return current_seed().load(std::memory_order_relaxed); }
+
 void trace(const char *format, ...) {
   if (!settings().trace) return;
   va_list arguments;
@@ -50,3 +58,5 @@ void trace(const char *format, ...) {
 }
 
 }  // namespace cusim
+
+extern "C" void cusim_reseed(uint64_t seed) { cusim::current_seed().store(seed, std::memory_order_relaxed); }

@@ -26,6 +26,9 @@ struct Settings {
 
 const Settings &settings();
 
+// CUSIM_SEED, or what `cusim.reseed` has set since.
+uint64_t seed();
+
 // Prints one line to stderr when CUSIM_TRACE is set.
 void trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -61,7 +61,7 @@ uint64_t draw(uint64_t lane, uint64_t count) {
       if (const char *value = getenv(name)) return value;
     return "0";
   }();
-  uint64_t x = settings().seed * 0x9E3779B97F4A7C15u + (uint64_t)atoi(rank) * 0xD1B54A32D192ED03u + lane * 0x8CB92BA72F3D8DD7u + count;
+  uint64_t x = seed() * 0x9E3779B97F4A7C15u + (uint64_t)atoi(rank) * 0xD1B54A32D192ED03u + lane * 0x8CB92BA72F3D8DD7u + count;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);
@@ -167,7 +167,7 @@ Stream::Stream(int device, unsigned flags, int priority, bool legacy)
     : device(device), flags(flags), priority(priority), legacy(legacy), lane(next_lane()), name(stream_name(lane, device, legacy)) {}
 
 void Stream::delay(Ticket ticket, const Operation &operation) const {
-  if (!settings().seed) return;
+  if (!seed()) return;
   uint64_t time = delay_of(draw((uint64_t)lane, ticket));
   trace("%s: %s starts %lu us late", name.c_str(), operation.name.c_str(), (unsigned long)time);
   scribble(operation);
@@ -307,7 +307,7 @@ void synchronize_all() {
 
 void delay_host() {
   static thread_local uint64_t calls = 0;
-  if (!settings().seed) return;
+  if (!seed()) return;
   uint64_t drawn = draw(kHostLane, ++calls);
   if ((drawn >> 4 & 7) == 0) usleep((useconds_t)delay_of(drawn));
 }

@@ -1,0 +1,62 @@
+"""Walks under many random interleavings of streams: each is the same training, and none has a race.
+
+13 seeds at each of 1, 2, 3 and 4 ranks, others at each number; ``ZERORT_SEEDS=200`` tries more (`make soak`).
+"""
+
+import os
+
+import gpu_runs
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+
+import zerort as zr
+from zerort.comm import open_group
+
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(os.environ.get("CUSIM") == "0", reason="real GPUs have no seeds")]
+
+HOST = zr.Tier.HOST
+SEEDS = int(os.environ.get("ZERORT_SEEDS", "13"))
+SMALL = zr.OffloadOptions(chunk_nbytes=8192, threads=2)
+PLANS = [
+    zr.Plan.zero(3),
+    zr.Plan.zero(3, state=HOST),
+    zr.Plan.zero(1),
+    zr.Plan.zero(3, parameter=HOST, gradient=HOST, state=HOST),
+    zr.Plan.zero(2, gradient=HOST),
+]
+
+
+@pytest.fixture(scope="module")
+def gpus(options):
+    with open_group(kind="nccl", options=options) as group:
+        yield group
+
+
+@pytest.fixture
+def seeded():
+    """Set a seed; afterwards there is none."""
+    import cusim
+
+    yield cusim.reseed
+    cusim.reseed(0)
+
+
+@pytest.fixture(scope="module")
+def expected(gpus):
+    return [train(gpus, plan, at) for at, plan in enumerate(PLANS)]
+
+
+def train(gpus, plan, at):
+    with zr.open(group=gpus, plan=plan, offload=SMALL, clip_norm=1.0, micro_steps=1 + at % 2) as rt:
+        gpu_runs.train(rt, ("float32", "bfloat16")[at % 2], steps=2)
+        return gpu_runs.weights(rt)
+
+
+@pytest.mark.parametrize("number", range(SEEDS))
+def test_no_order_of_streams_changes_a_bit(number, gpus, expected, seeded):
+    seeded(1 + number * 4 + gpus.size % 4)
+    at = number % len(PLANS)
+    for name, value in train(gpus, PLANS[at], at).items():
+        np.testing.assert_array_equal(value, expected[at][name], err_msg=name)
