@@ -4,6 +4,7 @@
     bridged.py  passage.py                      the same for arrays on a GPU
     pipeline.py  run.py  parts.py  slots.py     `Pipeline`: read, compute, write back, `depth` chunks at a time
     staging.py  hops.py                         `Staging`: host to GPU and back, `depth` chunks at a time
+    update_place.py                             on which side an update is faster, from measured speeds
     preflight.py                                what a directory can do, before anything is put there
     faults.py                                   ``ZERORT_FAULT``: break the disk on purpose
 
