@@ -14,7 +14,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Array", "Device", "DtypeLike", "Event", "Stream"]
+__all__ = ["Array", "Device", "DtypeLike", "Event", "Memory", "Stream"]
 
 Array = npt.NDArray[Any]
 DtypeLike = npt.DTypeLike
@@ -52,15 +52,19 @@ class Stream(Protocol):
         """Finish what was submitted, then refuse further work."""
 
 
-class Device(Protocol):
+class Memory(Protocol):
+    """Where arrays come from: a device's own memory, or memory that somebody set aside."""
+
+    def empty(self, numel: int, dtype: DtypeLike, *, alignment: int = ...) -> Any:
+        """Return a 1-D array whose first byte stands at a multiple of ``alignment`` bytes."""
+
+
+class Device(Memory, Protocol):
     """Memory of one kind, and the streams that work on it."""
 
     name: str
     arrays: str
     """What errors call an array of its own."""
-
-    def empty(self, numel: int, dtype: DtypeLike, *, alignment: int = ...) -> Any:
-        """Return a 1-D array whose first byte stands at a multiple of ``alignment`` bytes."""
 
     def copy(self, source: Any, *, out: Any, stream: Stream | None = None) -> Any:
         """Copy ``source`` into ``out`` on ``stream`` and return the Ticket."""

@@ -157,56 +157,148 @@ def test_what_is_only_written_and_what_is_only_read(device, pinned, elsewhere, o
     assert (there.get() == 5).all()
 
 
-def test_made_on_the_gpu_alone_waits_for_the_caller(device, pinned, elsewhere):
-    """A chunk of which nothing is copied in."""
+@pytest.mark.parametrize("on", PLACES)
+def test_nothing_comes_and_something_goes_back(device, pinned, elsewhere, on):
+    """Slots that nothing is copied into wait for their turn, and for the caller, all the same."""
+    at_rest = {"device": of_host(pinned, np.zeros(8000, np.float32)), "host": cupy.zeros(8000, np.float32)}[on]
+
+    def fill(number, array):
+        tell(array, write=True)
+        array.fill(number + 1)
+
+    with Staging(device, slot_nbytes=4096, depth=2, pinned=pinned.empty(2 * 4096, "uint8")) as staging:
+        staging.run(in_chunks([Hop(at_rest, read=False)], 1000), fill, on=on).wait()
+        if on == "host":
+            at_rest.fill(9)  # before the next run, on the caller's stream
+        staging.run(in_chunks([Hop(at_rest, read=False)], 1000), fill, on=on)
+        if on == "host":
+            at_rest += 0  # after it
+        staging.finish()
+    tell(at_rest, write=False)
+    assert at_rest.tolist() == [number for number in range(1, 9) for _ in range(1000)]
+
+
+def test_with_nothing_to_copy_in_the_caller_still_comes_first(device, pinned, elsewhere):
+    """Gradients of the caller's, made just now, and something on the host that is made of them."""
     there, made = cupy.zeros(100_000, np.float32), of_host(pinned, np.zeros(100_000, np.float32))
-    there.fill(3)
 
     def copy(number, there, made):
         made[:] = there
 
     with Staging(device, slot_nbytes=400_000) as staging:
-        staging.run([[Hop(there, write=False), Hop(made, read=False)]], copy, on="device").wait()
+        chunks = [[Hop(there, write=False), Hop(made, read=False)]]
+        staging.run(chunks, copy, on="device").wait()
+        there.fill(3)
+        staging.run(chunks, copy, on="device").wait()
     tell(made, write=False)
     assert (made == 3).all()
 
 
+@pytest.mark.parametrize("on", PLACES)
+def test_something_comes_and_nothing_goes_back(device, pinned, elsewhere, on):
+    """A slot out of which nothing is copied is still in use until it is computed with."""
+    values = np.arange(8000, dtype=np.float32)
+    come, found = of_host(pinned, values), cupy.zeros(8000, np.float32)
+    if on == "host":
+        come, found = put(values), of_host(pinned, np.zeros(8000, np.float32))
+
+    with Staging(device, slot_nbytes=4096, depth=2, pinned=pinned.empty(2 * 4096, "uint8")) as staging:
+        staging.run(in_chunks([Hop(found), Hop(come, write=False)], 1000), add, on=on).wait()
+    tell(found, write=False)
+    assert found.tolist() == values.tolist()
+
+
 def test_a_caller_that_fills_pinned_memory_from_the_gpu_comes_first(device, pinned, elsewhere):
     """Its own copy to the host is under way when the run begins."""
-    made, here, there = (
-        put(np.full(50_000, 4, np.float32)),
-        pinned.empty(50_000, "float32"),
-        put(np.zeros(50_000, "f4")),
-    )
-    cupy.cuda.runtime.memcpyAsync(here.ctypes.data, made.data.ptr, here.nbytes, 2, elsewhere.ptr)
+    made, there = put(np.full(50_000, 4, np.float32)), put(np.zeros(50_000, np.float32))
+    here = of_host(pinned, np.zeros(50_000, np.float32))
 
     def copy(number, here, there):
         there[:] = here
 
     with Staging(device, slot_nbytes=here.nbytes) as staging:
-        staging.run([[Hop(here, write=False), Hop(there, read=False)]], copy, on="device")
+        chunks = [[Hop(here, write=False), Hop(there, read=False)]]
+        staging.run(chunks, copy, on="device").wait()
+        cupy.cuda.runtime.memcpyAsync(here.ctypes.data, made.data.ptr, here.nbytes, 2, elsewhere.ptr)
+        staging.run(chunks, copy, on="device")
         assert (there.get() == 4).all()
 
 
-def test_the_host_does_not_wait_for_the_gpu(device, pinned):
-    """A run on the device returns while the GPU has not begun."""
+def test_arrays_of_the_host_are_in_order_from_run_to_run(device, pinned):
+    """Also if the second run needs nothing else of what the first still does."""
+    here, other = of_host(pinned, np.ones(3000, np.float32)), of_host(pinned, np.ones(3000, np.float32))
+    there = cupy.zeros(3000, np.float32)
+
+    def double(number, values):
+        tell(values, write=True)
+        values += values
+
+    with Staging(device, slot_nbytes=4096) as staging:
+        chunks = in_chunks([Hop(here)], 1000)[:2]
+        staging.run(chunks, double, on="device")
+        staging.run(chunks[::-1], double, on="device")  # a copy back, then the same bytes are copied in
+        staging.run(chunks, double, on="host")  # a copy back, then the host computes
+        staging.run(in_chunks([Hop(there), Hop(other, write=False)], 1000), add, on="device")
+        staging.run([[Hop(other)]], double, on="host")  # a copy in, then the host computes
+        assert (there.get() == 1).all()
+    assert here.tolist() == [8] * 2000 + [1] * 1000
+    assert (other == 2).all()
+
+
+@pytest.fixture
+def gate(device):
+    """Nothing is copied in until it is set."""
     gate = threading.Event()
-    here, there = of_host(pinned, np.zeros(4000, np.float32)), cupy.ones(4000, np.float32)
-    cupy.cuda.get_current_stream().synchronize()
-    device.lane("copy in").submit(
-        lambda: cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(20), None), after=()
-    )
+    stop = lambda: cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(20), None)  # noqa: E731
+    device.lane("copy in").submit(stop, after=())
+    yield gate
+    gate.set()
+    device.lane("copy in").synchronize()
 
-    def add(number, here, there):
-        here += there
 
+def add(number, array, summand):
+    tell(array, write=True)
+    tell(summand, write=False)
+    array += summand
+
+
+def test_the_host_does_not_wait_for_the_gpu(device, pinned, gate):
+    """A run on the device returns while the GPU has not begun."""
+    here, there = of_host(pinned, np.zeros(4000, np.float32)), device.empty(4000, "float32")
     with Staging(device, slot_nbytes=4096, depth=2) as staging:
+        there.fill(1)
         ticket = staging.run(in_chunks([Hop(here), Hop(there, write=False)], 1000), add, on="device")
         assert not ticket.done()
         gate.set()
         ticket.wait()
     tell(here, write=False)
     assert (here == 1).all()
+
+
+def test_the_callers_stream_waits_for_what_the_host_computed(device, pinned, gate):
+    """A run on the host returns before its last copies have, and they come before what the caller does."""
+    here, there = of_host(pinned, np.ones(2000, np.float32)), device.empty(2000, "float32")
+    with Staging(device, slot_nbytes=4096, pinned=pinned.empty(3 * 4096, "uint8")) as staging:
+        there.fill(1)
+        ticket = staging.run(in_chunks([Hop(there), Hop(here, write=False)], 1000), add, on="host")
+        there += there
+        assert not ticket.done()
+        gate.set()
+        assert (there.get() == 4).all()
+
+
+def test_the_host_computes_with_what_is_no_longer_read(device, pinned, gate):
+    """A run on the device has still to copy in what the next one changes on the host."""
+    here, there = of_host(pinned, np.ones(1000, np.float32)), device.empty(1000, "float32")
+    with Staging(device, slot_nbytes=4096, pinned=pinned.empty(3 * 4096, "uint8")) as staging:
+        there.fill(1)
+        staging.run([[Hop(there), Hop(here, write=False)]], add, on="device")
+        later = threading.Timer(0.05, gate.set)
+        later.start()
+        staging.run([[Hop(here)]], lambda number, here: add(number, here, here), on="host")
+        later.join()
+        assert (there.get() == 2).all()
+    assert (here == 2).all()
 
 
 @pytest.mark.parametrize("on", PLACES)
@@ -222,7 +314,7 @@ def test_an_error_leaves_nothing_under_way(device, pinned, on):
             raise ZeroDivisionError("chunk 4")
         here += 1
 
-    def add(number, here, there):
+    def add_one(number, here, there):
         here += 1
 
     before, _ = device.memory()
@@ -233,7 +325,7 @@ def test_an_error_leaves_nothing_under_way(device, pinned, on):
         assert here.tolist() == [1] * 4000 + [0] * 4000
         assert calls == [0, 1, 2, 3, 4]
         assert not staging._pending
-        staging.run(chunks, told(add), on=on).wait()
+        staging.run(chunks, told(add_one), on=on).wait()
         tell(here, write=False)
         assert here.tolist() == [2] * 4000 + [1] * 4000
         assert staging.nbytes == 3 * 4096
@@ -266,3 +358,15 @@ def test_what_makes_no_sense_is_refused(device, pinned):
         Staging(device, slot_nbytes=1, depth=0)
     with contextlib.ExitStack() as stack, pytest.raises(CallError, match="3 slots of 512, got uint8"):
         stack.enter_context(Staging(device, slot_nbytes=512, pinned=np.zeros(1000, np.uint8)))
+
+
+def test_speeds_are_measured_and_one_place_is_chosen(device, pinned):
+    from zerort.offload.update_place import Traffic, choose_place, measure
+
+    memory = pinned.empty(1024**2, "uint8")
+    speeds = measure(device, pinned=memory)
+    assert min(speeds.copy_in, speeds.copy_out, speeds.host, speeds.device) > 0
+    there, here = device.empty(100, "float32"), pinned.empty(50, "float32")
+    traffic = Traffic.of([[Hop(there), Hop(here, read=False)]])
+    assert traffic == Traffic(host_read=0, host_written=200, device_read=400, device_written=400)
+    assert choose_place(traffic, speeds).place in PLACES

@@ -94,6 +94,7 @@ GOOD = {
     "ZERORT_OFFLOAD_THREADS": ("7", 7),
     "ZERORT_OFFLOAD_RETRIES": ("0", 0),
     "ZERORT_OFFLOAD_KEEP": ("1", True),
+    "ZERORT_OFFLOAD_UPDATE_ON": ("host", "host"),
 }
 
 
@@ -112,7 +113,16 @@ def test_the_environment_sets_every_option(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"chunk_nbytes": 1}, {"depth": 0}, {"depth": "deep"}, {"threads": 0}, {"retries": -1}, {"keep": 1}]
+    "wrong",
+    [
+        {"chunk_nbytes": 1},
+        {"depth": 0},
+        {"depth": "deep"},
+        {"threads": 0},
+        {"retries": -1},
+        {"keep": 1},
+        {"update_on": "gpu"},
+    ],
 )
 def test_options_prove_themselves(wrong):
     with pytest.raises(CallError, match=f"Expected {next(iter(wrong))}"):

@@ -148,7 +148,13 @@ class CudaDevice:
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def copy(
-        self, source: Any, *, out: Any, stream: Stream | None = None, after: Sequence[Ticket[Any]] | None = None
+        self,
+        source: Any,
+        *,
+        out: Any,
+        stream: Stream | None = None,
+        after: Sequence[Ticket[Any]] | None = None,
+        eager: bool = True,
     ) -> Ticket[Any]:
         """Copy ``source`` into ``out``, each on the GPU (CuPy) or on the host (NumPy), and return the Ticket.
 
@@ -159,6 +165,7 @@ class CudaDevice:
             out: One of the same shape and dtype.
             stream: A stream of this device; the lane for this direction if None.
             after: As in `CudaStream.submit`.
+            eager: Queue it on the GPU here and now; False for a copy that comes after something of the host's.
         """
         self._check_open()
         if source.shape != out.shape or source.dtype != out.dtype:
@@ -186,7 +193,7 @@ class CudaDevice:
                 runtime.memcpyAsync(here + first, there + first, end - first, kind, current)
             return out
 
-        ticket: Ticket[Any] = on.submit(work, name=lane, keep=(source, out), eager=True, after=after)
+        ticket: Ticket[Any] = on.submit(work, name=lane, keep=(source, out), eager=eager, after=after)
         return ticket
 
     def put(self, source: Any, *, out: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerort.errors import CallError, ClosedError
-from zerort.typing import Array, Device
+from zerort.typing import Array, Memory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -69,7 +69,7 @@ class SlabPool:
     """At most ``count`` slabs of ``slab_nbytes`` bytes each.
 
     Args:
-        device: Where the memory comes from.
+        memory: Where it comes from.
         slab_nbytes: Size of each slab, to the byte.
         count: How many may exist; they are allocated as they are first needed.
         alignment: In bytes; 4096 suits O_DIRECT files.
@@ -83,12 +83,12 @@ class SlabPool:
     1
     """
 
-    def __init__(self, device: Device, *, slab_nbytes: int, count: int, alignment: int = 4096) -> None:
+    def __init__(self, memory: Memory, *, slab_nbytes: int, count: int, alignment: int = 4096) -> None:
         if slab_nbytes < 1 or count < 1:
             raise CallError(f"Expected at least one slab of at least one byte, got {count} of {slab_nbytes} bytes.")
         self.slab_nbytes = slab_nbytes
         self.count = count
-        self._device = device
+        self._memory = memory
         self._alignment = alignment
         self._free: list[Array] = []
         self._returned = threading.Condition()
@@ -116,7 +116,7 @@ class SlabPool:
                 array = self._free.pop()  # the last one back is the warmest in the caches
                 self._reuses += 1
             else:
-                array = self._device.empty(self.slab_nbytes, "uint8", alignment=self._alignment)
+                array = self._memory.empty(self.slab_nbytes, "uint8", alignment=self._alignment)
                 self._allocated += 1
             self._leased += 1
             self._peak = max(self._peak, self._leased)

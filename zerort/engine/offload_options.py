@@ -1,4 +1,4 @@
-"""`OffloadOptions`: how values stream between memory and a disk. Frozen, proven when made, set by the environment.
+"""`OffloadOptions`: how values stream between memories and a disk. Frozen, proven when made, set by the environment.
 
     zr.open(plan=…, scratch="/mnt/nvme", offload=zr.OffloadOptions(depth=4, checksum=False))
     ZERORT_SCRATCH=/mnt/nvme0:/mnt/nvme1  ZERORT_OFFLOAD_DEPTH=4
@@ -26,6 +26,8 @@ SCRATCH: Final = "ZERORT_SCRATCH"
 """The variable that names the directories for offloaded values, several of them separated by colons."""
 
 LEAST_CHUNK: Final = 8192
+
+_PLACES: Final = ("auto", "host", "device")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +59,18 @@ class OffloadOptions:
     keep: bool = False
     """Leave the files when the runtime closes, for somebody who looks for an error."""
 
+    update_on: Literal["auto", "host", "device"] = "auto"
+    """Where an update is computed of which some rests on the host, or on a disk, and some on a GPU: ``"auto"`` measures
+    once what is faster. A runtime without GPUs has no choice. The results are the same to the bit."""
+
     def __post_init__(self) -> None:
         _expect_int("chunk_nbytes", self.chunk_nbytes, minimum=LEAST_CHUNK)
         if self.depth != "auto":
             _expect_int("depth", self.depth, minimum=1)
         _expect_int("threads", self.threads, minimum=1)
         _expect_int("retries", self.retries, minimum=0)
+        if self.update_on not in _PLACES:
+            raise CallError(f"Expected update_on to be one of {', '.join(_PLACES)}, got {self.update_on!r}.")
         for name in ("checksum", "direct", "keep"):
             if type(getattr(self, name)) is not bool:
                 raise CallError(f"Expected {name} to be True or False, got {getattr(self, name)!r}.")
@@ -122,6 +130,7 @@ OFFLOAD_ENVIRONMENT: Final[Mapping[str, Variable]] = MappingProxyType(
         "ZERORT_OFFLOAD_THREADS": Variable("threads", int, "a count above 0", "threads that read, and that write"),
         "ZERORT_OFFLOAD_RETRIES": Variable("retries", int, "a count", "how often EIO is tried again"),
         "ZERORT_OFFLOAD_KEEP": Variable("keep", parse_switch, "1 or 0", "leave the files when the runtime closes"),
+        "ZERORT_OFFLOAD_UPDATE_ON": Variable("update_on", str, "auto, host or device", "where updates are computed"),
     }
 )
 """Every environment variable that sets a field of `OffloadOptions`."""

@@ -1,8 +1,10 @@
 """Values that sleep below memory: stores, and the one loop that streams them through it.
 
     store.py  memory.py  nvme.py  striped.py    `Store`: bytes by name, in memory, on a disk, on several
+    bridged.py  passage.py                      the same for arrays on a GPU
     pipeline.py  run.py  parts.py  slots.py     `Pipeline`: read, compute, write back, `depth` chunks at a time
     staging.py  hops.py                         `Staging`: host to GPU and back, `depth` chunks at a time
+    update_place.py                             on which side an update is faster, from measured speeds
     preflight.py                                what a directory can do, before anything is put there
     faults.py                                   ``ZERORT_FAULT``: break the disk on purpose
 
@@ -12,6 +14,7 @@
 May import: comm.environment, device, trace, config, errors, typing, native.
 """
 
+from zerort.offload.bridged import BridgedStore
 from zerort.offload.hops import Hop, slot_nbytes_of
 from zerort.offload.memory import MemoryStore
 from zerort.offload.nvme import NvmeOptions, NvmeStore
@@ -23,6 +26,7 @@ from zerort.offload.store import Store
 from zerort.offload.striped import StripedStore
 
 __all__ = [
+    "BridgedStore",
     "DirectoryReport",
     "Hop",
     "MemoryStore",

@@ -1,19 +1,21 @@
 """`MemoryStore`: values in a device's memory; reads and writes are copies on one stream, so they keep their order.
 
-On the host this is the host tier for a device that has memory of its own, and what a test puts in a disk's place. Where
-computing happens in the same memory, `view` spares the copy. May import: device, errors, trace, offload.store.
+    MemoryStore()                        values on the host, for arrays of the host: what a test puts in a disk's place
+    MemoryStore(gpu)                     values on the GPU, for arrays on either side
+    MemoryStore(gpu, memory=pinned)      values on the host, in memory that the GPU reaches: arrays on either side
+
+Where computing happens in the same memory, `view` spares the copy. May import: device, errors, trace, offload.store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from zerort import trace
 from zerort.device import HostDevice, Ticket
 from zerort.errors import ClosedError
 from zerort.offload.store import as_bytes, check_new, check_range
-from zerort.typing import Array, Device, Stream
+from zerort.typing import Array, Device, Memory, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,7 +27,9 @@ class MemoryStore:
     """Values in memory.
 
     Args:
-        device: Whose memory; None takes the host's. It is not closed with the store.
+        device: Which copies; None takes the host. It is not closed with the store.
+        memory: Where values lie, if not in the device's own memory: anything with `Device.empty`. What it cannot take
+            back is not given back when a value is deleted.
         name: What it is called in errors and traces.
 
     >>> import numpy as np
@@ -36,10 +40,11 @@ class MemoryStore:
     array([0., 0., 0., 1.], dtype=float32)
     """
 
-    def __init__(self, device: Device | None = None, *, name: str = "memory") -> None:
+    def __init__(self, device: Device | None = None, *, memory: Memory | None = None, name: str = "memory") -> None:
         self.name = name
         self._own = HostDevice(name) if device is None else None
         self._device: Device = self._own if self._own is not None else device  # type: ignore[assignment]
+        self._memory: Memory = self._device if memory is None else memory
         self._stream: Stream = self._device.stream(f"{name} copy")
         self._values: dict[str, Array] = {}
         self._writes: list[Ticket[Array]] = []
@@ -54,33 +59,22 @@ class MemoryStore:
         """Make a value; see `Store.create`."""
         self._check_open()
         check_new(self, name, nbytes, known=name in self._values)
-        value = self._device.empty(int(nbytes), "uint8", alignment=4096)
-        value[:] = 0
+        value = self._memory.empty(int(nbytes), "uint8", alignment=4096)
+        self._stream.submit(lambda: value.fill(0), name=f"create {name}").wait()
         self._values[name] = value
 
     def read(self, name: str, out: Array, *, offset: int = 0) -> Ticket[Array]:
         """Fill ``out`` from a value; see `Store.read`."""
         target = as_bytes(out, what="out", written=True)
-        source = self._range(name, offset, target.nbytes)
-
-        def work() -> Array:
-            target[:] = source
-            trace.count("offload.read_bytes", target.nbytes)
-            return out
-
-        return self._submit(work, f"read {name}", source, target)
+        ticket = self._copy(self._range(name, offset, target.nbytes), target, result=out)
+        trace.count("offload.read_bytes", target.nbytes)
+        return ticket
 
     def write(self, name: str, source: Array, *, offset: int = 0) -> Ticket[Array]:
         """Put ``source`` into a value; see `Store.write`."""
         data = as_bytes(source, what="the source", written=False)
-        target = self._range(name, offset, data.nbytes)
-
-        def work() -> Array:
-            target[:] = data
-            trace.count("offload.written_bytes", data.nbytes)
-            return source
-
-        ticket = self._submit(work, f"write {name}", data, target)
+        ticket = self._copy(data, self._range(name, offset, data.nbytes), result=source)
+        trace.count("offload.written_bytes", data.nbytes)
         self._writes = [one for one in self._writes if not one.done()]
         self._writes.append(ticket)
         return ticket
@@ -113,9 +107,9 @@ class MemoryStore:
             if self._own is not None:
                 self._own.close()
 
-    def _submit(self, work: Callable[[], Array], name: str, *keep: object) -> Ticket[Array]:
-        ticket: Ticket[Array] = self._stream.submit(work, name=name, keep=keep)
-        return ticket
+    def _copy(self, source: Array, target: Array, *, result: Array) -> Ticket[Array]:
+        copied: Ticket[Array] = self._device.copy(source, out=target, stream=self._stream)
+        return Ticket(copied.ready, result=result, keep=(copied,))
 
     def _range(self, name: str, offset: int, count: int) -> Array:
         self._check_open()

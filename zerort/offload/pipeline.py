@@ -22,7 +22,7 @@ from zerort.errors import CallError, ClosedError
 from zerort.offload.parts import MOST_SLOTS, Part, PipelineReport, check_apart
 from zerort.offload.run import Run
 from zerort.offload.slots import Slots, nbytes_of
-from zerort.typing import Device
+from zerort.typing import Memory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,7 +36,7 @@ class Pipeline:
     Args:
         slot_nbytes: Memory of one slot; `Pipeline.slot_nbytes_of` says what a chunk takes.
         depth: Slots: a number, or ``"auto"``.
-        device: Whose memory; None takes the host's.
+        device: Whose memory, or memory that somebody set aside (pinned, for example); None takes the host's.
         name: What its tracks in a trace are called.
     """
 
@@ -45,7 +45,7 @@ class Pipeline:
         *,
         slot_nbytes: int,
         depth: int | Literal["auto"] = 3,
-        device: Device | None = None,
+        device: Memory | None = None,
         name: str = "pipeline",
     ) -> None:
         if depth != "auto" and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 1):
@@ -80,7 +80,8 @@ class Pipeline:
         Args:
             chunks: What to stream; what one writes, no other one touches.
             compute: Called as ``compute(number, array, array, …)`` with one 1-D array for each part of the chunk, in
-                order, on this thread. It changes them in place; they are the pipeline's again when it returns.
+                order, on this thread. It changes them in place; they are the pipeline's again when it returns. On a GPU
+                it queues kernels on the current stream, and returns a Ticket of their end if nothing is written.
             finish: Wait until all is written. False returns while the last chunks still are: they hold their slots, and
                 the next run or `finish` waits for them.
 

@@ -132,7 +132,9 @@ class Run:
         """Compute a chunk whose reads have ended, and begin to write it."""
         began = time.perf_counter()
         with trace.span(f"compute {number}", track=f"{self._pipeline.name} compute"):
-            self._compute(number, *fed.arrays)
+            queued = self._compute(number, *fed.arrays)
+        if isinstance(queued, Ticket):
+            fed.slot.writes.append(queued)
         self._computing += time.perf_counter() - began
         for part, array in zip(self._chunks[number], fed.arrays, strict=True):
             if part.write:

@@ -13,7 +13,7 @@ from zerort.device import HostDevice, Lease, SlabPool, Ticket, joined
 from zerort.native.dtypes import numpy_dtype
 from zerort.offload.parts import Part
 from zerort.offload.segments import round_up
-from zerort.typing import Array, Device
+from zerort.typing import Array, Memory
 
 __all__ = ["Fed", "Slot", "Slots", "nbytes_of"]
 
@@ -89,9 +89,9 @@ class Slots:
         most: How many there may be.
     """
 
-    def __init__(self, device: Device | None, *, slot_nbytes: int, most: int) -> None:
+    def __init__(self, device: Memory | None, *, slot_nbytes: int, most: int) -> None:
         self._own = HostDevice("slots") if device is None else None
-        memory: Device = self._own if self._own is not None else device  # type: ignore[assignment]
+        memory: Memory = self._own if self._own is not None else device  # type: ignore[assignment]
         self._pool = SlabPool(memory, slab_nbytes=max(slot_nbytes, 1), count=most, alignment=_ALIGNMENT)
         self._all: list[Slot] = []
         self._free: collections.deque[Slot] = collections.deque()

@@ -139,6 +139,6 @@ def as_bytes(array: Array, *, what: str, written: bool) -> Array:
     if not hasattr(array, "dtype") or array.ndim != 1 or not array.flags.c_contiguous or array.dtype.hasobject:
         shape = f"{array.dtype}{list(array.shape)}" if hasattr(array, "dtype") else type(array).__name__
         raise CallError(f"Expected {what} as a 1-D contiguous array of plain elements, got {shape}. Use array.ravel().")
-    if written and not array.flags.writeable:
+    if written and not getattr(array.flags, "writeable", True):  # CuPy's all are, and do not say so
         raise CallError(f"Expected {what} as an array that can be written to, got a read-only one.")
     return array.view(np.uint8)
