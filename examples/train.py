@@ -1,8 +1,9 @@
-"""Train a byte-level language model in plain NumPy, sharded over ranks.
+"""Train a byte-level language model in plain NumPy, or CuPy, sharded over ranks.
 
     python examples/train.py                            # one process
     mpirun -n 8 python examples/train.py                # eight, ZeRO-3: each holds an eighth of everything
     mpirun -n 8 python examples/train.py --plan zero0   # the same training, with everything on every rank
+    mpirun -n 8 python examples/train.py --device cuda  # the same on GPUs, one for each rank: CuPy and NCCL
 
 A small transformer learns to guess the next byte of Python's standard library. Each of its units (the embedding, the
 blocks, the head) is whole only while it computes: gathered, used, released. Its gradients are summed into shards while
@@ -17,6 +18,7 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a rank is a worker already: more threads than cores only wait
 
 import argparse
+import sys
 
 import numpy as np
 
@@ -24,6 +26,7 @@ import zerort as zr
 import zerort_numpy as zn
 from common import PLANS, Screen, add_options, check_options, whole  # examples/common.py
 from zerort import checkpoint
+from zerort.errors import DeviceError
 from zerort.workload import ByteModel, ByteText
 
 SHARDS = 8  # with --deterministic a batch is always computed in eight parts, however many ranks share them
@@ -37,16 +40,20 @@ def main() -> None:
     if options.trace:
         zr.trace.enable()
     schedule = zr.warmup_cosine(options.lr, warmup=min(30, options.steps), total=options.steps)
-    with zr.open(
-        plan=PLANS[options.plan],
-        optimizer=zr.AdamW(lr=schedule, betas=(0.9, 0.98), weight_decay=0.01),
-        groups=[zr.ParameterGroup(("*.b_*", "*.norm*"), weight_decay=0.0)],
-        clip_norm=1.0,
-        gradient_dtype="float32",
-        loss_scale=zr.LossScale() if options.dtype == "float16" else None,
-        deterministic=options.deterministic,
-        virtual_shards=SHARDS if options.deterministic else None,
-    ) as rt:
+    with (
+        open_group(options.device) as group,
+        zr.open(
+            group=group,
+            plan=PLANS[options.plan],
+            optimizer=zr.AdamW(lr=schedule, betas=(0.9, 0.98), weight_decay=0.01),
+            groups=[zr.ParameterGroup(("*.b_*", "*.norm*"), weight_decay=0.0)],
+            clip_norm=1.0,
+            gradient_dtype="float32",
+            loss_scale=zr.LossScale() if options.dtype == "float16" else None,
+            deterministic=options.deterministic,
+            virtual_shards=SHARDS if options.deterministic else None,
+        ) as rt,
+    ):
         units = {}
         for name in model.units:  # all ranks make the same first values; each keeps its shard of them
             first = {key: value.astype(options.dtype) for key, value in model.init(name).items()}
@@ -70,11 +77,20 @@ def main() -> None:
             screen.say(f"trace: {path} (open it in ui.perfetto.dev)")
 
 
+def open_group(device: str) -> zr.Group:
+    """Open the group of all ranks; on GPUs, each gets one of its own, or all are told what is missing and end."""
+    try:
+        return zr.open_group(kind="nccl" if device == "cuda" else None)
+    except DeviceError as error:
+        with zr.open_group() as hosts:
+            sys.exit(f"argument --device: {error}" if hosts.rank == 0 else 1)
+
+
 def learn(rt: zr.Runtime, units: dict[str, zn.NumpyUnit], model: ByteModel, text: ByteText, *, step: int) -> float:
     """Hand in the gradients of this rank's part of a batch, and return its part of the mean loss in nats."""
     losses, saved = [], {}
     for shard in rt.shards:
-        x, y = text.batch(step, shard, of=rt.shard_count)
+        x, y = text.batch(step, shard, of=rt.shard_count)  # on GPUs, the model copies them to its parameters
         weight = rt.shard_count * len(x) / text.rows  # a shard with fewer rows counts for less
         for name, unit in units.items():
             with unit.gathered() as p:
@@ -96,7 +112,8 @@ def sample(units: dict[str, zn.NumpyUnit], model: ByteModel, *, prompt: bytes, l
         for name, unit in units.items():
             with unit.gathered() as p:
                 x, _ = model.forward(name, p, x)
-        odds = np.exp((x[0, -1] - x[0, -1].max()).astype(float) / 0.6)  # cooler than 1: fewer slips
+        scores = x[0, -1] if isinstance(x, np.ndarray) else x[0, -1].get()  # of the GPU
+        odds = np.exp((scores - scores.max()).astype(float) / 0.6)  # cooler than 1: fewer slips
         text.append(int(rng.choice(len(odds), p=odds / odds.sum())))
     return bytes(text).decode(errors="replace")
 
@@ -106,6 +123,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, steps=400, batch=32, lr=1e-2)
     add = parser.add_argument
+    add("--device", choices=("host", "cuda"), default="host", help="cuda: a GPU for each rank (default: %(default)s)")
     add("--width", type=whole, default=64, help="features of a token, a multiple of 4 (default: %(default)s)")
     add("--layers", type=whole, default=2, help="blocks (default: %(default)s)")
     add("--deterministic", action="store_true", help=f"the same bits on any number of ranks that divides {SHARDS}")

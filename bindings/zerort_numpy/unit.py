@@ -1,4 +1,4 @@
-"""`register` and `NumpyUnit`: a unit whose tensors are guarded NumPy views."""
+"""`register` and `NumpyUnit`: a unit whose tensors are guarded NumPy views; on a GPU, CuPy's arrays as they are."""
 
 from __future__ import annotations
 
@@ -61,11 +61,12 @@ class NumpyUnit:
     def gathered(self) -> Iterator[Views]:
         """Gather the unit for the length of a ``with`` block, which gets its tensors by name.
 
-        They are zero-copy, read-only and raise `StaleViewError` when used after the block.
+        They are zero-copy, read-only and raise `StaleViewError` when used after the block. CuPy's arrays do neither:
+        asking for one by name raises then, keeping it is the caller's mistake.
         """
         life = Life(self.unit.name)
         with self.unit.gathered() as raw:
-            guarded = Views(self.unit.name, {name: as_view(raw[name], life=life, name=name) for name in raw})
+            guarded = Views(self.unit.name, {name: _guarded(raw[name], life, name) for name in raw})
             try:
                 yield guarded
             finally:
@@ -78,7 +79,7 @@ class NumpyUnit:
         They end with that `reduce`: the memory serves other units then.
         """
         self._filling = Life(self.unit.name)
-        return {name: as_view(array, life=self._filling, name=name) for name, array in self.unit.gradients().items()}
+        return {name: _guarded(array, self._filling, name) for name, array in self.unit.gradients().items()}
 
     def contribute(self, name: str, gradient: Array) -> None:
         """Add one tensor's gradient; the unit is reduced when all of its tensors have theirs."""
@@ -94,3 +95,8 @@ class NumpyUnit:
 
     def __repr__(self) -> str:
         return f"Numpy{self.unit!r}"
+
+
+def _guarded(array: Array, life: Life, name: str) -> Array:
+    """Return an array that ends with ``life``, where it is NumPy's: CuPy has no arrays that could look first."""
+    return as_view(array, life=life, name=name) if isinstance(array, np.ndarray) else array

@@ -30,7 +30,12 @@ DEVICE_HEADERS = HERE / "device"
 FLAGS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-ftls-model=initial-exec", "-Wall", "-Wextra")
 LIBRARY = "libcusim.so"
 # The names under which CuPy asks for it, for the cuda12x and cuda13x wheels.
-NAMES = ("libcuda.so.1", "libnvrtc.so.12", "libnvrtc.so.13", "libnccl.so.2", "libcurand.so.10")
+NAMES = (
+    "libcuda.so.1",
+    "libnccl.so.2",
+    "libcurand.so.10",
+    *(f"lib{name}.so.{release}" for name in ("nvrtc", "cublas", "cublasLt") for release in (12, 13)),
+)
 
 
 def build() -> Path:
@@ -49,7 +54,7 @@ def build() -> Path:
     )
     sources = sorted((HERE / "src").glob("*.cpp"))
     device = sorted(path for path in DEVICE_HEADERS.rglob("*.h"))
-    whole = _cache() / _hash([*sources, *device], [headers])
+    whole = _cache() / _hash([*sources, *device], [headers, *NAMES])
     with _lock(_cache() / "lock"):
         if not (whole / "done").exists():
             _compile(command, sources, headers, whole)

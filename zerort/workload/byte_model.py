@@ -12,7 +12,8 @@ of one unit, so a sharded loop never needs more than one unit whole.
     head     norm, then a score for every byte that may come next
 
 Everything is computed in the parameters' dtype (16-bit ones: in float32), in one matmul for all tokens. The same
-arguments give the same bits. May import: typing.
+arguments give the same bits. With CuPy's arrays as parameters it computes on the GPU, with the same lines: NumPy's
+functions ask their arguments who computes (NEP 13 and 18), and what is new is made ``like=`` them. May import: typing.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class ByteModel:
         Args:
             unit: Its name.
             p: Its parameters. They are only read, and none of them is kept.
-            x: Bytes (B, T) for ``embed``, features (B, T, width) for the others; T is at most the context.
+            x: Bytes (B, T) for ``embed``, features (B, T, width) for the others; T is at most the context. NumPy's
+                bytes are copied to where the parameters lie.
 
         Returns:
             What the next unit takes, and what `backward` needs.
@@ -108,7 +110,7 @@ class ByteModel:
         Give a rank the weight ``ranks * its rows / all rows``, and the average over ranks is the mean over all rows,
         however unevenly they are shared out. Without rows the loss is 0.
         """
-        truth, tokens = targets.reshape(-1), np.arange(targets.size)
+        truth, tokens = np.asarray(targets, like=logits).reshape(-1), np.arange(targets.size, like=logits)
         scale = weight / max(targets.size, 1)
         slope = _softmax(logits.reshape(-1, BYTES).copy())
         loss = -scale * float(np.log(slope[tokens, truth] + 1e-30).sum(dtype=np.float64))
@@ -149,7 +151,7 @@ class _Embed:
         self.shapes: Shapes = {"near": (NEAR, BYTES, width), "place": (context, width)}
 
     def forward(self, p: Params, x: Array) -> tuple[Array, Saved]:
-        tokens = x.shape[1]
+        x, tokens = np.asarray(x, like=p["near"]), x.shape[1]
         y = p["near"][0][x] + p["place"][:tokens]  # B, T, width
         for back in range(1, min(NEAR, tokens)):
             y[:, back:] += p["near"][back][x[:, :-back]]
@@ -161,7 +163,8 @@ class _Embed:
         near, place = np.zeros_like(p["near"]), np.zeros_like(p["place"])
         place[:tokens] = dy.sum(0)
         # A table's row gathers the slopes of all tokens that used it: as a matmul, many times faster than `np.add.at`.
-        used = np.eye(BYTES, dtype=dy.dtype)[x.reshape(-1)]  # B * T, 256
+        used = np.zeros_like(dy, shape=(x.size, BYTES))  # B * T, 256
+        used[np.arange(x.size, like=x), x.reshape(-1)] = 1
         d_near = dy.copy()
         for back in range(min(NEAR, tokens)):
             d_near[:, :back] = 0  # nothing stands so far before a row's beginning
@@ -193,7 +196,7 @@ class _Block:
         q, k, v = self._split(_rows(a) @ p["w_qkv"], x.shape)  # each B, heads, T, width / heads
         scores = q @ k.swapaxes(-1, -2)  # B, heads, T, T
         scores *= self.scale
-        scores += self.mask[:tokens, :tokens]
+        scores += np.asarray(self.mask[:tokens, :tokens], like=x)
         seen = _softmax(scores)
         heads = self._join(seen @ v)  # B * T, width
         x = x + (heads @ p["w_out"]).reshape(x.shape)
@@ -302,7 +305,7 @@ def _rows(x: Array) -> Array:
 
 def _computable(p: Params) -> Params:
     """Return plain arrays; 16-bit ones in float32, for NumPy has no fast matmul for them."""
-    plain = {name: np.asarray(value) for name, value in p.items()}
+    plain = {name: np.asarray(value) if isinstance(value, np.ndarray) else value for name, value in p.items()}
     return {name: value.astype(np.float32) if value.itemsize < 4 else value for name, value in plain.items()}
 
 

@@ -72,17 +72,22 @@ class Walk:
         return loss
 
     def parameters(self) -> dict[str, Array]:
-        """Return a copy of all parameters, by unit and name, on every rank."""
+        """Return a copy of all parameters, by unit and name, on every rank, as NumPy arrays."""
         found = {}
         for name, unit in self.units.items():
             with unit.gathered() as p:
-                found.update({f"{name}.{local}": np.array(p[local]) for local in p})
+                found.update({f"{name}.{local}": _on_host(p[local]) for local in p})
         return found
 
 
 def _dtype_of(unit: Unit) -> np.dtype[Any]:
     """Return the dtype of a unit's parameters."""
     return unit.sections[0].parameters.dtype
+
+
+def _on_host(array: Any) -> Array:
+    """Return a copy of an array as NumPy's, also of one on a GPU."""
+    return np.array(array) if isinstance(array, np.ndarray) else array.get()
 
 
 def _like(gradient: Array, dtype: np.dtype[Any]) -> Array:

@@ -1,28 +1,14 @@
 #include "nccl_reduce.h"
 
 #include <cstdint>
-#include <cstring>
+
+#include "bfloat16.h"
 
 namespace cusim::nccl {
 
 namespace {
 
 enum { kSum, kProduct, kMaximum, kMinimum, kAverage };
-
-struct BFloat16 {
-  uint16_t bits;
-  operator float() const {
-    uint32_t all = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &all, sizeof value);
-    return value;
-  }
-  static BFloat16 of(float value) {
-    uint32_t all;
-    memcpy(&all, &value, sizeof all);
-    return {value != value ? (uint16_t)0x7fff : (uint16_t)((all + 0x7fff + ((all >> 16) & 1)) >> 16)};
-  }
-};
 
 template <class T>
 T narrow(T value) {
