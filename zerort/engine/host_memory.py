@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from zerort.comm import Group
 from zerort.device import HostDevice
 from zerort.native.dtypes import numpy_dtype
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from zerort.device.cuda_pinned import PinnedMemory
 
 __all__ = ["HostMemory"]
+
+_PAGE = 4096
 
 
 class HostMemory:
@@ -40,7 +44,9 @@ class HostMemory:
 
         arena = open_pinned(self._group, numel * kind.itemsize, shared=False, name="host memory")
         self._arenas.append(arena)
-        made = arena.empty(numel, kind)
+        if not numel:
+            return np.empty(0, kind)
+        made = arena.empty(numel, kind, alignment=_PAGE)
         made.view("uint8").fill(0)
         return made
 

@@ -262,7 +262,10 @@ def _check_trainable(
 
 
 def _reserve_slots(rt: Runtime, unit: Unit) -> None:
-    """See to it that the unit finds room when it is gathered, and when it is reduced."""
+    """See to it that the unit finds room when it is gathered, when it is reduced, and when it is updated."""
+    staged = max((section.staged_nbytes for section in unit.sections), default=0)
+    if staged:
+        rt.stage.reserve(staged)
     if unit.form.slot_nbytes:
         rt.slots.gathered.reserve(unit.form.slot_nbytes, count=rt.options.prefetch + 1 + unit.lender_count)
     buckets = [section.bucket for section in unit.sections if section.bucket is not None]

@@ -89,7 +89,9 @@ class Runtime:
         self.ledger = Ledger()
         offload = OffloadOptions.from_environment() if options.offload is None else options.offload
         streamed = offload if budget is None else offload_within(budget.memory, offload)
-        self.tiers = Tiers(mesh.world, scratch=options.scratch, options=streamed, ledger=self.ledger)
+        self.host = HostMemory(mesh.shard)
+        """What rests on the host, where computing happens on a GPU."""
+        self.tiers = Tiers(mesh.world, scratch=options.scratch, options=streamed, ledger=self.ledger, host=self.host)
         """What rests on a disk."""
         self.allotment: Allotment | None = None
         """What a budget gives to each section."""
@@ -113,8 +115,6 @@ class Runtime:
             scale = LossScale(initial=float(scale), interval=None)
         self.scaler = None if scale is None else LossScaler(scale)
         self.slots = SlotSet.build(mesh.shard)
-        self.host = HostMemory(mesh.shard)
-        """What rests on the host, where computing happens on a GPU."""
         self.stage = Stage(self.device, self.host, options=self.tiers.options)
         """Where updates are computed."""
         self.meetings = 0

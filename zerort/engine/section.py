@@ -34,7 +34,7 @@ from zerort.engine.summed import RestingGradient, SummedGradient, SummedInMemory
 from zerort.engine.tensors import TensorSpec
 from zerort.engine.tiers import Tiers
 from zerort.errors import StorageError, ZerortError
-from zerort.layout import FlatLayout, Partition, Placement
+from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.native.dtypes import numpy_dtype
 from zerort.optim import Optimizer, TensorOptimizer
 from zerort.optim.kernels import bucket_kernels_for
@@ -177,6 +177,16 @@ class Section:
             state=self.tiers.state is Tier.NVME,
             resident_nbytes=self.tiers.state_resident_nbytes,
         )
+
+    @property
+    def staged_nbytes(self) -> int:
+        """Bytes of a chunk that may pass between a host and a GPU; 0 if nothing of it does. The same on every rank."""
+        if self.state is None or isinstance(self._device, HostDevice) or self._streaming() is None:
+            return 0
+        widths = [self.layout.dtype, self._setup.gradient_dtype or self.layout.dtype]
+        widths += [column.dtype.name for column in self.state.columns.values()]
+        longest = min(max(self.partition.counts), self._setup.tiers.chunk_numel)
+        return longest * sum(map(itemsize, widths))
 
     @property
     def columns(self) -> list[Column]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from zerort.device import Done, HostDevice, Ticket
 from zerort.engine.host_memory import HostMemory
 from zerort.engine.offload_options import OffloadOptions
-from zerort.typing import Device
+from zerort.typing import Array, Device
 
 if TYPE_CHECKING:
     from zerort.offload import Hop, Staging
@@ -25,6 +25,9 @@ __all__ = ["Stage"]
 
 _DEPTH = 3
 """Chunks that are on their way at once: one coming, one being computed, one leaving."""
+
+_ROOM = 8192
+"""Bytes of a slot for where its arrays begin."""
 
 
 class Stage:
@@ -41,6 +44,15 @@ class Stage:
         self._host = host
         self._options = options
         self._staging: Staging | None = None
+        self._pinned: Array | None = None
+        self._place: Place | None = None  # once it is decided
+
+    def reserve(self, slot_nbytes: int) -> None:
+        """Have pinned memory for chunks of so many bytes on the GPU. Every rank calls this alike."""
+        needed = _DEPTH * (slot_nbytes + _ROOM)
+        if self._options.update_on != "device" and (self._pinned is None or self._pinned.size < needed):
+            self.close()
+            self._pinned = self._host.zeros(needed, "uint8")
 
     @property
     def nbytes(self) -> int:
@@ -58,23 +70,29 @@ class Stage:
             for number, chunk in enumerate(chunks):
                 compute(number, *(hop.array for hop in chunk))
             return Done(None)
-        return self._staging_for(chunks).run(chunks, compute, on=self._place)
+        place = self._place = self._place or self._choose(chunks)
+        return self._staging_for(chunks, place).run(chunks, compute, on=place)
 
     def _is_mixed(self, chunk: Sequence[Hop]) -> bool:
         return any(not self._device.owns(hop.array) for hop in chunk)
 
-    @property
-    def _place(self) -> Place:
-        return "device"
+    def _choose(self, chunks: Sequence[Sequence[Hop]]) -> Place:
+        """Return where updates are faster, as far as the first of them tells. Ranks need not agree."""
+        from zerort.offload.update_place import Traffic, choose_place, measure
 
-    def _staging_for(self, chunks: Sequence[Sequence[Hop]]) -> Staging:
+        if self._options.update_on != "auto":
+            return self._options.update_on
+        return choose_place(Traffic.of(chunks), measure(self._device, pinned=self._pinned)).place
+
+    def _staging_for(self, chunks: Sequence[Sequence[Hop]], place: Place) -> Staging:
         from zerort.offload import Staging, slot_nbytes_of
 
-        needed = slot_nbytes_of(chunks, on=self._place)
+        needed = slot_nbytes_of(chunks, on=place)
         if self._staging is not None and self._staging.slot_nbytes < needed:
             self.close()
         if self._staging is None:
-            self._staging = Staging(self._device, slot_nbytes=needed, depth=_DEPTH, name="update")
+            pinned = self._pinned if place == "host" else None
+            self._staging = Staging(self._device, slot_nbytes=needed, depth=_DEPTH, pinned=pinned, name="update")
         return self._staging
 
     def finish(self) -> None:

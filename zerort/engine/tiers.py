@@ -20,12 +20,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from zerort import trace
 from zerort.comm import Group
 from zerort.comm.agreement import gather_json, raise_together
-from zerort.device import Ticket
+from zerort.device import HostDevice, Ticket
+from zerort.engine.host_memory import HostMemory
 from zerort.engine.ledger import Ledger
 from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
 from zerort.errors import ClosedError, StorageError
@@ -41,6 +42,9 @@ __all__ = ["Tiers"]
 _SAMPLE_NBYTES = 16 * 1024**2
 """Written and read by the first rank of a host to see how fast its disk is."""
 
+_BRIDGE_DEPTH = 3
+"""Blocks that pass at once between a disk and a GPU, each way."""
+
 _GRACE = 2.0
 """Seconds that a rank which fails leaves the others to delete their files."""
 
@@ -53,10 +57,17 @@ class Tiers:
         scratch: The directories for files; the environment's or the system's if None.
         options: How values stream; the environment's if None.
         ledger: Where bytes and waits are counted.
+        host: What passes through the host on its way between a disk and a GPU.
     """
 
     def __init__(
-        self, world: Group, *, scratch: Scratch | None, options: OffloadOptions | None, ledger: Ledger
+        self,
+        world: Group,
+        *,
+        scratch: Scratch | None,
+        options: OffloadOptions | None,
+        ledger: Ledger,
+        host: HostMemory,
     ) -> None:
         self.options = OffloadOptions.from_environment() if options is None else options
         self.directories = scratch_directories(scratch)
@@ -66,11 +77,13 @@ class Tiers:
         self._world = world
         self._ledger = ledger
         self._store: Store | None = None
+        self._files: Store | None = None  # the same values, for arrays of the host only
         self._pipeline: Pipeline | None = None
         self._ahead: Run | None = None
         self._last: Sequence[Sequence[Part]] = ()  # what the last update streamed
         self._stream: Stream | None = None
         self._device = world.device
+        self._host = host
         self._counting = threading.Lock()
         self._torn = ""
         self._paths: list[str] = []  # the files of all ranks of this host
@@ -127,17 +140,18 @@ class Tiers:
         except Exception as caught:
             error = caught
         raise_together(self._world, error, name="offload")
-        try:
-            if self._store is None:
-                self._store = self._open()
-        except Exception as caught:
-            error = caught
-        raise_together(self._world, error, name="offload")
+        if self._store is None:
+            try:
+                self._files = self._open()
+            except Exception as caught:
+                error = caught
+            raise_together(self._world, error, name="offload")
+            self._store = self._reachable(self._files)
         everyone = gather_json(self._world, [host, *self._own_paths()], name="offload")
         self._paths = [path for other, *paths in everyone if other == host for path in paths]
 
     def _own_paths(self) -> list[str]:
-        stores: Any = getattr(self._store, "members", (self._store,))
+        stores: Any = getattr(self._files, "members", (self._files,))
         return [store.path for store in stores]
 
     def _look(self, needed: int, *, what: str, measures: bool) -> None:
@@ -182,6 +196,22 @@ class Tiers:
             self.directories, rank=rank, name="nvme", options=options, sample_nbytes=_SAMPLE_NBYTES
         )
 
+    def _reachable(self, files: Any) -> Store:
+        """Return a store that the device's arrays can be read from and written to. Every rank calls this."""
+        if isinstance(self._device, HostDevice):
+            return cast("Store", files)
+        from zerort.offload import BridgedStore
+        from zerort.offload.blocks import BLOCK_NBYTES
+
+        slot = min(BLOCK_NBYTES, -(-self.options.chunk_nbytes // 4096) * 4096)
+        return BridgedStore(
+            files,
+            self._device,
+            slot_nbytes=slot,
+            depth=_BRIDGE_DEPTH,
+            pinned=self._host.zeros(2 * _BRIDGE_DEPTH * slot, "uint8"),
+        )
+
     # -- moving ----------------------------------------------------------------------------------------------------
 
     def read(self, name: str, out: Array, *, offset: int = 0) -> Ticket[Array]:
@@ -198,14 +228,14 @@ class Tiers:
         """Say whether values' files can have a second name in a directory: on the same disk, and on one only."""
         from zerort.offload import NvmeStore
 
-        return isinstance(self._store, NvmeStore) and self._store.can_link(directory)
+        return isinstance(self._files, NvmeStore) and self._files.can_link(directory)
 
     def link(self, name: str, path: str) -> LinkedFile:
         """Give a value's file another name, as `NvmeStore.link` does."""
         from zerort.offload import NvmeStore
 
-        assert isinstance(self._store, NvmeStore)
-        return self._store.link(name, path)
+        assert isinstance(self._files, NvmeStore)
+        return self._files.link(name, path)
 
     def foresee(self) -> None:
         """Begin to read what the last update began with: the next one will, too. Gradients need not be there yet.

@@ -25,6 +25,7 @@ PLANS = [
     zr.Plan.zero(1),
     zr.Plan.zero(3, parameter=HOST, gradient=HOST, state=HOST),
     zr.Plan.zero(2, gradient=HOST),
+    zr.Plan.zero(3, parameter=zr.Tier.NVME, gradient=HOST, state=zr.Tier.NVME),
 ]
 
 

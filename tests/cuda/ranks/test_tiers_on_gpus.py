@@ -43,6 +43,10 @@ PLANS = [
     tiers(2, gradient=HOST, state=HOST),
     tiers(3, parameter=HOST),
     tiers(3, parameter=HOST, gradient=HOST, state=HOST),
+    tiers(1, state=NVME),
+    tiers(3, gradient=NVME, state=HOST),
+    tiers(3, parameter=NVME, state=NVME),
+    tiers(3, parameter=NVME, gradient=NVME, state=NVME),
 ]
 
 
@@ -53,3 +57,38 @@ def test_where_values_rest_does_not_show(plan, dtype, gpus, all_on_gpus, shared_
         gpu_runs.train(rt, dtype)
         for name, value in gpu_runs.weights(rt).items():
             np.testing.assert_array_equal(value, all_on_gpus[dtype][name], err_msg=name)
+
+
+@pytest.mark.parametrize("update_on", ["host", "device"])
+@pytest.mark.parametrize("plan", [PLANS[3], PLANS[6]])
+def test_an_update_is_the_same_on_either_side(update_on, plan, gpus, all_on_gpus, shared_tmp_path):
+    options = {**OPTIONS, "offload": zr.OffloadOptions(chunk_nbytes=8192, threads=2, update_on=update_on)}
+    with zr.open(group=gpus, plan=plan, scratch=shared_tmp_path, **options) as rt:
+        gpu_runs.train(rt, "bfloat16")
+        for name, value in gpu_runs.weights(rt).items():
+            np.testing.assert_array_equal(value, all_on_gpus["bfloat16"][name], err_msg=name)
+
+
+@pytest.mark.parametrize("plan", [PLANS[3], PLANS[7]])
+def test_a_checkpoint_of_what_rests_elsewhere(plan, gpus, all_on_gpus, shared_tmp_path):
+    with zr.open(group=gpus, plan=plan, scratch=shared_tmp_path, **OPTIONS) as rt:
+        gpu_runs.train(rt, "bfloat16")
+        rt.save(shared_tmp_path / "saved")
+    for other in (zr.Plan.zero(3), plan):
+        with zr.open(group=gpus, plan=other, scratch=shared_tmp_path, **OPTIONS) as rt:
+            gpu_runs.register(rt, "bfloat16")
+            rt.load(shared_tmp_path / "saved")
+            for name, value in gpu_runs.weights(rt).items():
+                np.testing.assert_array_equal(value, all_on_gpus["bfloat16"][name], err_msg=name)
+
+
+def test_bytes_rest_where_the_plan_says(gpus, shared_tmp_path):
+    plan = zr.Plan.zero(3, parameter=HOST, gradient=HOST, state=NVME)
+    with zr.open(group=gpus, plan=plan, scratch=shared_tmp_path, **OPTIONS) as rt:
+        gpu_runs.register(rt, "bfloat16")
+        trained = [section for section in rt.trained_sections() if section.state is not None]
+        for section in trained:
+            assert isinstance(section.shard.memory, np.ndarray)
+            assert section.shard.memory.nbytes == section.partition.counts[gpus.rank] * 2
+            assert all(column.memory.size == 0 for column in section.state.columns.values())
+        assert rt.memory().nvme == sum(12 * section.partition.counts[gpus.rank] for section in trained)
