@@ -16,6 +16,7 @@ from dataclasses import replace
 from zerort.comm import Group
 from zerort.comm.agreement import expect_same, raise_together
 from zerort.config import Budget, Plan, Tier
+from zerort.device import HostDevice
 from zerort.engine.budget import Capacity, decide
 from zerort.engine.mesh import Mesh
 from zerort.engine.offload_options import OffloadOptions
@@ -78,6 +79,7 @@ class Allotment:
             prefetch=options.prefetch,
             buckets=options.buckets,
             one_memory=mesh.shard.one_memory,
+            reach=frozenset({Tier.DEVICE, Tier.HOST} if isinstance(mesh.shard.device, HostDevice) else {Tier.DEVICE}),
             offload=offload,
             memory=budget.memory,
         )
@@ -141,7 +143,7 @@ class Allotment:
             return
         working = replace(self._working, sizes=blueprint.sections(), ties=len(blueprint.lenders))
         settled = {at: self._tiers[size.name] for at, size in enumerate(working.sizes) if size.name in self._tiers}
-        capacity = Capacity.of(self.budget)
+        capacity = Capacity.of(self.budget, has_gpu=Tier.HOST not in self._working.reach)
         try:
             tiers = decide(capacity, working=replace(working, open_ended=more), settled=settled)
         except PlanError:

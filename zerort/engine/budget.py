@@ -5,10 +5,10 @@
     beside the device's    what computing and moving values take: less, the less is below it
 
 One list, two lines: the device gets as much of its beginning as fits beside the working memory that the rest then
-needs, the host what follows, the disk the rest. What cannot leave the device (not sharded, updated as whole tensors, or
-summed more than once) comes first. No line jumps over a large section to a small one behind it, so more memory never
-moves anything down. State may be cut within a section: its beginning stays on the device, the rest streams. May import:
-config, errors, engine.section_tiers, engine.sizing, engine.working.
+needs, the host what follows (if it is apart), the disk the rest. What cannot leave the device (not sharded, updated as
+whole tensors, or summed more than once) comes first. No line jumps over a large section to a small one behind it, so
+more memory never moves anything down. State may be cut within a section where device and host are one: its beginning
+stays there, the rest streams. May import: config, errors, engine.section_tiers, engine.sizing, engine.working.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _List:
         self.items = sorted(items, key=lambda item: item[1] in sizes[item[0]].movable)  # stable
         self.pinned = sum(part not in sizes[at].movable for at, part in items)
         self.nbytes: list[int] = [getattr(sizes[at], part) for at, part in self.items]
-        placed, self.on_disk = _placed(working, settled)
+        placed, self.on_host, self.on_disk = _placed(working, settled)
         self.sums = [*accumulate(self.nbytes, initial=placed)]
         """What the device holds if it has the first items and what is settled there; by how many items."""
 
@@ -153,24 +153,27 @@ class _List:
     def host_line(self, line: int) -> tuple[int, int]:
         """Return how many items device and host hold, and how much of the one at ``line`` stays on the device."""
         resident = 0
-        if line < len(self.items) and self.items[line][1] == "state":
+        # Where the host is apart, what of a section's state does not stream is there, and so is all of it or nothing.
+        if line < len(self.items) and self.items[line][1] == "state" and Tier.HOST in self.working.reach:
             resident = min(self.room_at(line), self.nbytes[line])
-        below, left = line, self.capacity.host + resident
+        below, left = line, self.capacity.host - self.on_host + resident
         while below < len(self.items) and self.nbytes[below] <= left:
             left -= self.nbytes[below]
             below += 1
         return below, resident
 
 
-def _placed(working: WorkingMemory, settled: Mapping[int, SectionTiers]) -> tuple[int, int]:
-    """Return what sections that rest somewhere already hold in memory, and on the disk."""
-    memory = disk = 0
+def _placed(working: WorkingMemory, settled: Mapping[int, SectionTiers]) -> tuple[int, int, int]:
+    """Return what sections that rest somewhere already hold: on the device, on a host that is apart, on the disk."""
+    device = host = disk = 0
     for at, tiers in settled.items():
         size = working.sizes[at]
         below = sum(size.below(tiers, chunk_numel=working.chunk_numel).values())
+        apart = sum(getattr(size, part) for part in PARTS if getattr(tiers, part) in {Tier.HOST} - working.reach)
+        host += apart
         disk += below
-        memory += size.parameter + size.gradient + size.state - below
-    return memory, disk
+        device += size.parameter + size.gradient + size.state - below - apart
+    return device, host, disk
 
 
 def _no_room(sizes: Sequence[SectionSize], capacity: Capacity, *, on_disk: int) -> str:

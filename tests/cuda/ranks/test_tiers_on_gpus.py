@@ -8,6 +8,7 @@ pytest.importorskip("cupy")
 
 import zerort as zr
 from zerort.comm import open_group
+from zerort.errors import PlanError
 
 pytestmark = pytest.mark.mpi
 
@@ -92,3 +93,22 @@ def test_bytes_rest_where_the_plan_says(gpus, shared_tmp_path):
             assert section.shard.memory.nbytes == section.partition.counts[gpus.rank] * 2
             assert all(column.memory.size == 0 for column in section.state.columns.values())
         assert rt.memory().nvme == sum(12 * section.partition.counts[gpus.rank] for section in trained)
+
+
+def test_a_budget_fills_the_gpu_then_the_host_then_the_disk(gpus, all_on_gpus, shared_tmp_path):
+    """On the least GPU that will do state rests below it: on the host as far as there is room, the rest on a disk."""
+    units = {f"unit{at}": tensors for at, tensors in enumerate(gpu_runs.first_values("bfloat16"))}
+    for device in range(10_000, 1_000_000, 5_000):
+        budget = zr.Plan.fit(device=device, host=270_000 // gpus.size, nvme="1MiB")
+        with zr.open(group=gpus, plan=budget, scratch=shared_tmp_path, **OPTIONS) as rt:
+            try:
+                rt.expect(units, frozen={f"unit{gpu_runs.UNITS - 1}": "c"})
+            except PlanError:
+                continue
+            gpu_runs.train(rt, "bfloat16")
+            assert {section.tiers.state for section in rt.trained_sections()} == {HOST, NVME}
+            assert rt.memory().nvme > 0
+            for name, value in gpu_runs.weights(rt).items():
+                np.testing.assert_array_equal(value, all_on_gpus["bfloat16"][name], err_msg=name)
+            return
+    pytest.fail("no budget was enough")
