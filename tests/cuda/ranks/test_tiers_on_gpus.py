@@ -98,9 +98,10 @@ def test_bytes_rest_where_the_plan_says(gpus, shared_tmp_path):
 def test_a_budget_fills_the_gpu_then_the_host_then_the_disk(gpus, all_on_gpus, shared_tmp_path):
     """On the least GPU that will do state rests below it: on the host as far as there is room, the rest on a disk."""
     units = {f"unit{at}": tensors for at, tensors in enumerate(gpu_runs.first_values("bfloat16"))}
+    options = {**OPTIONS, "offload": zr.OffloadOptions(chunk_nbytes=8192, threads=2, depth=1)}  # little is on its way
     for device in range(10_000, 1_000_000, 5_000):
         budget = zr.Plan.fit(device=device, host=270_000 // gpus.size, nvme="1MiB")
-        with zr.open(group=gpus, plan=budget, scratch=shared_tmp_path, **OPTIONS) as rt:
+        with zr.open(group=gpus, plan=budget, scratch=shared_tmp_path, **options) as rt:
             try:
                 rt.expect(units, frozen={f"unit{gpu_runs.UNITS - 1}": "c"})
             except PlanError:
