@@ -80,9 +80,15 @@ def of_host(pinned, values):
     return array
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("on", PLACES)
-def test_adamw_over_state_on_the_host(device, pinned, elsewhere, on, depth):
+@pytest.fixture
+def seeded():
+    """Set a seed of random delays; afterwards there are none."""
+    cusim = pytest.importorskip("cusim")
+    yield cusim.reseed
+    cusim.reseed(0)
+
+
+def check_adamw(device, pinned, *, on, depth):
     """Parameters and gradients on the GPU, moments on the host: the host's bits, wherever it is computed."""
     numel, half = 10_007, numpy_dtype("bfloat16")
     lot = np.random.default_rng(7)
@@ -102,11 +108,23 @@ def test_adamw_over_state_on_the_host(device, pinned, elsewhere, on, depth):
             gradient.set(grad)  # on the caller's own stream
             staging.run(chunks, told(update), on=on)
             gradient.fill(0)  # at once: the run was before it
-            native.adamw_(*expected[:1], grad, *expected[1:3], step=step, copy_out=expected[3], **SETTINGS)
+            native.adamw_(expected[0], grad, *expected[1:3], step=step, copy_out=expected[3], **SETTINGS)
         found = [there.get(), *moments, copy.view(np.uint16).get().view(half)]  # of the GPU without a word
         staging.finish()
         tell(*moments, write=False)
     assert [(one == other).all() for one, other in zip(found, expected, strict=True)] == [True] * 4
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("on", PLACES)
+def test_adamw_over_state_on_the_host(device, pinned, elsewhere, on, depth):
+    check_adamw(device, pinned, on=on, depth=depth)
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_no_order_of_streams_changes_a_bit(device, pinned, elsewhere, seeded, seed):
+    seeded(seed)
+    check_adamw(device, pinned, on=PLACES[seed % 2], depth=1 + seed % 3)
 
 
 @pytest.mark.parametrize("first", PLACES)
