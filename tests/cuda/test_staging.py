@@ -263,12 +263,21 @@ def test_arrays_of_the_host_are_in_order_from_run_to_run(device, pinned):
     assert (other == 2).all()
 
 
+def stop(device, lane):
+    """Return what lets a lane go on, and a list that is empty until it does."""
+    gate, gone_on = threading.Event(), []
+
+    def wait():
+        cupy.cuda.get_current_stream().launch_host_func(lambda _: gone_on.append(gate.wait(20)), None)
+
+    device.lane(lane).submit(wait, after=())
+    return gate, gone_on
+
+
 @pytest.fixture
 def gate(device):
     """Nothing is copied in until it is set."""
-    gate = threading.Event()
-    stop = lambda: cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(20), None)  # noqa: E731
-    device.lane("copy in").submit(stop, after=())
+    gate, _ = stop(device, "copy in")
     yield gate
     gate.set()
     device.lane("copy in").synchronize()
@@ -291,6 +300,23 @@ def test_the_host_does_not_wait_for_the_gpu(device, pinned, gate):
         ticket.wait()
     tell(here, write=False)
     assert (here == 1).all()
+
+
+def test_runs_that_share_nothing_overlap(device, pinned):
+    """Nothing is copied out, and the next run computes all the same."""
+    first, second = (of_host(pinned, np.ones(1000, np.float32)) for _ in range(2))
+    there = device.empty(1000, "float32")
+    with Staging(device, slot_nbytes=4096) as staging:
+        there.fill(1)
+        staging.run([[Hop(first), Hop(there)]], add, on="device").wait()
+        gate, gone_on = stop(device, "copy out")
+        staging.run([[Hop(first), Hop(there)]], add, on="device")
+        staging.run([[Hop(there), Hop(second)]], add, on="device")
+        assert (there.get() == 2).all()
+        assert not gone_on
+        gate.set()
+    assert (first == 3).all()
+    assert (second == 1).all()
 
 
 def test_the_callers_stream_waits_for_what_the_host_computed(device, pinned, gate):
