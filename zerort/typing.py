@@ -22,6 +22,13 @@ DtypeLike = npt.DTypeLike
 T = TypeVar("T")
 
 
+class Memory(Protocol):
+    """Where arrays come from: a device's own memory, or memory that somebody set aside."""
+
+    def empty(self, numel: int, dtype: DtypeLike, *, alignment: int = ...) -> Any:
+        """Return a 1-D array whose first byte stands at a multiple of ``alignment`` bytes."""
+
+
 class Event(Protocol):
     """A point in a stream's work that has been reached, or will be."""
 
@@ -52,19 +59,15 @@ class Stream(Protocol):
         """Finish what was submitted, then refuse further work."""
 
 
-class Memory(Protocol):
-    """Where arrays come from: a device's own memory, or memory that somebody set aside."""
-
-    def empty(self, numel: int, dtype: DtypeLike, *, alignment: int = ...) -> Any:
-        """Return a 1-D array whose first byte stands at a multiple of ``alignment`` bytes."""
-
-
-class Device(Memory, Protocol):
+class Device(Protocol):
     """Memory of one kind, and the streams that work on it."""
 
     name: str
     arrays: str
     """What errors call an array of its own."""
+
+    def empty(self, numel: int, dtype: DtypeLike, *, alignment: int = ...) -> Any:
+        """Return a 1-D array whose first byte stands at a multiple of ``alignment`` bytes."""
 
     def copy(self, source: Any, *, out: Any, stream: Stream | None = None) -> Any:
         """Copy ``source`` into ``out`` on ``stream`` and return the Ticket."""

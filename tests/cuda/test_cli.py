@@ -36,12 +36,18 @@ def test_the_doctor_sees_gpus_nccl_peers_and_pinned_memory(tmp_path):
 
 def test_copies_are_measured_and_right(tmp_path):
     out = tmp_path / "copies.json"
-    done = zerort("bench", "copies", "--sizes", "4K,1M", "--seconds", "0.01", "--json", out)
+    done = zerort("bench", "copies", "--sizes", "4K,1M", "--parameters", "10K", "--seconds", "0.01", "--json", out)
     assert done.returncode == 0, done.stderr
-    rows = json.loads(out.read_text())["rows"]
+    document = json.loads(out.read_text())
+    rows, updates = document["rows"], document["updates"]
     assert len(rows) == 12
     assert {row["way"].partition(",")[0] for row in rows} == {"in", "out", "both ways", "within"}
     assert all(row["wrong"] == 0 and row["gbs"] > 0 for row in rows)
+    assert {row["way"] for row in updates} == {
+        f"{way} on the {side}" for way in ("streamed", "copies alone,", "compute alone,") for side in ("device", "host")
+    }
+    assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in updates)
+    assert "update_on='auto' chooses the" in done.stdout
 
 
 def test_a_gpu_that_is_not_there_is_refused():

@@ -80,9 +80,15 @@ def of_host(pinned, values):
     return array
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("on", PLACES)
-def test_adamw_over_state_on_the_host(device, pinned, elsewhere, on, depth):
+@pytest.fixture
+def seeded():
+    """Set a seed of random delays; afterwards there are none."""
+    cusim = pytest.importorskip("cusim")
+    yield cusim.reseed
+    cusim.reseed(0)
+
+
+def check_adamw(device, pinned, *, on, depth):
     """Parameters and gradients on the GPU, moments on the host: the host's bits, wherever it is computed."""
     numel, half = 10_007, numpy_dtype("bfloat16")
     lot = np.random.default_rng(7)
@@ -102,11 +108,23 @@ def test_adamw_over_state_on_the_host(device, pinned, elsewhere, on, depth):
             gradient.set(grad)  # on the caller's own stream
             staging.run(chunks, told(update), on=on)
             gradient.fill(0)  # at once: the run was before it
-            native.adamw_(*expected[:1], grad, *expected[1:3], step=step, copy_out=expected[3], **SETTINGS)
+            native.adamw_(expected[0], grad, *expected[1:3], step=step, copy_out=expected[3], **SETTINGS)
         found = [there.get(), *moments, copy.view(np.uint16).get().view(half)]  # of the GPU without a word
         staging.finish()
         tell(*moments, write=False)
     assert [(one == other).all() for one, other in zip(found, expected, strict=True)] == [True] * 4
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("on", PLACES)
+def test_adamw_over_state_on_the_host(device, pinned, elsewhere, on, depth):
+    check_adamw(device, pinned, on=on, depth=depth)
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_no_order_of_streams_changes_a_bit(device, pinned, elsewhere, seeded, seed):
+    seeded(seed)
+    check_adamw(device, pinned, on=PLACES[seed % 2], depth=1 + seed % 3)
 
 
 @pytest.mark.parametrize("first", PLACES)
@@ -245,12 +263,21 @@ def test_arrays_of_the_host_are_in_order_from_run_to_run(device, pinned):
     assert (other == 2).all()
 
 
+def stop(device, lane):
+    """Return what lets a lane go on, and a list that is empty until it does."""
+    gate, gone_on = threading.Event(), []
+
+    def wait():
+        cupy.cuda.get_current_stream().launch_host_func(lambda _: gone_on.append(gate.wait(20)), None)
+
+    device.lane(lane).submit(wait, after=())
+    return gate, gone_on
+
+
 @pytest.fixture
 def gate(device):
     """Nothing is copied in until it is set."""
-    gate = threading.Event()
-    stop = lambda: cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(20), None)  # noqa: E731
-    device.lane("copy in").submit(stop, after=())
+    gate, _ = stop(device, "copy in")
     yield gate
     gate.set()
     device.lane("copy in").synchronize()
@@ -273,6 +300,23 @@ def test_the_host_does_not_wait_for_the_gpu(device, pinned, gate):
         ticket.wait()
     tell(here, write=False)
     assert (here == 1).all()
+
+
+def test_runs_that_share_nothing_overlap(device, pinned):
+    """Nothing is copied out, and the next run computes all the same."""
+    first, second = (of_host(pinned, np.ones(1000, np.float32)) for _ in range(2))
+    there = device.empty(1000, "float32")
+    with Staging(device, slot_nbytes=4096) as staging:
+        there.fill(1)
+        staging.run([[Hop(first), Hop(there)]], add, on="device").wait()
+        gate, gone_on = stop(device, "copy out")
+        staging.run([[Hop(first), Hop(there)]], add, on="device")
+        staging.run([[Hop(there), Hop(second)]], add, on="device")
+        assert (there.get() == 2).all()
+        assert not gone_on
+        gate.set()
+    assert (first == 3).all()
+    assert (second == 1).all()
 
 
 def test_the_callers_stream_waits_for_what_the_host_computed(device, pinned, gate):

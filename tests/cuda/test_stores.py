@@ -116,10 +116,6 @@ class TestInPinnedMemory(ValuesInPinnedMemory, OnTheGpu):
     pass
 
 
-class TestInPinnedMemoryFromTheHost(ValuesInPinnedMemory, OnTheHost):
-    pass
-
-
 class TestBehindABridge(ValuesBehindABridge, OnTheGpu):
     pass
 
@@ -177,6 +173,31 @@ def test_a_slot_on_the_gpu_is_not_filled_while_a_kernel_reads_it(device, pinned)
         with Pipeline(slot_nbytes=4096, depth=2, device=device) as pipeline:
             pipeline.run(chunks, add)
         assert (total.get() == values.reshape(16, 1024).sum(0)).all()
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_no_order_of_streams_changes_a_byte(device, pinned, seed):
+    """Reads and writes of ranges that overlap, without a wait, by arrays on either side."""
+    cusim = pytest.importorskip("cusim")
+    lot, numel = np.random.default_rng(seed), 200_000
+    inner = [MemoryStore(device), MemoryStore(device, memory=pinned), Told()][seed % 3]
+    stack = BridgedStore(inner, device, slot_nbytes=16_384, depth=2, pinned=pinned.empty(65_536, "uint8"))
+    model, reads = np.zeros(numel, np.uint8), []
+    cusim.reseed(seed)
+    with stack as store:
+        store.create("value", numel)
+        for at in range(12):
+            begin, end = sorted(lot.integers(0, numel + 1, 2).tolist())
+            data = lot.integers(0, 256, end - begin, np.uint8)
+            store.write("value", data if at % 4 == 3 else put(data), offset=begin)
+            model[begin:end] = data
+            begin, end = sorted(lot.integers(0, numel + 1, 2).tolist())
+            out = np.empty(end - begin, np.uint8) if at % 4 == 2 else cupy.empty(end - begin, np.uint8)
+            reads.append((store.read("value", out, offset=begin), model[begin:end].copy()))
+        for ticket, expected in reversed(reads):
+            found = ticket.wait()
+            assert ((found if isinstance(found, np.ndarray) else found.get()) == expected).all()
+    cusim.reseed(0)
 
 
 class Refusing(MemoryStore):

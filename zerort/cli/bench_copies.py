@@ -3,8 +3,8 @@
     in        host to device          both ways   in and out at once, on two streams: GB/s of both together
     out       device to host          within      device to device
 
-All ways of one size are timed in turn, repetition by repetition, and what arrives is compared. May import: everything
-of cli, device.
+All ways of one size are timed in turn, repetition by repetition, and what arrives is compared. What copies are for, the
+update of a state that rests on the host, is measured too (bench_staging.py). May import: everything of cli, device.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class CopyRow:
 
 def run_copies(options: argparse.Namespace) -> int:
     """Run the benchmark on one GPU and return the exit code."""
+    from zerort.cli.bench_staging import host_nbytes, run_updates
     from zerort.device.cuda import CudaDevice
     from zerort.device.cuda_pinned import PinnedMemory
 
@@ -63,7 +64,7 @@ def run_copies(options: argparse.Namespace) -> int:
             screen.print(line)
         screen.print(f"# {device.name}: {format_bytes(free)} free of {format_bytes(total)}")
         most = max(options.sizes)
-        room = np.frombuffer(mmap.mmap(-1, 2 * most), np.uint8)
+        room = np.frombuffer(mmap.mmap(-1, 2 * most + host_nbytes(options.parameters)), np.uint8)
         try:
             pinned = PinnedMemory(room)
         except DeviceMemoryError as error:
@@ -73,16 +74,23 @@ def run_copies(options: argparse.Namespace) -> int:
             arrays = _Arrays(device, most, pinned.empty(most, "uint8"), pinned.empty(most, "uint8", alignment=1))
             for size in options.sizes:
                 rows += arrays.measure(size, options.seconds)
+            _show(rows, screen)
+            updates = run_updates(device, pinned, options.parameters, seconds=options.seconds, screen=screen)
+    if options.json is not None:
+        found = [{**dataclasses.asdict(row), "gbs": row.gbs} for row in rows]
+        moved = [dataclasses.asdict(row) for row in updates]
+        write_json(Path(options.json), {"bench": "copies", "machine": machine, "rows": found, "updates": moved})
+    wrong = any(row.wrong for row in rows) or any(row.wrong for row in updates)
+    return 1 if wrong else 0
+
+
+def _show(rows: list[CopyRow], screen: Screen) -> None:
     table = new_table("copies")
     for name in ("size\nB", "way\n", "time\nµs", "GB/s\n", "#wrong\n"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(str(row.nbytes), row.way, f"{row.time_us:.1f}", f"{row.gbs:.2f}", str(row.wrong))
     screen.print(table)
-    if options.json is not None:
-        found = [{**dataclasses.asdict(row), "gbs": row.gbs} for row in rows]
-        write_json(Path(options.json), {"bench": "copies", "machine": machine, "rows": found})
-    return 1 if any(row.wrong for row in rows) else 0
 
 
 class _Arrays:

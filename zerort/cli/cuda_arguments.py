@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from zerort.cli.arguments import output_file, parse_count, parse_seconds, parse_sizes
+from zerort.cli.arguments import output_file, parse_count, parse_numel, parse_seconds, parse_sizes
 
 __all__ = ["add_bench_copies"]
 
@@ -13,7 +13,8 @@ Command = Callable[..., argparse.ArgumentParser]
 """What adds a command: (parents, name, serve, help=, text=)."""
 
 _COPIES = """\
-Measure copies between the host and a GPU: in, out and both ways at once, from pinned and from pageable memory.
+Measure copies between the host and a GPU: in, out and both ways at once, from pinned and from pageable memory; and a
+step of AdamW whose state rests in pinned memory, on either side.
 
 examples:
   zerort bench copies
@@ -26,6 +27,9 @@ def add_bench_copies(benches: argparse._SubParsersAction[argparse.ArgumentParser
     one.add_argument("--gpu", type=parse_count(0), default=0, metavar="N", help="which GPU (default: 0)")
     one.add_argument(
         "--sizes", type=parse_sizes, default=parse_sizes("64K..256M"), metavar="S", help="default: 64K..256M"
+    )
+    one.add_argument(
+        "--parameters", type=parse_numel, default=8_000_000, metavar="N", help="that are updated (default: 8M)"
     )
     one.add_argument(
         "--seconds", type=parse_seconds, default=0.5, metavar="T", help="time for each figure (default: 0.5)"

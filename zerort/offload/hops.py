@@ -14,7 +14,7 @@ import numpy as np
 from zerort.errors import CallError
 from zerort.offload.segments import round_up
 
-__all__ = ["ALIGNMENT", "Hop", "Place", "check_hops_apart", "slot_nbytes_of"]
+__all__ = ["ALIGNMENT", "Hop", "Place", "check_hops_apart", "do_touch", "slot_nbytes_of", "spans_on_host"]
 
 Place = Literal["device", "host"]
 """Where something is computed."""
@@ -80,6 +80,31 @@ def check_hops_apart(chunks: Sequence[Sequence[Hop]]) -> None:
                 "another's, too."
             )
         furthest, written = max(furthest, end), max(written, end) if write else written
+
+
+def spans_on_host(chunks: Sequence[Sequence[Hop]], *, written: bool) -> list[tuple[int, int]]:
+    """Return the addresses on the host, ``(first, one past the last)``, that chunks write, or else read; in order."""
+    return sorted(
+        (begin := _address(hop.array), begin + hop.array.nbytes)
+        for chunk in chunks
+        for hop in chunk
+        if (hop.write if written else hop.read) and hop.moves_to("device")
+    )
+
+
+def do_touch(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
+    """Say whether any of some spans has a byte of any of the others; both are in order.
+
+    >>> do_touch([(0, 4), (8, 12)], [(4, 8), (12, 16)]), do_touch([(0, 4), (8, 12)], [(4, 9)])
+    (False, True)
+    """
+    merged = sorted([(begin, end, 0) for begin, end in spans] + [(begin, end, 1) for begin, end in others])
+    reach = [0, 0]  # how far either has come
+    for begin, end, side in merged:
+        if begin < min(reach[1 - side], end):
+            return True
+        reach[side] = max(reach[side], end)
+    return False
 
 
 def _address(array: Any) -> int:

@@ -13,7 +13,8 @@ the computing. The host waits only to compute itself. A run begins after what it
 and what the caller puts there next comes after the run, as far as arrays on the GPU go. Arrays on the host are the
 staging's until the Ticket of the run is done; another run of this staging may have them before.
 
-On a `HostDevice` nothing moves. May import: device, errors, typing, offload.hops, offload.segments.
+On a `HostDevice` nothing moves. May import: device, errors, typing, offload.careful,
+offload.hops, offload.segments.
 """
 
 from __future__ import annotations
@@ -29,7 +30,16 @@ import numpy as np
 
 from zerort.device import Done, HostDevice, Ticket, joined
 from zerort.errors import CallError, ClosedError
-from zerort.offload.hops import ALIGNMENT, Hop, Place, check_hops_apart, slot_nbytes_of
+from zerort.offload.careful import Careful
+from zerort.offload.hops import (
+    ALIGNMENT,
+    Hop,
+    Place,
+    check_hops_apart,
+    do_touch,
+    slot_nbytes_of,
+    spans_on_host,
+)
 from zerort.offload.segments import round_up
 from zerort.typing import Array, Device
 
@@ -62,6 +72,15 @@ class _Laid:
     """The others, each with its place."""
     filled: list[Ticket[Any]]
     """What must have happened before it is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A run on the device that may still have arrays to bring back."""
+
+    ended: Ticket[Any]
+    spans: list[tuple[int, int]]
+    """Where they lie on the host."""
 
 
 class Staging:
@@ -101,7 +120,7 @@ class Staging:
         self._slots: dict[Place, list[_Slot]] = {}
         self._turn = 0
         self._pending: collections.deque[Ticket[Any]] = collections.deque()
-        self._on_host_arrays: Ticket[Any] = Done(None)  # the latest run that copies from and to them
+        self._runs: collections.deque[_Leaving] = collections.deque()
         self._closed = False
 
     @property
@@ -112,7 +131,7 @@ class Staging:
     def run(self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object], *, on: Place) -> Ticket[None]:
         """Bring every chunk to where it is computed with, compute, and bring back what was changed.
 
-        Put all chunks of a step into one run: a run begins when the one before has brought its last array back.
+        Runs overlap as chunks do, unless one needs what another brings back to the host, or computes there.
 
         Args:
             chunks: What to compute with; what one writes, no other one touches.
@@ -163,8 +182,8 @@ class Staging:
     def _compute_on_device(self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]) -> None:
         copy_in, computing, copy_out = map(self._device.lane, ("copy in", "compute", "copy out"))
         self._follow_caller(copy_in, computing)
-        self._pending.append(copy_in.after(self._on_host_arrays))
-        careful = _Careful(compute)
+        self._wait_for_runs(chunks, lane=copy_in)
+        careful = Careful(compute)
         computed: Ticket[None] | None = None
         for number, chunk in enumerate(chunks):
             laid = self._lay(number, chunk, "device", lane=copy_in)
@@ -179,12 +198,14 @@ class Staging:
             self._forget_what_is_done()
         if computed is not None:
             self._device.arrive(computed)  # raises what compute raised: no chunk behind that one was computed
-            self._on_host_arrays = copy_out.submit(_nothing, name=f"{self.name} ends", eager=True, after=[computed])
-            self._pending.append(self._on_host_arrays)
+            ended = copy_out.submit(_nothing, name=f"{self.name} ends", eager=True, after=[computed])
+            self._pending.append(ended)
+            self._runs.append(_Leaving(ended, spans_on_host(chunks, written=True)))
 
     def _compute_on_host(self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]) -> None:
         copy_in, copy_out = map(self._device.lane, ("copy in", "copy out"))
-        self._on_host_arrays.wait()
+        if self._runs:
+            self._runs[-1].ended.wait()
         self._follow_caller(copy_in, copy_out)
         rest = iter(enumerate(chunks))
         ahead = collections.deque(
@@ -232,6 +253,15 @@ class Staging:
         for lane in lanes:
             self._pending.append(lane.submit(_nothing, name=f"{self.name} begins", eager=True))
 
+    def _wait_for_runs(self, chunks: Sequence[Sequence[Hop]], *, lane: Any) -> None:
+        """Make a lane wait for earlier runs that still bring arrays back which are about to be copied in."""
+        while self._runs and self._runs[0].ended.done():
+            self._runs.popleft()
+        coming = spans_on_host(chunks, written=False) if self._runs else []
+        for run in self._runs:
+            if do_touch(run.spans, coming):
+                self._pending.append(lane.after(run.ended))
+
     def _slots_on(self, on: Place) -> list[_Slot]:
         if on not in self._slots:
             size = self.slot_nbytes
@@ -272,7 +302,7 @@ class Staging:
     def _forget(self) -> None:
         """Nothing is under way."""
         self._pending.clear()
-        self._on_host_arrays = Done(None)
+        self._runs.clear()
         for slots in self._slots.values():
             for slot in slots:
                 slot.busy = []
@@ -301,32 +331,6 @@ class Staging:
     def __repr__(self) -> str:
         what = "closed" if self._closed else f"depth {self.depth}, slots of {self.slot_nbytes} bytes"
         return f"Staging({self.name!r}, {what})"
-
-
-class _Careful:
-    """A compute that is not called again once it has failed: what comes after raises the same."""
-
-    def __init__(self, compute: Callable[..., object]) -> None:
-        self._compute = compute
-        self._failure: BaseException | None = None
-
-    @property
-    def failed(self) -> bool:
-        return self._failure is not None
-
-    def call(self, number: int, arrays: list[Any]) -> Callable[[], None]:
-        """Return the work for one chunk. The stream holds it, and so the arrays, until the GPU is done."""
-
-        def work() -> None:
-            if self._failure is not None:
-                raise self._failure
-            try:
-                self._compute(number, *arrays)
-            except BaseException as error:
-                self._failure = error
-                raise
-
-        return work
 
 
 def _nothing() -> None:
