@@ -1,0 +1,38 @@
+"""examples/train.py --device cuda, on emulated GPUs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from zerort.testing import run_job
+
+pytest.importorskip("cupy")
+cusim = pytest.importorskip("cusim")
+
+TRAIN = Path(__file__).parents[2] / "examples" / "train.py"
+SMALL = ("--steps", "3", "--width", "8", "--layers", "1", "--batch", "3", "--sample", "2")
+
+
+def losses(output):
+    """Of every step, in bits per byte."""
+    return [float(found) for found in re.findall(r"loss ([\d.]+) bits/byte", output)]
+
+
+def test_train_learns_on_gpus_what_it_learns_on_hosts(tmp_path):
+    settings = cusim.environment(devices=2, mem_mb=128, seed=5, delay_us=200, report=tmp_path)
+    there = run_job(2, [TRAIN, *SMALL, "--device", "cuda"], env=settings)
+    assert there.code == 0, there.output
+    assert "zero3 on 2 ranks (nccl)" in there.output
+    assert cusim.findings_in(tmp_path) == []
+    here = run_job(2, [TRAIN, *SMALL, "--device", "host"])
+    assert len(losses(here.output)) >= 2
+    assert losses(there.output) == pytest.approx(losses(here.output), abs=1.1e-3)  # the last digit that is shown
+    assert "it writes: '    def " in there.output
+
+
+def test_train_says_which_gpus_are_missing():
+    done = run_job(2, [TRAIN, *SMALL, "--device", "cuda"], env=cusim.environment(devices=1, mem_mb=128))
+    assert done.code == 1
+    assert done.output.count("argument --device: Expected ") == 1, done.output
+    assert "Traceback" not in done.output
