@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
 from zerort.errors import CallError
-from zerort.optim import LossScale
+from zerort.optim import LossScale, LossScaler
 
 __all__ = ["RuntimeOptions"]
 
@@ -88,6 +88,17 @@ class RuntimeOptions:
                     f"Expected micro_steps=1 with deterministic=True, got {self.micro_steps}. There the number of "
                     "micro-steps is virtual_shards / ranks."
                 )
+
+    def micro_steps_of(self, size: int) -> int:
+        """Return how many micro-batches each of ``size`` ranks computes in a step."""
+        return self.micro_steps if self.virtual_shards is None else self.virtual_shards // size
+
+    def make_scaler(self) -> LossScaler | None:
+        """Return what scales losses, if anything does."""
+        scale = self.loss_scale
+        if scale is None:
+            return None
+        return LossScaler(scale if isinstance(scale, LossScale) else LossScale(initial=float(scale), interval=None))
 
     def describe(self) -> dict[str, Any]:
         """Return what all ranks have to agree on, for JSON."""

@@ -29,8 +29,8 @@ from zerort.engine.options import RuntimeOptions
 from zerort.engine.prefetch import Prefetcher
 from zerort.engine.registration import register_unit
 from zerort.engine.report import MemoryReport, Restored, StepReport
-from zerort.engine.section import BLOCK, Section, SectionSetup
-from zerort.engine.section_tiers import SectionTiers
+from zerort.engine.section import Section
+from zerort.engine.section_setup import SectionSetup
 from zerort.engine.slot_set import SlotSet
 from zerort.engine.stage import Stage
 from zerort.engine.step import take_step
@@ -40,8 +40,7 @@ from zerort.engine.unit import Unit
 from zerort.engine.working import offload_within
 from zerort.errors import ClosedError, ZerortError
 from zerort.layout import Placement
-from zerort.layout.flat import ALIGNMENT
-from zerort.optim import LossScale, LossScaler, Optimizer, ParameterGroup, unmatched
+from zerort.optim import Optimizer, ParameterGroup, unmatched
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -106,34 +105,25 @@ class Runtime:
                 offload=offload,
             )
         self._closed = self._stepped = False
-        self.micro_steps = options.micro_steps
+        self.micro_steps = options.micro_steps_of(mesh.world.size)
         """Calls of `Unit.reduce` per unit and step, on this rank."""
-        if options.virtual_shards is not None:
-            self.micro_steps = options.virtual_shards // mesh.world.size
-        scale = options.loss_scale
-        if isinstance(scale, (int, float)):
-            scale = LossScale(initial=float(scale), interval=None)
-        self.scaler = None if scale is None else LossScaler(scale)
+        self.scaler = options.make_scaler()
         self.slots = SlotSet.build(mesh.shard)
         self.stage = Stage(self.device, self.host, options=self.tiers.options)
         """Where updates are computed."""
         self.meetings = 0
         """How often all ranks that share slots have met, as far as it matters to who may write to them."""
         self.prefetcher = Prefetcher(self.units, ahead=options.prefetch)
-        self.setup = SectionSetup(
+        self.setup = SectionSetup.build(
+            mesh.shard,
+            options,
             plan=plan,
-            group=mesh.shard,
-            weights=None if options.weights is None else tuple(options.weights),
-            alignment=BLOCK if options.deterministic else ALIGNMENT,
-            gradient_dtype=options.gradient_dtype,
             micro_steps=self.micro_steps,
-            deterministic=options.deterministic,
             slots=self.slots,
             ledger=self.ledger,
-            norm_block=BLOCK if options.deterministic else None,
             tiers=self.tiers,
             host=self.host,
-            tiers_of=(lambda name: SectionTiers.of(plan)) if self.allotment is None else self.allotment.of,
+            tiers_of=None if self.allotment is None else self.allotment.of,
         )
 
     # -- who and what ----------------------------------------------------------------------------------------------

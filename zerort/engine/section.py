@@ -11,28 +11,24 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from zerort.buffer import FlatBuffer, GradientBucket
-from zerort.comm import Group
-from zerort.config import Plan, Tier
+from zerort.config import Tier
 from zerort.device import HostDevice
 from zerort.engine.column import Column, cut_chunks
-from zerort.engine.host_memory import HostMemory
 from zerort.engine.host_parameters import HostParameters
 from zerort.engine.kept import Streaming
-from zerort.engine.ledger import Ledger
 from zerort.engine.resting_parameters import RestingParameters
+from zerort.engine.section_setup import SectionSetup
 from zerort.engine.section_tiers import SectionTiers
-from zerort.engine.slot_set import SlotSet
 from zerort.engine.state import OptimizerState
 from zerort.engine.summed import RestingGradient, SummedGradient, SummedInMemory
 from zerort.engine.tensors import TensorSpec
-from zerort.engine.tiers import Tiers
 from zerort.errors import StorageError, ZerortError
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.native.dtypes import numpy_dtype
@@ -40,35 +36,7 @@ from zerort.optim import Optimizer, TensorOptimizer
 from zerort.optim.kernels import bucket_kernels_for
 from zerort.typing import Array
 
-__all__ = ["BLOCK", "Section", "SectionSetup"]
-
-BLOCK: Final = 1024
-"""Elements. In deterministic mode norms are summed over blocks of this size, and no block is cut between ranks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SectionSetup:
-    """What all sections of a runtime have in common."""
-
-    plan: Plan
-    group: Group
-    """The ranks that shards are cut over."""
-    weights: tuple[float, ...] | None
-    alignment: int
-    """Elements. Shards start at multiples of it."""
-    gradient_dtype: str | None
-    micro_steps: int
-    deterministic: bool
-    slots: SlotSet
-    ledger: Ledger
-    norm_block: int | None
-    """Elements over which squares are summed before the sums meet those of other ranks; None: all of a shard."""
-    tiers: Tiers
-    """What rests on a disk."""
-    tiers_of: Callable[[str], SectionTiers]
-    """Where the parts of a section rest, by its name; the same on every rank."""
-    host: HostMemory
-    """What rests on the host, where computing happens on a GPU."""
+__all__ = ["Section"]
 
 
 class Section:

@@ -17,7 +17,7 @@ from zerort.buffer import TreeSum
 from zerort.config import Plan, Tier
 from zerort.engine.column import cut_chunks
 from zerort.engine.registration import Division, divide
-from zerort.engine.section import BLOCK
+from zerort.engine.section_setup import BLOCK
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
 from zerort.layout import FlatLayout, Partition, Placement, itemsize

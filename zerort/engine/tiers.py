@@ -18,14 +18,13 @@ import os
 import socket
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from zerort import trace
 from zerort.comm import Group
 from zerort.comm.agreement import gather_json, raise_together
-from zerort.device import HostDevice, Ticket
+from zerort.device import Ticket
 from zerort.engine.host_memory import HostMemory
 from zerort.engine.ledger import Ledger
 from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
@@ -39,12 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Tiers"]
 
-_SAMPLE_NBYTES = 16 * 1024**2
-"""Written and read by the first rank of a host to see how fast its disk is."""
-
-_BRIDGE_DEPTH = 3
-"""Blocks that pass at once between a disk and a GPU, each way."""
-
 _GRACE = 2.0
 """Seconds that a rank which fails leaves the others to delete their files."""
 
@@ -57,7 +50,7 @@ class Tiers:
         scratch: The directories for files; the environment's or the system's if None.
         options: How values stream; the environment's if None.
         ledger: Where bytes and waits are counted.
-        host: What passes through the host on its way between a disk and a GPU.
+        host: What passes through the host on its way between a disk and a GPU; None: memory of its own.
     """
 
     def __init__(
@@ -67,7 +60,7 @@ class Tiers:
         scratch: Scratch | None,
         options: OffloadOptions | None,
         ledger: Ledger,
-        host: HostMemory,
+        host: HostMemory | None = None,
     ) -> None:
         self.options = OffloadOptions.from_environment() if options is None else options
         self.directories = scratch_directories(scratch)
@@ -83,7 +76,7 @@ class Tiers:
         self._last: Sequence[Sequence[Part]] = ()  # what the last update streamed
         self._stream: Stream | None = None
         self._device = world.device
-        self._host = host
+        self._host = HostMemory(world) if host is None else host
         self._counting = threading.Lock()
         self._torn = ""
         self._paths: list[str] = []  # the files of all ranks of this host
@@ -141,12 +134,15 @@ class Tiers:
             error = caught
         raise_together(self._world, error, name="offload")
         if self._store is None:
+            from zerort.engine.scratch_store import bridge, open_files
+
             try:
-                self._files = self._open()
+                self._files = open_files(self.directories, self.options, rank=self._world.rank)
             except Exception as caught:
                 error = caught
             raise_together(self._world, error, name="offload")
-            self._store = self._reachable(self._files)
+            assert self._files is not None
+            self._store = bridge(self._files, self._device, self._host, self.options)
         everyone = gather_json(self._world, [host, *self._own_paths()], name="offload")
         self._paths = [path for other, *paths in everyone if other == host for path in paths]
 
@@ -155,62 +151,11 @@ class Tiers:
         return [store.path for store in stores]
 
     def _look(self, needed: int, *, what: str, measures: bool) -> None:
-        from zerort.offload.preflight import inspect
-        from zerort.offload.refusal import free_nbytes, no_room
+        from zerort.engine.scratch_store import expect_room, look_at
 
         if measures and not self.disks:
-            self.disks = tuple(
-                inspect(one, what=what, rank=self._world.rank, sample_nbytes=_SAMPLE_NBYTES) for one in self.directories
-            )
-            self._warn_of_memory()
-        free = [free_nbytes(one) for one in self.directories]
-        if None not in free and sum(filter(None, free)) < needed:
-            where = " + ".join(self.directories)
-            raise no_room(where, what=what, needed=needed, why="all ranks of this host together need more")
-
-    def _warn_of_memory(self) -> None:
-        from zerort.offload.preflight import file_system
-
-        for one in self.directories:
-            if file_system(one) in ("tmpfs", "ramfs"):
-                warnings.warn(
-                    f"Expected a disk for what rests on NVME, got {one}, which is memory ({file_system(one)}). Nothing "
-                    'is saved by it. Name a disk: zr.open(scratch="/mnt/nvme"), or ZERORT_SCRATCH=/mnt/nvme.',
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-
-    def _open(self) -> Store:
-        from zerort.offload import NvmeOptions, NvmeStore, StripedStore
-
-        options = NvmeOptions(
-            threads=self.options.threads,
-            checksum=self.options.checksum,
-            direct=self.options.direct,
-            retries=self.options.retries,
-        )
-        rank = self._world.rank
-        if len(self.directories) == 1:
-            return NvmeStore(self.directories[0], rank=rank, options=options)
-        return StripedStore.open(
-            self.directories, rank=rank, name="nvme", options=options, sample_nbytes=_SAMPLE_NBYTES
-        )
-
-    def _reachable(self, files: Any) -> Store:
-        """Return a store that the device's arrays can be read from and written to. Every rank calls this."""
-        if isinstance(self._device, HostDevice):
-            return cast("Store", files)
-        from zerort.offload import BridgedStore
-        from zerort.offload.blocks import BLOCK_NBYTES
-
-        slot = min(BLOCK_NBYTES, -(-self.options.chunk_nbytes // 4096) * 4096)
-        return BridgedStore(
-            files,
-            self._device,
-            slot_nbytes=slot,
-            depth=_BRIDGE_DEPTH,
-            pinned=self._host.zeros(2 * _BRIDGE_DEPTH * slot, "uint8"),
-        )
+            self.disks = look_at(self.directories, what=what, rank=self._world.rank)
+        expect_room(self.directories, needed, what=what)
 
     # -- moving ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,77 @@
+"""The disks under a runtime's `Tiers`: looked at, found large enough, and opened as this rank's store.
+
+May import: offload, device, engine.host_memory, engine.offload_options.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from zerort.device import HostDevice
+from zerort.engine.host_memory import HostMemory
+from zerort.engine.offload_options import OffloadOptions
+from zerort.offload import BridgedStore, DirectoryReport, NvmeOptions, NvmeStore, Store, StripedStore
+from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES
+from zerort.offload.preflight import file_system, inspect
+from zerort.offload.refusal import free_nbytes, no_room
+from zerort.offload.segments import round_up
+from zerort.typing import Device
+
+__all__ = ["bridge", "expect_room", "look_at", "open_files"]
+
+_SAMPLE_NBYTES = 16 * 1024**2
+"""Written and read by the first rank of a host to see how fast its disk is."""
+
+_BRIDGE_DEPTH = 3
+"""Blocks that pass at once between a disk and a GPU, each way."""
+
+
+def look_at(directories: Sequence[str], *, what: str, rank: int) -> tuple[DirectoryReport, ...]:
+    """Return what directories can do; warn of those that are no disks.
+
+    Raises:
+        StorageError: One of them cannot be used.
+    """
+    found = tuple(inspect(one, what=what, rank=rank, sample_nbytes=_SAMPLE_NBYTES) for one in directories)
+    for one in directories:
+        if file_system(one) in ("tmpfs", "ramfs"):
+            warnings.warn(
+                f"Expected a disk for what rests on NVME, got {one}, which is memory ({file_system(one)}). Nothing "
+                'is saved by it. Name a disk: zr.open(scratch="/mnt/nvme"), or ZERORT_SCRATCH=/mnt/nvme.',
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return found
+
+
+def expect_room(directories: Sequence[str], needed: int, *, what: str) -> None:
+    """Raise unless directories have room for ``needed`` bytes together.
+
+    Raises:
+        StorageError: They have not, with the numbers.
+    """
+    free = [free_nbytes(one) for one in directories]
+    if None not in free and sum(filter(None, free)) < needed:
+        raise no_room(
+            " + ".join(directories), what=what, needed=needed, why="all ranks of this host together need more"
+        )
+
+
+def open_files(directories: Sequence[str], options: OffloadOptions, *, rank: int) -> NvmeStore | StripedStore:
+    """Open this rank's store in one directory, or over several."""
+    settings = NvmeOptions(
+        threads=options.threads, checksum=options.checksum, direct=options.direct, retries=options.retries
+    )
+    if len(directories) == 1:
+        return NvmeStore(directories[0], rank=rank, options=settings)
+    return StripedStore.open(directories, rank=rank, name="nvme", options=settings, sample_nbytes=_SAMPLE_NBYTES)
+
+
+def bridge(files: Store, device: Device, host: HostMemory, options: OffloadOptions) -> Store:
+    """Return a store that a device's arrays can be read from and written to. Every rank calls this."""
+    if isinstance(device, HostDevice):
+        return files
+    slot = min(BLOCK_NBYTES, round_up(options.chunk_nbytes, PAGE_NBYTES))
+    pinned = host.zeros(2 * _BRIDGE_DEPTH * slot, "uint8")
+    return BridgedStore(files, device, slot_nbytes=slot, depth=_BRIDGE_DEPTH, pinned=pinned)
