@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from zerort.buffer import FlatBuffer, GradientBucket
+from zerort.comm.agreement import raise_together
 from zerort.config import Tier
 from zerort.device import HostDevice
 from zerort.engine.column import Column, cut_chunks
@@ -29,7 +30,7 @@ from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.state import OptimizerState
 from zerort.engine.summed import RestingGradient, SummedGradient, SummedInMemory
 from zerort.engine.tensors import TensorSpec
-from zerort.errors import StorageError, ZerortError
+from zerort.errors import DeviceMemoryError, StorageError, ZerortError
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.native.dtypes import numpy_dtype
 from zerort.optim import Optimizer, TensorOptimizer
@@ -59,7 +60,7 @@ class Section:
         setup: SectionSetup,
         resident: bool = False,
     ) -> None:
-        plan, group = setup.plan, setup.group
+        group = setup.group
         dtype = next(iter(tensors.values())).dtype
         self.name = name
         self.layout = FlatLayout.build({full: spec.shape for full, spec in tensors.items()}, dtype=dtype)
@@ -78,17 +79,7 @@ class Section:
         self._gradient: Column | None = None  # where it rests, if that is not in memory
         self.gradient_dtypes: tuple[np.dtype[Any], ...] = (numpy_dtype(dtype),)
         if optimizers is not None:
-            self.state = OptimizerState(
-                self.layout,
-                self.partition,
-                rank=group.rank,
-                whole=plan.state.placement is Placement.REPLICATED,
-                optimizers=optimizers,
-                name=name,
-                streaming=self._streaming(),
-                device=self._device,
-                zeros=setup.host.zeros if self._is_apart(self.tiers.state) else None,
-            )
+            self.state = self._make_state(optimizers)
             if self._is_apart(self.tiers.gradient):
                 kept_in = setup.gradient_dtype or dtype
                 self._gradient = self._resting_column("gradient", kept_in, self.tiers.gradient)
@@ -122,6 +113,30 @@ class Section:
         return RestingParameters(
             self.layout, self.partition, column=column, group=group, name=self.name, traffic=traffic
         )
+
+    def _make_state(self, optimizers: Mapping[str, Optimizer]) -> OptimizerState:
+        """Make the state on all ranks, or on none: one rank's GPU may have less left than another's."""
+        setup = self._setup
+        made: OptimizerState | None = None
+        error: DeviceMemoryError | None = None
+        try:
+            made = OptimizerState(
+                self.layout,
+                self.partition,
+                rank=self._group.rank,
+                whole=setup.plan.state.placement is Placement.REPLICATED,
+                optimizers=optimizers,
+                name=self.name,
+                streaming=self._streaming(),
+                device=self._device,
+                zeros=setup.host.zeros if self._is_apart(self.tiers.state) else None,
+            )
+        except DeviceMemoryError as caught:
+            error = caught
+        if not isinstance(self._device, HostDevice):
+            raise_together(self._group, error, name="register")
+        assert made is not None
+        return made
 
     def _is_apart(self, tier: Tier) -> bool:
         """Say whether what rests in a tier is elsewhere than in the memory that computing happens in."""

@@ -1,5 +1,7 @@
 """A run on GPUs is the host's run: every plan, every dtype, and nothing that the emulated device could object to."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ import gpu_runs
 
 import zerort as zr
 from zerort.comm import open_group
-from zerort.errors import CallError, NonFiniteError, PlanError
+from zerort.errors import CallError, DeviceMemoryError, NonFiniteError, PlanError
 
 pytestmark = pytest.mark.mpi
 
@@ -150,6 +152,17 @@ def test_parameters_may_come_from_the_gpu(gpus):
         with unit.gathered() as p:
             assert p["tied"].data.ptr == p["w"].data.ptr
             np.testing.assert_array_equal(p["w"].get(), np.arange(12, dtype=np.float32).reshape(3, 4))
+
+
+def test_a_model_that_does_not_fit_is_refused_on_every_rank(gpus):
+    free, _ = gpus.device.memory()
+    with zr.open(group=gpus, plan=zr.Plan.zero(1)) as rt:
+        for numel in (free // 4 + 1, free // 4 // 2):  # parameters, or gradients beside them
+            with pytest.raises(DeviceMemoryError, match=r"Expected [\d,]+ bytes on GPU \d, got [\d,]+ free of"):
+                rt.register("large", {"w": zr.TensorSpec((numel,))})
+        gc.collect()
+        assert gpus.device.memory()[0] > free * 0.99
+        gpu_runs.train(rt, "float32", steps=1)
 
 
 def test_an_optimizer_over_whole_tensors_is_refused(gpus):
