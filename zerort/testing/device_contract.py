@@ -16,9 +16,12 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
+from zerort.device import joined
 from zerort.errors import CallError, ClosedError
+from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Device
 
 __all__ = ["DeviceContract"]
@@ -58,6 +61,58 @@ class DeviceContract:
         assert ticket.wait() is out
         assert ticket.done()
         assert bool((out == source).all())
+
+    def test_memory_of_a_step_and_zeros(self, device: Device) -> None:
+        """Scratch is as `empty` is; zeros are zeros; both are the device's own."""
+        for dtype in ("float32", "bfloat16"):
+            scratch, zeros = device.scratch(1000, dtype), device.zeros(1000, dtype)
+            assert scratch.shape == zeros.shape == (1000,)
+            assert scratch.dtype.name == zeros.dtype.name == dtype
+            assert device.owns(scratch)
+            assert device.owns(zeros)
+            assert not device.fetch(zeros).view(np.uint8).any()
+        assert device.scratch(0, "float32").size == device.zeros(0, "float32").size == 0
+        assert not device.owns([1.0])
+        assert device.arrays
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_values_go_there_and_back(self, device: Device, dtype: str) -> None:
+        """Put copies from the host or from the device, fetch brings a copy, or the array itself, to the host."""
+        values = np.arange(3000).astype(numpy_dtype(dtype))
+        there, other = device.empty(3000, dtype), device.empty(3000, dtype)
+        device.put(values, out=there)
+        device.put(there, out=other)
+        found = device.fetch(other.reshape(60, 50))
+        assert found.shape == (60, 50)
+        assert found.dtype == values.dtype
+        assert (found.reshape(-1) == values).all()
+        assert device.fetch(values) is values
+
+    def test_flat_arrays_are_the_same_memory_or_a_copy(self, device: Device) -> None:
+        """What is contiguous stays where it is; what is not is copied."""
+        array = device.zeros(12, "float32")
+        assert self.address(device.flat(array.reshape(3, 4))) == self.address(array)
+        copy = device.flat(array.reshape(3, 4).T)
+        assert copy.shape == (12,)
+        assert self.address(copy) != self.address(array)
+
+    def test_what_arrives_can_be_used_next(self, device: Device) -> None:
+        """Arrive returns a ticket's result, also of several; what raised on the host raises."""
+        source, out = device.zeros(100_000, "int32"), device.zeros(100_000, "int32")
+        source.fill(7)
+        assert device.arrive(device.copy(source, out=out)) is out
+        assert int(device.fetch(out).sum()) == 700_000
+        tickets = [device.copy(source[at : at + 10], out=out[at : at + 10]) for at in range(0, 100, 10)]
+        assert device.arrive(joined(tickets, result="all")) == "all"
+        failed = device.stream("failing").submit(lambda: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            device.arrive(failed)
+
+    def test_a_lane_is_always_the_same_stream(self, device: Device) -> None:
+        """Lanes are the device's own streams."""
+        assert device.lane("copy in") is device.lane("copy in")
+        assert device.lane("copy in") is not device.lane("copy out")
+        assert device.lane("copy in").submit(lambda: 3).wait() == 3
 
     def test_a_copy_does_not_cast(self, device: Device) -> None:
         """Copies move bytes: other dtypes and shapes raise."""
