@@ -96,6 +96,31 @@ def test_casts_give_the_hosts_bits(other):
 
 
 @pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize(
+    ("out", "source"),
+    [*((dtype, dtype) for dtype in DTYPES), ("float32", "bfloat16"), ("float32", "float16")],
+)
+def test_sums_give_the_hosts_bits(out, source, numel):
+    here, more = numbers(numel, out, seed=1), numbers(numel, source, seed=2)
+    there = put(here)
+    with np.errstate(all="ignore"):
+        native.add_into(here, more)
+    cuda.add_into(there, put(more))
+    assert_same_bits(there, here)
+
+
+def test_a_copy_is_looked_at_later():
+    """A number would have to be waited for: one look at all that was copied promises it."""
+    values = numbers(5_003)
+    values[[4_000, 7]] = np.nan, np.inf
+    there = cupy.zeros(5_003, np.float32)
+    assert cuda.copy_checked(there, put(values)) is None
+    assert_same_bits(there, values)
+    assert int(cuda.look_for_nonfinite(there)) == 7
+    assert int(cuda.look_for_nonfinite(there[8:4_000])) == -1
+
+
+@pytest.mark.parametrize("numel", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_square_sums_give_the_hosts_bits(dtype, numel):
     array = numbers(numel, dtype, seed=4, spread=1.0)
@@ -149,6 +174,7 @@ def test_unscaling_measures_what_it_leaves(dtype):
             "apart, got ranges that",
         ),
         (lambda p: cuda.cast_into(p.astype(np.float64), p.astype(np.float16)), "by way of float32"),
+        (lambda p: cuda.add_into(p, p.astype(np.float64)), "no wider than out, float32, got float64"),
         (lambda p: cuda.square_sums_into(cupy.empty(1), p, 0), "at least 1"),
         (lambda p: cuda.square_sums_into(cupy.empty(2), p, 8), "of 1 elements"),
     ],
@@ -173,4 +199,4 @@ def test_the_real_compiler_takes_every_kernel():
     assert done.returncode == 0, done.stderr
     found = {line.split()[0]: set(line.split()[1:]) for line in done.stdout.splitlines()}
     assert {"sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"} <= set(found)
-    assert all(kernels == {"cast", "adamw", "sgd", "lion", "measure"} for kernels in found.values()), found
+    assert all(kernels == {"cast", "add", "adamw", "sgd", "lion", "measure"} for kernels in found.values()), found
