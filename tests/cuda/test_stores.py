@@ -13,7 +13,7 @@ from arrays import put  # noqa: E402
 from zerort.device.cuda import CudaDevice  # noqa: E402
 from zerort.device.cuda_pinned import PinnedMemory  # noqa: E402
 from zerort.errors import CallError  # noqa: E402
-from zerort.offload import BridgedStore, MemoryStore, NvmeStore, Part, Pipeline  # noqa: E402
+from zerort.offload import BridgedStore, Hop, MemoryStore, NvmeStore, Part, Pipeline, Staging  # noqa: E402
 from zerort.optim.kernels import kernels_for  # noqa: E402
 from zerort.testing.store_contract import StoreContract  # noqa: E402
 
@@ -155,6 +155,25 @@ def test_state_on_a_disk_streams_through_the_gpu(device, pinned, tmp_path):
         assert (there.get() == param).all()
         for name, values in here.items():
             assert (store.read(name, np.empty_like(values)).wait() == values).all()
+
+
+def test_state_on_a_disk_passes_through_the_gpu_from_pinned_slots(device, pinned, tmp_path):
+    """The pipeline with pinned slots, and a staging to compute: chunks are written when they have come back."""
+    numel, cuts = 40_000, [(first, first + 5000) for first in range(0, 40_000, 5000)]
+    there = put(np.arange(numel, dtype=np.float32))
+    with NvmeStore(tmp_path) as store, Staging(device, slot_nbytes=20_000) as staging:
+        store.create("sum", numel * 4)
+        chunks = [[Part(store=store, name="sum", numel=b - a, offset=a * 4)] for a, b in cuts]
+
+        def accumulate(number, part):
+            tell(part, write=True)  # it was read from the disk
+            hops = [Hop(part), Hop(there[slice(*cuts[number])], write=False)]
+            return staging.run([hops], lambda _, total, summand: np.add(total, summand, out=total), on="device")
+
+        with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), device=pinned) as pipeline:
+            for _ in range(3):
+                pipeline.run(chunks, accumulate, finish=False)
+        assert (store.read("sum", np.empty(numel, np.float32)).wait() == 3 * np.arange(numel)).all()
 
 
 def test_a_slot_on_the_gpu_is_not_filled_while_a_kernel_reads_it(device, pinned):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerort import native, trace
+from zerort.device import Done, HostStream
 from zerort.errors import CallError, ClosedError, StorageError
 from zerort.offload import MemoryStore, NvmeOptions, NvmeStore, Part, Pipeline, choose_depth, cut_evenly
 from zerort.offload.faults import injected
@@ -219,6 +220,58 @@ def test_an_automatic_depth_is_chosen_once(store):
         pipeline.run(chunks, lambda number, m, v: None)
         assert pipeline.depth in (2, 3, 4)
         assert "depth" in repr(pipeline)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_what_is_computed_elsewhere_is_written_when_its_ticket_is_done(store, depth):
+    """As on a GPU: the next chunk is begun meanwhile, and the next run sees all of it."""
+    chunks = fill(store)
+    begun = [threading.Event() for _ in range(COUNT + 1)]
+
+    def compute(number, m, v):
+        begun[number].set()
+
+        def work():
+            if depth > 1:
+                assert begun[min(number + 1, COUNT - 1)].wait(20)  # the next one's compute
+            m[:] += 1
+
+        return worker.submit(work)
+
+    with HostStream("elsewhere", helping=False) as worker, Pipeline(slot_nbytes=600_000, depth=depth) as pipeline:
+        for _ in range(3):
+            pipeline.run(chunks, compute, finish=False)
+        assert np.array_equal(value(store, "m"), np.arange(CHUNK * COUNT, dtype=np.float32) + 3)
+
+
+def test_a_run_returns_when_all_is_being_written(store):
+    """Whoever reads a value next comes after its write, although computing ended late."""
+    chunks, late = fill(store)[:1], threading.Event()
+
+    def compute(number, m, v):
+        timer = threading.Timer(0.02, late.set)
+        timer.start()
+        return worker.submit(lambda: late.wait(20) and m.fill(7))
+
+    with HostStream("elsewhere", helping=False) as worker, Pipeline(slot_nbytes=600_000) as pipeline:
+        pipeline.run(chunks, compute, finish=False)
+        assert (store.read("m", np.empty(CHUNK, np.float32)).wait() == 7).all()
+
+
+def test_an_error_of_what_is_computed_elsewhere_is_told(store):
+    """Its chunk is not written."""
+    chunks = fill(store)
+
+    def compute(number, m, v):
+        m += 1
+        return worker.submit(lambda: 1 // (number != 5))
+
+    with HostStream("elsewhere", helping=False) as worker, Pipeline(slot_nbytes=600_000) as pipeline:
+        with pytest.raises(ZeroDivisionError):
+            pipeline.run(chunks, compute)
+        found = value(store, "m").reshape(COUNT, CHUNK)[:, 0] - np.arange(COUNT) * CHUNK
+        assert found[:6].tolist() == [1, 1, 1, 1, 1, 0]
+        pipeline.run(chunks[6:], lambda number, m, v: Done(None))
 
 
 def test_what_makes_no_sense_is_refused(store):

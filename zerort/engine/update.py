@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerort.comm.agreement import raise_together
+from zerort.device import Ticket
 from zerort.engine.column import Column
 from zerort.engine.host_parameters import HostParameters
 from zerort.engine.section import Section
@@ -161,9 +162,9 @@ def _compute(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None
         if isinstance(chunk.section.parameters, HostParameters):
             chunk.section.parameters.written = written
 
-    def compute(number: int, *brought: Array) -> None:
+    def compute(number: int, *brought: Array) -> Ticket[None]:
         chunk = streamed[number]
-        rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns)).wait()
+        return rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))
 
     if streamed:
         rt.tiers.run([chunk.parts() for chunk in streamed], compute)

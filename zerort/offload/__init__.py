@@ -1,7 +1,7 @@
 """Values that sleep below memory: stores, and the one loop that streams them through it.
 
     store.py  memory.py  nvme.py  striped.py    `Store`: bytes by name, in memory, on a disk, on several
-    bridged.py  passage.py                      the same for arrays on a GPU
+    bridged.py  passage.py  later.py            the same for arrays on a GPU
     pipeline.py  run.py  parts.py  slots.py     `Pipeline`: read, compute, write back, `depth` chunks at a time
     staging.py  hops.py                         `Staging`: host to GPU and back, `depth` chunks at a time
     update_place.py                             on which side an update is faster, from measured speeds

@@ -9,7 +9,8 @@ written; a feeder stream reads the next chunk into a slot as soon as it is free,
 Reads may begin before there is anything to compute with (`begin`), and writes go on after a run (``finish=False``).
 With ``depth=1`` each thing begins when the one before has ended: for debugging. With ``depth="auto"`` the first chunks
 are done so, are timed, and the number of slots follows (`choose_depth`). Every chunk is computed once, on the caller's
-thread, in order. What a run does is in `run.py`. May import: device, errors, offload.parts, offload.run, offload.slots.
+thread, in order. What a run does is in `run.py`. May import: device, errors, offload.later, offload.parts, offload.run,
+offload.slots.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from zerort.device import HostStream, Ticket
 from zerort.errors import CallError, ClosedError
+from zerort.offload.later import Later
 from zerort.offload.parts import MOST_SLOTS, Part, PipelineReport, check_apart
 from zerort.offload.run import Run
 from zerort.offload.slots import Slots, nbytes_of
@@ -55,6 +57,7 @@ class Pipeline:
         self.slots = Slots(device, slot_nbytes=slot_nbytes, most=MOST_SLOTS if depth == "auto" else depth)
         """The memory; for the run."""
         self._feeder = HostStream(f"{name} feed")
+        self._writer = HostStream(f"{name} write", helping=False)  # nobody waits for it while there is more to compute
         self._closed = False
 
     @staticmethod
@@ -80,8 +83,8 @@ class Pipeline:
         Args:
             chunks: What to stream; what one writes, no other one touches.
             compute: Called as ``compute(number, array, array, …)`` with one 1-D array for each part of the chunk, in
-                order, on this thread. It changes them in place; they are the pipeline's again when it returns. On a GPU
-                it queues kernels on the current stream, and returns a Ticket of their end if nothing is written.
+                order, on this thread. It changes them in place; they are the pipeline's again when it returns, or when
+                the Ticket that it returns is done: then the chunk is written, while the next one is computed.
             finish: Wait until all is written. False returns while the last chunks still are: they hold their slots, and
                 the next run or `finish` waits for them.
 
@@ -149,6 +152,7 @@ class Pipeline:
             self.finish()
         finally:
             self._feeder.close()
+            self._writer.close()
             self.slots.close()
 
     def settle_depth(self, depth: int) -> None:
@@ -158,6 +162,22 @@ class Pipeline:
     def submit(self, work: Callable[[], Any], name: str) -> Ticket[Any]:
         """Let the feeder do something."""
         return self._feeder.submit(work, name=name)
+
+    def write_after(self, ticket: Ticket[Any], write: Callable[[list[Ticket[Any]]], None]) -> Ticket[None]:
+        """Let the writer begin to write when a ticket is done. Returns the Ticket of all that."""
+        later = Later(f"Writes of pipeline {self.name!r}")
+
+        def work() -> None:
+            later.attempt(ticket.wait)
+            later.attempt(lambda: write(later.parts))
+            later.asked.set()
+
+        self._writer.submit(work, name="write")
+        return Ticket(later)
+
+    def ask_all(self) -> None:
+        """Wait until all that was computed is being written: whoever reads it from now on comes after that."""
+        self._writer.synchronize()
 
     def __enter__(self) -> Self:
         return self

@@ -11,13 +11,14 @@ May import: device, trace, offload.parts, offload.slots.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zerort import trace
-from zerort.device import Ticket, joined
+from zerort.device import Done, Ticket, joined
 from zerort.offload.parts import Part, PipelineReport, check_apart, choose_depth
 from zerort.offload.slots import Fed, Slot
 
@@ -77,6 +78,8 @@ class Run:
         with trace.span("run", track=self._pipeline.name, chunks=len(self._chunks)):
             try:
                 self._walk()
+                with self._stalled("drain"):
+                    self._pipeline.ask_all()
                 if finish:
                     with self._stalled("drain"):
                         self._pipeline.finish()
@@ -133,16 +136,22 @@ class Run:
         began = time.perf_counter()
         with trace.span(f"compute {number}", track=f"{self._pipeline.name} compute"):
             queued = self._compute(number, *fed.arrays)
-        if isinstance(queued, Ticket):
-            fed.slot.writes.append(queued)
         self._computing += time.perf_counter() - began
+        write = functools.partial(self._write, number, fed)
+        if isinstance(queued, Ticket) and not isinstance(queued, Done):
+            fed.slot.writes.append(self._pipeline.write_after(queued, write))
+        else:
+            write(fed.slot.writes)
+        for part in self._chunks[number]:
+            self._read += part.nbytes if part.read else 0
+            self._written += part.nbytes if part.write else 0
+        self._pipeline.slots.give_back(fed.slot)
+
+    def _write(self, number: int, fed: Fed, tickets: list[Ticket[Any]]) -> None:
+        """Begin to write a chunk, and add the tickets to a list."""
         for part, array in zip(self._chunks[number], fed.arrays, strict=True):
             if part.write:
-                fed.slot.writes.append(part.store.write(part.name, array, offset=part.offset))
-                self._written += part.nbytes
-            if part.read:
-                self._read += part.nbytes
-        self._pipeline.slots.give_back(fed.slot)
+                tickets.append(part.store.write(part.name, array, offset=part.offset))
 
     def _one_by_one(self, number: int) -> tuple[float, float, float]:
         """Read, compute and write one chunk, each when the one before has ended; return their seconds."""
