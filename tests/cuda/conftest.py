@@ -6,12 +6,15 @@ NCCL calls that differ, also if its results were right. ``CUSIM=0`` runs them on
 
 import os
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from zerort.testing.jobs import run_job
+
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]  # nvrtc.py; cusim
+sys.path[:0] = [str(HERE), str(HERE.parent)]  # gpu_jobs.py, nvrtc.py; cusim
 
 EMULATED = os.environ.get("CUSIM") != "0"
 if EMULATED:
@@ -39,3 +42,18 @@ def nothing_is_found():
     found = cusim.findings()
     cusim.clear()
     assert not found, found
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Run a script, in one piece or several, on some ranks, each with an emulated GPU."""
+    from gpu_jobs import PRELUDE
+
+    def run(ranks, *code, timeout=60.0, **settings):
+        script = tmp_path / "job.py"
+        script.write_text(PRELUDE + "".join(map(textwrap.dedent, code)))
+        env = cusim.environment(**{"devices": ranks, "mem_mb": 256, **settings})
+        env |= {"ZERORT_FLIGHT_DIR": str(tmp_path / "flights"), "PYTHONWARNINGS": "default"}
+        return run_job(ranks, [script], timeout=timeout, env=env, cwd=tmp_path)
+
+    return run

@@ -31,7 +31,8 @@ def test_the_doctor_sees_gpus_nccl_peers_and_pinned_memory(tmp_path):
     assert "libnccl.so" in found["nccl"]["text"]
     assert found["peer access"]["text"] == "between all 2 GPUs"
     assert found["pinned memory"]["state"] == "warn"
-    assert "ulimit -l" in found["pinned memory"]["text"]
+    assert "Expected to pin 67,108,864 bytes" in found["pinned memory"]["text"]
+    assert found["pinned memory"]["cure"].startswith("Ask for less")
 
 
 def test_copies_are_measured_and_right(tmp_path):

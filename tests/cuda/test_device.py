@@ -13,7 +13,8 @@ import pytest
 cupy = pytest.importorskip("cupy")
 
 from zerort.device.cuda import LANES, CudaDevice  # noqa: E402
-from zerort.errors import CallError, DeviceError, DeviceMemoryError  # noqa: E402
+from zerort.device.cuda_order import CudaOrder  # noqa: E402
+from zerort.errors import CallError, ClosedError, DeviceError, DeviceMemoryError  # noqa: E402
 from zerort.testing.device_contract import DeviceContract  # noqa: E402
 
 
@@ -143,6 +144,63 @@ def test_the_pool_gives_way(device):
 def test_strides_are_refused(device):
     with pytest.raises(CallError, match="contiguous"):
         device.copy(device.empty(8, "uint8")[::2], out=device.empty(4, "uint8"))
+
+
+def test_closing_closes_every_stream_whatever_one_of_them_says(device):
+    """Work failed that nobody waited for, and warnings are errors here."""
+    streams = [device.stream(name) for name in ("first", "second")]
+    for stream in streams:
+        stream.submit(lambda: 1 / 0)
+    with pytest.raises(RuntimeWarning, match="ZeroDivisionError"):
+        device.close()
+    for stream in streams:
+        with pytest.raises(ClosedError):
+            stream.submit(lambda: None)
+    assert "closed" in repr(device)
+    device.close()
+
+
+def test_streams_in_one_order_take_turns_on_the_host(device):
+    """What was submitted first comes first, whichever stream's thread is ready."""
+    order, gate, issued = CudaOrder(), threading.Event(), []
+    first, second = (device.stream(name, order=order) for name in ("first", "second"))
+
+    def slow():
+        gate.wait(20)
+        issued.append("first")
+
+    before, after = first.submit(slow), second.submit(lambda: issued.append("second"))
+    with pytest.raises(TimeoutError):
+        after.wait(timeout=0.2)
+    gate.set()
+    after.wait()
+    before.wait()
+    assert issued == ["first", "second"]
+
+
+def test_streams_in_one_order_take_turns_on_the_gpu(device):
+    """An event that nobody asked for is between them: nothing else says that the second reads what the first wrote."""
+    order = CudaOrder()
+    streams = [device.stream(name, order=order) for name in ("first", "second", "third")]
+    values = device.empty(50_000, "float32")
+    tickets = [streams[0].submit(lambda: values.fill(0), after=())]
+    tickets += [stream.submit(lambda: cupy.add(values, 1, out=values), after=()) for stream in streams * 3]
+    for ticket in tickets:
+        ticket.wait()
+    assert (values == 9).all()
+
+
+def test_a_turn_passes_whatever_work_raises(device):
+    order = CudaOrder()
+    first, second = (device.stream(name, order=order) for name in ("first", "second"))
+    failed = first.submit(lambda: 1 / 0)
+    assert second.submit(lambda: "done").wait(timeout=20) == "done"
+    with pytest.raises(ZeroDivisionError):
+        failed.wait()
+    first.close()
+    with pytest.raises(ClosedError):  # who is not let in takes no place
+        first.submit(lambda: None)
+    assert second.submit(lambda: "done").wait(timeout=20) == "done"
 
 
 def test_repr_tells(device):

@@ -61,11 +61,23 @@ def test_what_cannot_be_pinned_leaves_nothing_registered(device):
     """The last chunk is registered by someone else already."""
     memory = host_memory(8 * PAGE)
     with PinnedMemory(memory[6 * PAGE :]):
-        with pytest.raises(DeviceMemoryError, match=r"Expected to pin 32,768 bytes.*at chunk 4.*ulimit -l"):
+        with pytest.raises(DeviceMemoryError, match=r"Expected to pin 32,768 bytes.*at chunk 4\. Ask for less"):
             PinnedMemory(memory, chunk_nbytes=2 * PAGE)
         assert not is_pinned(memory)
     with PinnedMemory(memory, chunk_nbytes=2 * PAGE) as whole:
         assert whole.pinned
+
+
+def test_closing_unregisters_what_it_can(device):
+    """Someone has unregistered a chunk already: CUDA says so, and the others go all the same."""
+    memory = host_memory(6 * PAGE)
+    pinned = PinnedMemory(memory, chunk_nbytes=2 * PAGE)
+    cupy.cuda.runtime.hostUnregister(memory.ctypes.data + 2 * PAGE)
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="NotRegistered"):
+        pinned.close()
+    assert not any(is_pinned(memory[first:]) for first in range(0, 6 * PAGE, 2 * PAGE))
+    assert not pinned.pinned
+    pinned.close()
 
 
 def test_the_slow_form_is_the_same_without_cuda(device):

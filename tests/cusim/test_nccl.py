@@ -222,22 +222,52 @@ def test_a_wait_ends(ranks):
     assert "rank 0 is in AllReduce(10 x float32, sum), rank 1 is in nothing" in line
 
 
-def test_an_abort_frees_the_others(ranks):
+def test_an_abort_frees_its_rank_alone(ranks):
     done = ranks(
         2,
         """
-        import time
         a = device(np.zeros(10, "f"))
         if rank == 0:
             all_reduce(a, a, 10)
-            stream.synchronize()
-            print(error_of(comm))
         else:
-            time.sleep(0.5)
-        comm.abort()
+            comm.abort()
+        world.barrier()
+        if rank == 0:
+            print("waits", not stream.done, error_of(comm))
+            comm.abort()
+            stream.synchronize()
+            print("freed")
         """,
     )
-    assert "NCCL_ERROR_REMOTE_ERROR" in done.stdout, done.stdout + done.stderr
+    assert "waits True None" in done.stdout, done.stdout + done.stderr
+    assert "freed" in done.stdout, done.stdout + done.stderr
+
+
+def test_two_communicators_on_a_device_need_an_order(found):
+    import cupy
+    from cupy.cuda import nccl
+
+    one, other = (nccl.NcclCommunicator(1, nccl.get_unique_id(), 0) for _ in range(2))
+    here, there = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    a, b = cupy.zeros(10, "f"), cupy.zeros(20, "f")
+    cupy.cuda.Stream.null.synchronize()
+
+    def all_reduce(comm, array, stream):
+        comm.allReduce(array.data.ptr, array.data.ptr, array.size, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream.ptr)
+
+    all_reduce(one, a, here)
+    there.wait_event(here.record())
+    all_reduce(other, b, there)
+    all_reduce(one, a, here)  # of one communicator after the other's, without an order
+    [line] = found()
+    assert line.startswith("nccl: ")
+    assert "are of two communicators and have no order on device 0" in line
+    assert "AllReduce(10 x float32, sum)" in line
+    assert "AllReduce(20 x float32, sum)" in line
+    all_reduce(one, a, here)  # the host has waited for the other's
+    assert found() == []
+    one.destroy()
+    other.destroy()
 
 
 def test_memory_that_nccl_cannot_use_is_refused(ranks):

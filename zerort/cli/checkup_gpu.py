@@ -82,9 +82,7 @@ def _judge_peers(facts: dict[str, Any]) -> Finding:
 
 
 def _judge_pinning(facts: dict[str, Any]) -> Finding:
-    limit = facts["lockable"]
-    text = "no limit on locked memory" if limit is None else f"ulimit -l is {format_bytes(limit)}"
     if facts["pin_error"]:
         told, _, cure = facts["pin_error"].partition(". ")
-        return warn("pinned memory", f"{told}; {text}", cure=cure)
-    return ok("pinned memory", f"can be had; {text}")
+        return warn("pinned memory", told, cure=cure)
+    return ok("pinned memory", f"can be had; tried with {format_bytes(facts['to_pin'])}")

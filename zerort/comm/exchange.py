@@ -2,14 +2,20 @@
 
 The one place that hands memory to MPI. Everything is non-blocking and polled, because a blocking MPI call cannot be
 left when a rank it waits for is gone. A rank that gives up, or leaves, sends an alarm to all others; whoever waits
-reads its alarms meanwhile, so one rank's timeout is everybody's within milliseconds. May import: mpi4py, trace, errors,
-config.
+reads its alarms meanwhile, so one rank's timeout is everybody's within milliseconds.
+
+[Note: threads]
+Messages are the business of one thread. Alarms are not: a thread that watches over a GPU hears and sounds them, too.
+Where MPI was started below MPI_THREAD_MULTIPLE only the thread that opened this may call it: what others sound leaves
+when that one next listens, and what it has heard is all that others know. May import: mpi4py, trace, errors, config.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -71,7 +77,11 @@ class Exchange:
         self._alarm_comm = comm.Dup()
         self._message_nbytes = message_nbytes
         self._timeout = timeout
+        self._unsent: collections.deque[Alarm] = collections.deque()
         self._mail: list[tuple[MPI.Request, bytes]] = []
+        self._only_thread = None if MPI.Query_thread() >= MPI.THREAD_MULTIPLE else threading.get_ident()
+        self._alarming = threading.Lock()  # a probe by one thread must not find what another is about to receive
+        self._hushed = False
 
     def all_gather_bytes(self, mine: bytes, *, sequence: int) -> list[bytes]:
         """Return every rank's bytes; all give equally many."""
@@ -127,20 +137,41 @@ class Exchange:
             time.sleep(0 if now - began < _BUSY_FOR else _NAP)
 
     def listen(self) -> None:
-        """Read the alarms that have come."""
+        """Read the alarms that have come, and send those that wait for this thread."""
+        if self._only_thread not in (None, threading.get_ident()):
+            return
+        with self._alarming:
+            if not self._hushed:
+                self._send()
+                self._receive()
+
+    def sound(self, alarm: Alarm) -> None:
+        """Send an alarm to every other rank. Does not wait for anyone to hear it."""
+        self._unsent.append(alarm)
+        self.listen()
+
+    def hush(self) -> None:
+        """Hear and sound no more alarms: the last have been sent, and MPI is about to end."""
+        if not MPI.Is_finalized():
+            self.listen()
+        with self._alarming:
+            self._hushed = True
+
+    def _send(self) -> None:
+        while self._unsent:
+            alarm = self._unsent.popleft()
+            raw = json.dumps({name: getattr(alarm, name) for name in Alarm.__dataclass_fields__}).encode()
+            for rank in range(self.size):
+                if rank != self.rank:
+                    self._mail.append((self._alarm_comm.Isend([raw, MPI.BYTE], dest=rank), raw))
+
+    def _receive(self) -> None:
         status = MPI.Status()
         while self._alarm_comm.Iprobe(source=MPI.ANY_SOURCE, status=status):
             raw = bytearray(status.Get_count(MPI.BYTE))
             self._alarm_comm.Recv([raw, MPI.BYTE], source=status.Get_source())
             alarm = Alarm(**json.loads(raw))
             self.alarms.setdefault(alarm.rank, alarm)  # a rank that gave up leaves later: the first word says why
-
-    def sound(self, alarm: Alarm) -> None:
-        """Send an alarm to every other rank. Does not wait for anyone to hear it."""
-        raw = json.dumps({name: getattr(alarm, name) for name in Alarm.__dataclass_fields__}).encode()
-        for rank in range(self.size):
-            if rank != self.rank:
-                self._mail.append((self._alarm_comm.Isend([raw, MPI.BYTE], dest=rank), raw))
 
     def close(self, *, patience: float) -> None:
         """Free the communicators if every rank is there to do so within ``patience`` seconds; else leave them be."""
@@ -152,7 +183,7 @@ class Exchange:
                 time.sleep(_NAP)
             for mail, _ in self._mail:
                 mail.Wait()
-            self.listen()
+            self._receive()
             self._alarm_comm.Free()
             self.comm.Free()
 

@@ -28,6 +28,7 @@ from zerort.comm.geometry import Geometry, split_evenly
 from zerort.comm.mpi import MpiTransport
 from zerort.comm.node import NodeTransport
 from zerort.comm.transport import Transport
+from zerort.comm.verdict import Trouble
 from zerort.config import GroupOptions
 from zerort.errors import CollectiveError, SharedMemoryError
 from zerort.typing import Array
@@ -84,9 +85,9 @@ class HierarchicalTransport(MpiTransport):
         self._node.spread(why)
         super().spread(why)
 
-    def trouble(self) -> str:
-        """Say what is known of this host's ranks."""
-        return self._node.trouble()
+    def trouble(self) -> Trouble | None:
+        """Say what is known of all ranks, or at least of this host's: a killed one sounds no alarm."""
+        return super().trouble() or self._node.trouble(self._members[self._host])
 
     def _give_up(self, call: Call) -> NoReturn:
         """Break this host's meeting place, too: ranks that talk to no other host wait there."""

@@ -22,12 +22,22 @@ from zerort.comm.checks import Given
 from zerort.comm.prepared import PreparedCalls
 from zerort.comm.transport import DONE, STALE, Transport
 from zerort.device import Done, Ticket
-from zerort.errors import CallError, ClosedError, CollectiveError, DeviceMemoryError, SharedMemoryError
+from zerort.errors import (
+    BootstrapError,
+    CallError,
+    ClosedError,
+    CollectiveError,
+    DeviceMemoryError,
+    SharedMemoryError,
+)
 
 __all__ = ["Fill", "Launcher"]
 
 T = TypeVar("T")
 Fill = Callable[[Call, int, int, Given], None]
+
+_VERDICTS = (BootstrapError, CallError, CollectiveError, DeviceMemoryError, SharedMemoryError)
+"""Errors that all ranks reach together: the group is as it was, unless it says itself that it is broken."""
 
 
 class Launcher:
@@ -192,8 +202,8 @@ class Launcher:
             made = None if make is None else make()
         except BaseException as error:
             flights.end(entry, f"failed: {type(error).__name__}")
-            # These are verdicts that all ranks reach together; of anything else only this rank knows.
-            if not isinstance(error, (CallError, CollectiveError, DeviceMemoryError, SharedMemoryError)):
+            # Of anything else only this rank knows.
+            if not isinstance(error, _VERDICTS):
                 transport.fail(call, error)
             call.finish()
             raise

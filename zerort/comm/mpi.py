@@ -20,7 +20,16 @@ from zerort.comm.call import Call
 from zerort.comm.exchange import Alarm, Exchange, Interrupted
 from zerort.comm.geometry import Geometry, even_part, split_evenly
 from zerort.comm.transport import Transport
-from zerort.comm.verdict import Sighting, failed_error, last_call, late_error, missing_error
+from zerort.comm.verdict import (
+    Sighting,
+    Trouble,
+    failed_error,
+    failed_trouble,
+    gone_trouble,
+    last_call,
+    late_error,
+    missing_error,
+)
 from zerort.config import GroupOptions
 from zerort.native.rendezvous import AGREED_BYTES
 from zerort.typing import Array
@@ -89,6 +98,17 @@ class MpiTransport(Transport):
         """Sound an alarm with the reason."""
         if not MPI.Is_finalized():
             self._exchange.sound(Alarm(self.rank, self._sequence, "failed", why))
+
+    def trouble(self) -> Trouble | None:
+        """Say what the alarms tell; below MPI_THREAD_MULTIPLE, those that the thread that opened this has heard."""
+        self._exchange.listen()
+        alarms = sorted(self._exchange.alarms.values(), key=lambda alarm: (alarm.reason == "left", alarm.rank))
+        if not alarms:
+            return None
+        first = alarms[0]
+        if first.reason == "left":
+            return gone_trouble([alarm.rank for alarm in alarms])
+        return failed_trouble(first.rank, f"it gave up {first.last}" if first.reason == "gave up" else first.last)
 
     def swap(
         self,
@@ -259,9 +279,15 @@ class MpiTransport(Transport):
             self._left = True
             self._exchange.sound(Alarm(self.rank, self._sequence + 1, "left", "close"))
 
+    def end(self) -> None:
+        """Leave, because the process ends: no thread of ours calls MPI any more, which ends, too."""
+        super().end()
+        self._exchange.hush()
+
     def close(self) -> None:
         """Leave, and free the communicators if the others do so too."""
         self.leave()
+        self._exchange.hush()
         if self.broken is None and not MPI.Is_finalized():
             self._exchange.close(patience=1.0)
 

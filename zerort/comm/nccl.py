@@ -9,8 +9,9 @@ before any of them enters NCCL, which would hang otherwise; there they hear of e
 things travel that are on the host anyway, such as agreements and traces.
 
 [Note: order]
-One thread enters NCCL, in the order of the calls. A call is over for the host when it is queued; its Ticket is done
-when the GPU is. May import: device.cuda*, comm.transport, comm.nccl_*.
+One thread of a group enters NCCL, in the order of the calls, and the groups of a GPU take turns in the order of the
+program (`device.cuda_order`). A call is over for the host when it is queued; its Ticket is done when the GPU is. May
+import: device.cuda*, comm.transport, comm.nccl_*.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from zerort.comm.transport import Transport
 from zerort.comm.verdict import why_failed
 from zerort.device.cuda import CudaDevice
 from zerort.device.cuda_library import cupy
+from zerort.device.cuda_order import order_of_nccl
 from zerort.device.cuda_stream import CudaStream
-from zerort.errors import CallError, CollectiveError, DeviceMemoryError
+from zerort.errors import BootstrapError, CallError, CollectiveError, DeviceError, DeviceMemoryError
 
 __all__ = ["CudaArrays", "NcclTransport"]
 
@@ -95,7 +97,13 @@ class NcclTransport(Transport):
 
     def open_stream(self) -> CudaStream:
         """Return a stream of the GPU, ahead of others: what it carries, other ranks wait for."""
-        self._stream = self.device.stream(f"comm {self.name}", priority=-1, helping=False, trouble=self._look)
+        self._stream = self.device.stream(
+            f"comm {self.name}",
+            priority=-1,
+            helping=False,
+            trouble=self._look,
+            order=order_of_nccl(self.device.ordinal),
+        )
         return self._stream
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -151,6 +159,8 @@ class NcclTransport(Transport):
         self.host.spread(why)
 
     def _look(self) -> CollectiveError | None:
+        if self.host.runs_on == "caller":
+            self.host.trouble()  # the watch's thread may not listen to MPI: it knows what the thread that waits heard
         return self.broken if self.broken is not None else self._watch.look()
 
     def _break(self, error: CollectiveError) -> None:
@@ -190,17 +200,32 @@ class NcclTransport(Transport):
         return 0
 
     def split(self, color: int | None, *, key: int, name: str) -> Transport | None:
-        """Split the ranks on the host, and open NCCL anew among those of a color."""
-        from zerort.comm.nccl_bootstrap import open_nccl  # which opens transports of this kind
+        """Split the ranks on the host, and open NCCL anew among those of a color.
+
+        Raises:
+            BootstrapError: NCCL cannot be opened for one color; on every rank, whatever its color.
+        """
+        from zerort.comm.nccl_bootstrap import open_nccl, shortened  # which opens transports of this kind
 
         part = self._on_host(lambda: self.host.split(color, key=key, name=name))
-        if part is None:
-            return None
-        try:
-            return open_nccl(part, self.device, owns_device=False)
-        except BaseException:
-            part.close()
-            raise
+        opened, story = None, ""
+        if part is not None:
+            try:
+                opened = open_nccl(part, self.device, owns_device=False)
+            except BaseException as error:
+                part.close()
+                if not isinstance(error, (BootstrapError, CollectiveError, DeviceError)):
+                    raise
+                story = f"{shortened(error)} of {name!r}"
+        stories = [text for text in self.tell(story) if text]
+        if stories:
+            if opened is not None:
+                opened.close()
+            raise BootstrapError(
+                f"Expected NCCL in every part that {self.title} is split into, got: {stories[0]}. "
+                "The group itself is as it was."
+            )
+        return opened
 
     def leave(self) -> None:
         """Tell the others on the host."""
@@ -215,16 +240,17 @@ class NcclTransport(Transport):
         self._watch.end()
 
     def close(self) -> None:
-        """Destroy the communicator, then close the stream, the host's side, and the device if this group owns it."""
-        if self.broken is None:
-            self._watch.close()
-        else:
-            self._watch.abort()
-        if self._stream is not None:
-            self.device.drop(self._stream)
-        self.host.close()
-        if self._owns_device:
-            self.device.close()
+        """Destroy the communicator, then close the stream, the host's side, and the device if this group owns it.
+
+        Each is closed, whatever those before it raise.
+        """
+        with contextlib.ExitStack() as last_first:
+            if self._owns_device:
+                last_first.callback(self.device.close)
+            last_first.callback(self.host.close)
+            if self._stream is not None:
+                last_first.callback(self.device.drop, self._stream)
+            last_first.callback(self._watch.close if self.broken is None else self._watch.abort)
 
     def details(self) -> str:
         """Say which GPU it is, and how the ranks agree."""

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from zerort.comm.transport import Transport
-from zerort.errors import BootstrapError, DeviceError
+from zerort.errors import BootstrapError, CollectiveError, DeviceError
 
 if TYPE_CHECKING:
     from zerort.device.cuda import CudaDevice
 
-__all__ = ["open_nccl", "open_on_gpus"]
+__all__ = ["open_nccl", "open_on_gpus", "shortened"]
 
 _LONGEST_STORY = 1000
 """Characters of an error that the other ranks are told: a text on the host ends after 4096 bytes, wherever that is."""
@@ -113,14 +113,19 @@ def _together(host: Transport, step: Callable[[], Any]) -> list[Any]:
         story = {"value": step()}
     except Exception as error:  # whatever it is, the others must not wait for this rank
         kind = "DeviceError" if isinstance(error, DeviceError) else "BootstrapError"
-        text = str(error) if isinstance(error, (DeviceError, BootstrapError)) else f"{type(error).__name__}: {error}"
-        story = {"kind": kind, "text": text[:_LONGEST_STORY]}
+        story = {"kind": kind, "text": shortened(error)}
     stories = [json.loads(text) for text in host.tell(json.dumps(story, ensure_ascii=False))]
     for rank, one in enumerate(stories):
         if "kind" in one:
             known = {"DeviceError": DeviceError, "BootstrapError": BootstrapError}[one["kind"]]
             raise known(f"{one['text']} (rank {rank})")
     return [one["value"] for one in stories]
+
+
+def shortened(error: BaseException) -> str:
+    """Say what went wrong, in as many words as can be told."""
+    own = isinstance(error, (DeviceError, BootstrapError, CollectiveError))
+    return (str(error) if own else f"{type(error).__name__}: {error}")[:_LONGEST_STORY]
 
 
 def _expect_one_each(taken: list[Any], hosts: list[int]) -> None:

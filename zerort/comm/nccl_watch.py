@@ -7,7 +7,7 @@ up. Then the group breaks: the other ranks are told, and the communicator is abo
 [Note: the gate]
 A communicator must not be aborted or destroyed under a thread that is inside NCCL. So whoever enters goes through
 `entry`, which lets nobody in once the end has begun, and the end waits until all are out. If one does not come out, it
-is stuck in there: an abort ends that, and nothing else. May import: errors, device.cuda_library.
+is stuck in there: an abort ends that, and nothing else. May import: errors, comm.verdict, device.cuda_library.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from zerort.comm.verdict import Trouble
 from zerort.device.cuda_library import cupy, has_passed
 from zerort.errors import CollectiveError, CollectiveTimeoutError, DeviceError, RankFailedError
 
@@ -75,7 +76,7 @@ class NcclWatch:
         title: str,
         rank: int,
         timeout: float,
-        trouble: Callable[[], str],
+        trouble: Callable[[], Trouble | None],
         on_break: Callable[[CollectiveError], None],
     ) -> None:
         self._communicator = communicator
@@ -110,8 +111,10 @@ class NcclWatch:
         try:
             yield
             flight.event = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
-        except BaseException:
+        except BaseException as error:
             self._flights.remove(flight)
+            if self._error is not None and isinstance(error, Exception):
+                raise self._why_ended(text) from error  # it was in there for so long that the communicator went
             raise
         finally:
             with self._gate:
@@ -134,11 +137,20 @@ class NcclWatch:
 
     def abort(self) -> None:
         """End what is under way, and give NCCL's memory back, within a deadline."""
-        self._finish("abort")
+        self._finish("abort")  # what NCCL says to that is of no use to anyone: the group has an error already
 
     def close(self) -> None:
-        """Destroy the communicator: all that was under way has ended."""
-        self._finish("destroy")
+        """Destroy the communicator: all that was under way has ended.
+
+        Raises:
+            DeviceError: NCCL could not: the GPU had a fault, as a rule.
+        """
+        error = self._finish("destroy")
+        if error is not None:
+            raise DeviceError(
+                f"Expected NCCL to end {self._title}, got: {type(error).__name__}: {error}. Look for an error of the "
+                "GPU before this; run with NCCL_DEBUG=WARN to see what NCCL says."
+            ) from error
 
     def end(self) -> None:
         """Let go because the process ends; gently if nothing is under way: others may be at their last call still."""
@@ -148,19 +160,23 @@ class NcclWatch:
             idle = False
         self._finish("destroy" if idle else "abort")
 
-    def _finish(self, verb: str) -> None:
+    def _finish(self, verb: str) -> Exception | None:
         self._stop.set()
+        failures: list[Exception] = []
         with self._asking, self._gate:
             if self._ended:
-                return
+                return None
             self._ended = True
         with self._gate:
             if not self._gate.wait_for(lambda: not self._inside, _LEFT_WITHIN):
                 verb = "abort"
 
         def finish() -> None:
-            with self._device:
-                getattr(self._communicator, verb)()
+            try:
+                with self._device:
+                    getattr(self._communicator, verb)()
+            except Exception as error:
+                failures.append(error)
 
         thread = threading.Thread(target=finish, name=f"zerort-{verb}", daemon=True)
         thread.start()
@@ -172,6 +188,7 @@ class NcclWatch:
                 RuntimeWarning,
                 stacklevel=3,
             )
+        return failures[0] if failures else None
 
     def _look(self) -> None:
         with self._device:
@@ -200,8 +217,8 @@ class NcclWatch:
             trouble = self._trouble()
         return RankFailedError(
             f"Expected every rank of {self._title} to finish {self._latest}, got an error of NCCL on rank "
-            f"{self._rank}: {found}{f'; {trouble}' if trouble else ''}. Nothing that was under way can be relied on. "
-            "Run with NCCL_DEBUG=WARN to see its cause, then open a new group."
+            f"{self._rank}: {found}{f'; {trouble.text}' if trouble else ''}. Nothing that was under way can be relied "
+            "on. Run with NCCL_DEBUG=WARN to see its cause, then open a new group."
         )
 
     def _land(self) -> CollectiveError | None:
@@ -229,12 +246,12 @@ class NcclWatch:
         if found is not None:
             return found
         trouble = self._trouble()
-        if trouble:
+        if trouble is not None:
             self._seen_at = self._seen_at or now
-            if now - self._seen_at > min(_GRACE, self._timeout):
+            if not trouble.may_end or now - self._seen_at > min(_GRACE, self._timeout):
                 return RankFailedError(
-                    f"Expected every rank of {self._title} to finish {flight.text}, got {trouble}. Look at the output "
-                    "of the rank that failed or left, then open a new group."
+                    f"Expected every rank of {self._title} to finish {flight.text}, got {trouble.text}. Look at the "
+                    "output of the rank that failed or left, then open a new group."
                 )
         if now - flight.began > self._timeout:
             return CollectiveTimeoutError(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from zerort import native, trace
@@ -26,7 +27,16 @@ from zerort.comm.node_memory import STAGING, NodeMemory
 from zerort.comm.rounds import all_reduce_in_rounds, move_in_rounds
 from zerort.comm.shortcut import Place, make_shortcut
 from zerort.comm.transport import DONE, STALE, Transport
-from zerort.comm.verdict import Sighting, failed_error, last_call, late_error, missing_error
+from zerort.comm.verdict import (
+    Sighting,
+    Trouble,
+    failed_error,
+    failed_trouble,
+    gone_trouble,
+    last_call,
+    late_error,
+    missing_error,
+)
 from zerort.comm.window import Window, create_file, map_file
 from zerort.config import GroupOptions
 from zerort.errors import SharedMemoryError
@@ -237,13 +247,14 @@ class NodeTransport(Transport):
         self._board.write_failure(why)
         self._link.give_up()
 
-    def trouble(self) -> str:
-        """Look at the board and at the other processes."""
+    def trouble(self, numbers: Sequence[int] | None = None) -> Trouble | None:
+        """Look at the board and at the other processes; ``numbers`` are what to call this node's ranks."""
+        called = range(self.size) if numbers is None else numbers
         failure = self._board.read_failure()
         if failure is not None:
-            return f"an error on rank {failure[0]}: {failure[1]}"
-        gone = [str(rank) for rank, slot in enumerate(self._slots()) if slot.left and rank != self.rank]
-        return f"none of rank {', '.join(gone)}: gone" if gone else ""
+            return failed_trouble(called[failure[0]], failure[1])
+        gone = [called[rank] for rank, slot in enumerate(self._slots()) if slot.left and rank != self.rank]
+        return gone_trouble(gone) if gone else None
 
     def _slots(self) -> list[Any]:
         return [read_slot(self._control_view, rank, sees_processes=self._sees_processes) for rank in range(self.size)]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from zerort import trace
 from zerort.comm.arrays import DeviceArrays
 from zerort.comm.call import Call
-from zerort.comm.verdict import failed_error, mismatch_error, tell_story, why_failed
+from zerort.comm.verdict import Trouble, failed_error, mismatch_error, tell_story, why_failed
 from zerort.config import GroupOptions
 from zerort.device import HostDevice, HostStream
 from zerort.errors import CollectiveError
@@ -166,9 +166,9 @@ class Transport(abc.ABC):
     def spread(self, why: str) -> None:  # noqa: B027 (a transport of one has nobody to tell)
         """Tell whoever waits, or will wait, for this rank that it failed, and why. Never waits, never raises."""
 
-    def trouble(self) -> str:
-        """Say, without waiting, what another rank is known to suffer from; empty if nothing. Any thread may ask."""
-        return ""
+    def trouble(self) -> Trouble | None:
+        """Say, without waiting, what another rank is known to suffer from; None if nothing. Any thread may ask."""
+        return None
 
     def window_of(self, array: Array) -> int:
         """Return which of the group's windows ``array`` lies in, by a number that is the same on every rank.

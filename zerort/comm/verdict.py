@@ -15,7 +15,10 @@ from zerort.errors import CallError, CollectiveError, CollectiveMismatchError, C
 
 __all__ = [
     "Sighting",
+    "Trouble",
     "failed_error",
+    "failed_trouble",
+    "gone_trouble",
     "last_call",
     "late_error",
     "mismatch_error",
@@ -73,6 +76,25 @@ class Sighting:
     since: float | None = None
     """Seconds since then."""
     process: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What another rank is known to suffer from."""
+
+    text: str
+    may_end: bool
+    """Whether calls that are under way may still end: a rank that has gone may have done its part of them before."""
+
+
+def failed_trouble(rank: int, why: str) -> Trouble:
+    """Return the trouble of a rank that failed."""
+    return Trouble(f"an error on rank {rank}: {why}", may_end=False)
+
+
+def gone_trouble(ranks: Sequence[int]) -> Trouble:
+    """Return the trouble of ranks that have left or ended."""
+    return Trouble(f"none of rank {', '.join(map(str, ranks))}: gone", may_end=True)
 
 
 def last_call(header: bytes | None) -> str:

@@ -13,6 +13,7 @@ pool would round it up. May import: errors, typing, native, device.ticket, devic
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -227,9 +228,9 @@ class CudaDevice:
 
     def drop(self, stream: CudaStream) -> None:
         """Close a stream of this device, and forget it."""
-        stream.close()
         if stream in self._streams:
             self._streams.remove(stream)
+        stream.close()
 
     def lane(self, name: str) -> CudaStream:
         """Return the device's own stream for one of `LANES`, made when it is first asked for."""
@@ -240,10 +241,14 @@ class CudaDevice:
         return self._lanes[name]
 
     def close(self) -> None:
-        """Close every stream of this device. Arrays keep their memory. Closing twice is fine."""
+        """Close every stream of this device, whatever one of them raises. Closing twice is fine.
+
+        Arrays keep their memory.
+        """
         self._closed = True
-        for stream in list(self._streams):
-            self.drop(stream)
+        with contextlib.ExitStack() as last_first:
+            for stream in self._streams:
+                last_first.callback(self.drop, stream)
 
     def _check_open(self) -> None:
         if self._closed:

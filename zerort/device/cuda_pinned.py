@@ -12,7 +12,7 @@ else need know that there are chunks. May import: errors, typing, device.cuda_li
 from __future__ import annotations
 
 import bisect
-import resource
+import contextlib
 from typing import TYPE_CHECKING
 
 from zerort.device.cuda_library import cupy
@@ -23,7 +23,7 @@ from zerort.typing import Array, DtypeLike
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["CHUNK_NBYTES", "PinnedMemory", "lockable_nbytes", "seams"]
+__all__ = ["CHUNK_NBYTES", "PinnedMemory", "seams"]
 
 CHUNK_NBYTES = 256 * 1024**2
 """Bytes that are registered at once."""
@@ -37,12 +37,6 @@ def seams(address: int, nbytes: int) -> list[int]:
     """Return where, in bytes behind ``address``, a copy of ``nbytes`` from or to there must be cut."""
     first, end = bisect.bisect_right(_starts, address), bisect.bisect_left(_starts, address + nbytes)
     return [start - address for start in _starts[first:end]]
-
-
-def lockable_nbytes() -> int | None:
-    """Return how many bytes this process may lock (``ulimit -l``); None if there is no limit."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if soft == resource.RLIM_INFINITY else soft
 
 
 class PinnedMemory:
@@ -115,21 +109,21 @@ class PinnedMemory:
         try:
             cupy.cuda.runtime.hostRegister(chunk.ctypes.data, chunk.size, 0)
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            limit = lockable_nbytes()
-            done = len(self._registered)
             raise DeviceMemoryError(
-                f"Expected to pin {self._memory.size:,} bytes of host memory, got: {error}, at chunk {done + 1}; "
-                f"ulimit -l is {'unlimited' if limit is None else f'{limit:,} bytes'}. Raise it (ulimit -l unlimited; "
-                "docker run --ulimit memlock=-1), or ask for less."
+                f"Expected to pin {self._memory.size:,} bytes of host memory, got: {error}, at chunk "
+                f"{len(self._registered) + 1}. Ask for less, or free memory: what is pinned stays there. A container's "
+                "limit counts it (docker run --memory), WSL 2 allows a part of the machine's memory; ulimit -l, which "
+                "is for mlock, does not matter."
             ) from error
         self._registered.append(chunk.ctypes.data)
         bisect.insort(_starts, chunk.ctypes.data)
 
     def _unregister(self) -> None:
-        while self._registered:
-            start = self._registered.pop()
-            _starts.remove(start)
-            cupy.cuda.runtime.hostUnregister(start)
+        with contextlib.ExitStack() as last_first:  # all of them, whatever CUDA says to one
+            while self._registered:
+                start = self._registered.pop()
+                _starts.remove(start)
+                last_first.callback(cupy.cuda.runtime.hostUnregister, start)
 
     def __enter__(self) -> Self:
         return self

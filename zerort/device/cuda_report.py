@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from zerort.device.cuda_library import cupy, load_nccl
-from zerort.device.cuda_pinned import PinnedMemory, lockable_nbytes
+from zerort.device.cuda_pinned import PinnedMemory
 from zerort.errors import DeviceError
 
 __all__ = ["describe_gpus"]
@@ -37,7 +37,7 @@ def describe_gpus() -> dict[str, Any]:
             for other in range(count)
             if one != other and not runtime.deviceCanAccessPeer(one, other)
         ],
-        "lockable": lockable_nbytes(),
+        "to_pin": _TO_PIN,
         "pin_error": _try_to_pin() if count else "",
     }
     try:

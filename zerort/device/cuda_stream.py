@@ -16,7 +16,7 @@ comes, work waits on the GPU for what the caller has put onto its own current st
 [Note: references]
 CuPy returns memory to its pool when the last reference goes, whether or not the GPU still uses it. So a stream holds
 what its work uses until the work's event has fired, also if the caller drops the Ticket. After a fault the GPU uses
-nothing any more. May import: errors, device.ticket, device.host, device.cuda_library.
+nothing any more. May import: errors, device.ticket, device.host, device.cuda_library, device.cuda_order.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zerort.device.cuda_library import cupy, has_passed, new_stream
+from zerort.device.cuda_order import CudaOrder
 from zerort.device.host_stream import HostStream
 from zerort.device.ticket import AllOf, Ticket
 from zerort.errors import DeviceError
@@ -118,6 +119,7 @@ class CudaStream:
         priority: Of the CUDA stream, from CuPy 14 on; a lower number goes first.
         helping: As in `HostStream`.
         trouble: Returns what makes waiting useless, if anything does; asked by whoever waits.
+        order: In which this stream's work takes turns with that of other streams; None if it need not.
     """
 
     def __init__(
@@ -128,10 +130,12 @@ class CudaStream:
         priority: int = 0,
         helping: bool = True,
         trouble: Callable[[], BaseException | None] = lambda: None,
+        order: CudaOrder | None = None,
     ) -> None:
         self.name = name
         self.trouble = trouble
         self._device = device
+        self._shared_order = order
         with device:
             self.cuda = new_stream(priority)
         self.host = HostStream(name, helping=helping)
@@ -166,7 +170,7 @@ class CudaStream:
         given: list[Any] = [keep, work]
 
         def issue() -> None:
-            with self._device, self.cuda:
+            with self._device, self.cuda, self._turn(place, event):
                 if before is not None:
                     self.cuda.wait_event(before)
                 for earlier in after or ():
@@ -182,7 +186,8 @@ class CudaStream:
                         given.clear()
 
         del work, keep
-        event._issued = self.host.submit(issue, name=name, eager=eager)
+        with self._place() as place:
+            event._issued = self.host.submit(issue, name=name, eager=eager)
         return ticket
 
     def after(self, ticket: Ticket[Any]) -> Ticket[None]:
@@ -211,16 +216,26 @@ class CudaStream:
 
     def close(self) -> None:
         """Finish what was submitted, on the host and on the GPU, then refuse further work. Closing twice is fine."""
-        self.host.close()
-        until = time.monotonic() + _LAST_WORK
-        with contextlib.suppress(DeviceError):  # which whoever waits for a ticket is told
-            while self._held and (self.trouble() is None or time.monotonic() < until):
-                self.sweep()
-                time.sleep(10e-6)
+        try:
+            self.host.close()
+        finally:
+            until = time.monotonic() + _LAST_WORK
+            with contextlib.suppress(DeviceError):  # which whoever waits for a ticket is told
+                while self._held and (self.trouble() is None or time.monotonic() < until):
+                    self.sweep()
+                    time.sleep(10e-6)
 
     def abandon(self) -> None:
         """Refuse further work and do not wait for what was submitted."""
         self.host.abandon()
+
+    def _place(self) -> contextlib.AbstractContextManager[int]:
+        return contextlib.nullcontext(0) if self._shared_order is None else self._shared_order.place()
+
+    def _turn(self, place: int, event: CudaEvent) -> contextlib.AbstractContextManager[None]:
+        if self._shared_order is None:
+            return contextlib.nullcontext()
+        return self._shared_order.turn(place, self.cuda, event._cuda)
 
     def _mark_caller(self) -> Any:
         """Return an event behind all that the caller has on its current stream; None if that is this stream."""

@@ -5,6 +5,7 @@
 
 #include "device.h"
 #include "memory.h"
+#include "nccl_order.h"
 #include "nccl_transfer.h"
 #include "nccl_wire.h"
 #include "settings.h"
@@ -17,6 +18,8 @@ using namespace cusim::nccl;
 namespace {
 
 struct Communicator {
+  ~Communicator() { forget_order(this); }
+
   std::unique_ptr<Wire> wire;
   int device;
   int splits = 0;
@@ -35,7 +38,7 @@ struct Communicator {
       std::unique_lock<std::mutex> lock(mutex);
       turn.wait(lock, [&] { return served == number; });
     }
-    if (wire->error() == kOk) body();
+    if (wire->error() == kOk && !fault()) body();  // after a fault nothing runs any more
     std::lock_guard<std::mutex> lock(mutex);
     served++;
     turn.notify_all();
@@ -106,7 +109,8 @@ int submit_calls(const std::vector<Pending> &calls) {
   }
   uint64_t number = c->take_number();
   Pending first = calls[0];
-  submit(stream, name, accesses, [=](Operation &) {
+  submit(stream, name, accesses, [=](Operation &operation) {
+    expect_order(c, c->device, operation);
     c->run_in_turn(number, [&] {
       if (first.call.collective())
         run_collective(*c->wire, first.call, (const char *)worker_view(first.from), (char *)worker_view(first.to));
@@ -178,7 +182,9 @@ API ncclGetUniqueId(UniqueId *id) {
   return kOk;
 }
 API ncclCommInitRankConfig(Communicator **out, int size, UniqueId id, int rank, void *) {
+  static std::atomic<int> opened{0};
   if (rank < 0 || rank >= size || size > 64) return kInvalidArgument;  // 64: the bits of Slot::waits_for
+  if (settings().communicators && opened++ >= settings().communicators) return kSystemError;
   *out = open_communicator(id.bytes, size, rank, current_device());
   if (!*out) return kSystemError;
   if (group_depth) return joining.push_back(*out), kOk;
@@ -195,11 +201,11 @@ API ncclCommInitAll(Communicator **out, int size, const int *devices) {
 API ncclCommDestroy(Communicator *c) {
   c->drain();
   delete c;
-  return kOk;
+  return fault() ? kUnhandledCudaError : kOk;
 }
 API ncclCommFinalize(Communicator *) { return kOk; }
 API ncclCommAbort(Communicator *c) {
-  c->wire->abort();
+  c->wire->abort();  // this rank's side: the others wait on until they abort, too
   return ncclCommDestroy(c);
 }
 API ncclCommCount(Communicator *c, int *out) { return *out = c->wire->size, kOk; }

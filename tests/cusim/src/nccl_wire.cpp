@@ -15,7 +15,7 @@
 namespace cusim::nccl {
 
 struct Wire::Header {  // zero when fresh
-  std::atomic<int> joined, aborted;
+  std::atomic<int> joined;
   std::atomic<int> conflict;  // 1: a rank has found one and writes down the calls, 2: they are written
   std::atomic<int> arrived;
   std::atomic<unsigned> generation;
@@ -120,7 +120,6 @@ bool Wire::barrier() {
 }
 
 void Wire::abort() {
-  header().aborted = 1;
   int none = kOk;
   error_.compare_exchange_strong(none, kRemoteError);
 }
@@ -131,7 +130,7 @@ void Wire::fail(int result, const std::string &why) {
   error_.compare_exchange_strong(none, result);
 }
 
-int Wire::error() const { return error_ ? (int)error_ : header().aborted ? kRemoteError : kOk; }
+int Wire::error() const { return error_; }
 
 std::string Wire::everyone() const {
   std::string words;

@@ -1,7 +1,7 @@
 // NCCL's wire: what the processes of one communicator share, and how they wait for each other without hanging.
 //
 // Shared memory holds a slot per rank (the call it is in, a chunk of data) and a box per pair of ranks (a chunk on its way
-// from one to the other). Every wait ends: by success, by an abort, by a rank that has ended, by two calls that do not
+// from one to the other). Every wait ends: by success, by this rank's abort, by a rank that has ended, by two calls that do not
 // belong together, or by CUSIM_NCCL_TIMEOUT; all but the first are reported with the calls of all ranks.
 #pragma once
 #include <sys/types.h>
@@ -19,6 +19,7 @@ namespace cusim::nccl {
 
 enum Result : int {  // the numbers of ncclResult_t
   kOk = 0,
+  kUnhandledCudaError = 1,
   kSystemError = 2,
   kInvalidArgument = 4,
   kInvalidUsage = 5,
@@ -81,8 +82,8 @@ class Wire {
   bool join();     // waits until all ranks have come
   bool barrier();
   bool wait(const std::function<bool()> &ready);  // false: failed, see error()
-  void abort();
-  void fail(int result, const std::string &why);  // this rank, and so the others
+  void abort();                                   // this rank alone, as NCCL does: the others wait on
+  void fail(int result, const std::string &why);  // this rank alone; all of them find out by themselves
   int error() const;
 
  private:

@@ -1,0 +1,137 @@
+"""A group over GPUs that cannot be opened on one rank is the same error on every rank: nothing hangs."""
+
+import pytest
+
+pytest.importorskip("cupy")
+pytest.importorskip("cusim")
+
+from gpu_jobs import ranks_that
+
+
+def test_more_ranks_than_gpus_are_refused_together(job):
+    result = job(
+        3,
+        """
+        try:
+            open_group()
+        except DeviceError as error:
+            say("rank", rank, "raised", "GPU for each of 3 ranks on a host, got ranks 0 and 2 both" in str(error))
+        """,
+        devices=2,
+    )
+    assert ranks_that("raised True", result.output) == ["0", "1", "2"], result.output
+
+
+def test_a_rank_without_cupy_is_an_error_on_every_rank(job):
+    result = job(
+        2,
+        """
+        if rank == 1:
+            sys.modules["cupy"] = None
+        try:
+            open_group()
+        except DeviceError as error:
+            say("rank", rank, "raised", "pip install 'zerort[cuda12]'" in str(error), "(rank 1)" in str(error))
+        """,
+    )
+    assert ranks_that("raised True True", result.output) == ["0", "1"], result.output
+
+
+def test_a_host_without_gpus_is_told_so(job):
+    result = job(
+        1,
+        """
+        try:
+            open_group()
+        except DeviceError as error:
+            say("rank", rank, "raised", "Expected a GPU, got: " in str(error), "--gpus all" in str(error))
+        """,
+        devices=0,
+    )
+    assert ranks_that("raised True True", result.output) == ["0"], result.output
+
+
+def test_cupy_without_nccl_is_told_so(job):
+    result = job(
+        2,
+        """
+        if rank == 0:
+            sys.modules["cupy.cuda.nccl"] = None
+        try:
+            open_group()
+        except DeviceError as error:
+            say("rank", rank, "raised", "pip install nvidia-nccl-cu12" in str(error), "(rank 0)" in str(error))
+        """,
+    )
+    assert ranks_that("raised True True", result.output) == ["0", "1"], result.output
+
+
+def test_a_rank_that_cannot_join_nccl_is_an_error_on_every_rank(job):
+    """Rank 1 may not open the file through which it would join, so rank 0 waits for it until time is up."""
+    result = job(
+        2,
+        """
+        import resource
+        from mpi4py import MPI
+        from zerort.comm.bootstrap import best_transport
+        from zerort.comm.nccl_bootstrap import open_nccl
+        from zerort.device.cuda import CudaDevice
+        from zerort.device.cuda_library import load_nccl
+        host = best_transport(MPI.COMM_WORLD, name="world", options=zr.GroupOptions(timeout=3.0))
+        device = CudaDevice(rank)
+        load_nccl()
+        import zerort.comm.nccl
+        if rank == 1:
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+        try:
+            open_nccl(host, device, owns_device=True)
+        except BootstrapError as error:
+            say("rank", rank, "raised", type(error).__name__, str(error))
+        time.sleep(1)  # a launcher ends all ranks with the first that does not say goodbye
+        os._exit(0)
+        """,
+    )
+    assert ranks_that("raised BootstrapError .*(?:NCCL|Nccl)", result.output) == ["0", "1"], result.output
+
+
+def test_gpus_that_are_slow_to_open_are_no_missing_ranks(job):
+    """Each step has time of its own: all of them together may take longer than the timeout."""
+    result = job(
+        2,
+        """
+        import importlib.abc
+        class Slow(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name in ("zerort.device.cuda", "zerort.comm.nccl"):
+                    time.sleep(1.5)
+        sys.meta_path.insert(0, Slow())
+        with open_group(timeout=2.0) as group:
+            say("rank", rank, "opened", group.kind)
+        """,
+    )
+    assert result.code == 0, result.output
+    assert ranks_that("opened nccl", result.output) == ["0", "1"], result.output
+
+
+@pytest.mark.parametrize("kind", ["node", "mpi"], ids=["on-a-board", "in-messages"])  # "mpi" is a marker
+def test_a_long_error_while_opening_is_told_to_every_rank(job, kind):
+    """What a compiler or a linker says goes on for pages, and not in ASCII."""
+    result = job(
+        2,
+        f"""
+        from mpi4py import MPI
+        from zerort.comm.bootstrap import best_transport
+        from zerort.comm.nccl_bootstrap import _together
+        host = best_transport(MPI.COMM_WORLD, name="world", options=zr.GroupOptions(timeout=5.0), kind="{kind}")
+        def step():
+            if rank == 1:
+                raise OSError("no library: " + chr(0x1F600) * 9000)
+        try:
+            _together(host, step)
+        except BootstrapError as error:
+            say("rank", rank, "raised", "OSError: no library" in str(error), "(rank 1)" in str(error))
+        host.close()
+        """,
+    )
+    assert ranks_that("raised True True", result.output) == ["0", "1"], result.output
