@@ -30,8 +30,11 @@ export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_osc = ^ucx
 endif
 
+# In one place, wherever a rank is started.
+COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
+
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types contracts test-unit test-jobs test-unit-and-jobs test-ranks test-torch test-cuda bench clean ALWAYS
+.PHONY: help setup train test lint types contracts test-unit test-jobs test-unit-and-jobs test-ranks test-torch test-cuda coverage-cuda mutants bench clean ALWAYS
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -86,6 +89,17 @@ test-cuda:
 	@echo "*** On real GPUs: pip install -e '.[cuda12]', then CUSIM=0 python -m pytest tests/cuda --ignore=tests/cuda/ranks"
 endif
 
+coverage-cuda: $(VENV)/.coverage ## Show which lines of the GPU path its tests run, on all ranks; fail below 95 %
+	rm -rf build/coverage
+	mkdir -p build/coverage
+	$(COVERAGE) run -m pytest -q tests/cuda --ignore=tests/cuda/ranks
+	$(COVERAGE) run -m zerort.testing $(filter-out 8,$(SIZES)) -- tests/cuda/ranks
+	$(COVERAGE) combine --quiet build/coverage
+	$(COVERAGE) report
+
+mutants: $(VENV)/.cuda ## Take each wait and each event out of the GPU path: a test must fail
+	$(BIN)/python tests/cuda/mutants.py
+
 bench: $(VENV)/.installed ## Measure collectives against MPI, the optimizers, and training steps
 	$(BIN)/zerort bench collectives --ranks 2 --compare mpi
 	$(BIN)/zerort bench collectives --ranks 8 --sizes 64K,16M,64M --compare mpi
@@ -110,6 +124,10 @@ $(VENV)/.dev: $(VENV)/.installed
 $(VENV)/.torch: $(VENV)/.dev
 	$(BIN)/pip install --quiet --disable-pip-version-check '$(TORCH)'
 	$(BIN)/pip install --quiet --disable-pip-version-check "transformers~=5.22" || echo "No transformers: their tests are left out."
+	@touch $@
+
+$(VENV)/.coverage: $(VENV)/.cuda
+	$(BIN)/pip install --quiet --disable-pip-version-check 'coverage~=7.17'
 	@touch $@
 
 # Written anew when CUPY is another than last time, so that it is installed anew.

@@ -14,6 +14,7 @@ cupy = pytest.importorskip("cupy")
 
 from zerort.device.cuda import LANES, CudaDevice  # noqa: E402
 from zerort.device.cuda_order import CudaOrder  # noqa: E402
+from zerort.device.host_stream import HostStream  # noqa: E402
 from zerort.errors import CallError, ClosedError, DeviceError, DeviceMemoryError  # noqa: E402
 from zerort.testing.device_contract import DeviceContract  # noqa: E402
 
@@ -74,6 +75,34 @@ def test_work_can_come_after_tickets_alone(device):
     )
     copied.wait()
     assert (out == 3).all()
+
+
+@pytest.mark.parametrize("on_gpu", [True, False], ids=["of-a-gpu", "of-the-host"])
+def test_work_comes_after_tickets_that_the_host_has_not_come_to(device, on_gpu):
+    """Behind work that its own stream has queued, but not begun: there is no event yet that the GPU could wait for."""
+    gate = threading.Event()
+    with HostStream("before") as on_host:
+        before = (device.stream("before") if on_gpu else on_host).submit(lambda: gate.wait(20))
+        after = device.stream("after").submit(lambda: "done", after=[before])
+        with pytest.raises(TimeoutError):
+            after.wait(timeout=0.2)
+        gate.set()
+        assert after.wait() == "done"
+        before.wait()
+
+
+def test_synchronize_waits_for_the_gpu(device):
+    """For what was queued before, by whoever."""
+    ended = []
+    stream = device.stream("slow")
+
+    def slow(_):
+        time.sleep(0.3)
+        ended.append(True)
+
+    stream.submit(lambda: cupy.cuda.get_current_stream().launch_host_func(slow, None))
+    stream.synchronize()
+    assert ended
 
 
 def test_a_wait_for_the_gpu_can_time_out(device):

@@ -37,18 +37,11 @@ group.close()
 """
 
 
-@pytest.mark.parametrize(("kind", "hosts"), [("mpi", [0, 1]), ("hierarchical", [0, 0, 1])], ids=["flat", "in-hosts"])
-def test_a_fault_of_a_gpu_is_heard_on_other_hosts(job, kind, hosts):
+def test_a_fault_of_a_gpu_is_heard_on_other_hosts(job):
     """Its own abort ends NCCL's call on that rank alone, so the others would wait until time is up."""
-    result = job(
-        len(hosts),
-        OPEN,
-        f'group = open_over("{kind}", {hosts})',
-        FAULT,
-    )
-    others = [str(rank) for rank in range(len(hosts) - 1)]
-    assert ranks_that("raised RankFailedError True", result.output)[: len(others)] == others, result.output
-    assert ranks_that(r"raised \w+ True", result.output) == [str(rank) for rank in range(len(hosts))], result.output
+    result = job(3, OPEN, 'group = open_over("hierarchical", [0, 0, 1])', FAULT)
+    assert ranks_that("raised RankFailedError True", result.output)[:2] == ["0", "1"], result.output
+    assert ranks_that(r"raised \w+ True", result.output) == ["0", "1", "2"], result.output
 
 
 def test_below_thread_multiple_only_the_callers_thread_talks_to_mpi(job):

@@ -57,12 +57,16 @@ def test_cupy_without_nccl_is_told_so(job):
         """
         if rank == 0:
             sys.modules["cupy.cuda.nccl"] = None
+            from zerort.device.cuda_report import describe_gpus
+            facts = describe_gpus()
+            say("the doctor knows", facts["nccl"], "nvidia-nccl-cu12" in facts["nccl_error"], not facts["pin_error"])
         try:
             open_group()
         except DeviceError as error:
             say("rank", rank, "raised", "pip install nvidia-nccl-cu12" in str(error), "(rank 0)" in str(error))
         """,
     )
+    assert "the doctor knows None True True" in result.output, result.output
     assert ranks_that("raised True True", result.output) == ["0", "1"], result.output
 
 

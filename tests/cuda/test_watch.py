@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-pytest.importorskip("cupy")
+cupy = pytest.importorskip("cupy")
 
-from zerort.comm import open_group
-from zerort.config import GroupOptions
-from zerort.errors import CollectiveError, CollectiveTimeoutError
+from zerort.comm import open_group  # noqa: E402
+from zerort.config import GroupOptions  # noqa: E402
+from zerort.errors import CollectiveError, CollectiveTimeoutError  # noqa: E402
 
 
 @pytest.fixture
@@ -43,6 +43,13 @@ def inside(group):
     assert not threads[0].is_alive()
 
 
+def until_broken(group):
+    """Wait until the watch has broken the group; give up if it does not."""
+    until = time.monotonic() + 10
+    while group._transport.broken is None and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("verb", ["abort", "close", "end"])
 def test_the_end_waits_until_nobody_is_inside(group, inside, verb):
     watch, left = group._transport._watch, inside(0.3)
@@ -52,11 +59,38 @@ def test_the_end_waits_until_nobody_is_inside(group, inside, verb):
         pytest.fail("someone came in")
 
 
+def test_a_call_that_does_not_end_on_the_gpu_breaks_the_group(group):
+    """It is queued, and whoever queued it has left NCCL: only the event behind it tells."""
+    gate, ones = threading.Event(), cupy.ones(1000)
+    with cupy.cuda.Stream(non_blocking=True) as busy:
+        cupy.cuda.Stream.null.synchronize()
+        busy.launch_host_func(lambda _: gate.wait(20), None)
+        ticket = group.all_reduce(ones)
+    until_broken(group)
+    gate.set()  # NCCL's abort waits for what is on the GPU before it
+    with pytest.raises(CollectiveTimeoutError, match=r"finish #0 all_reduce\(gpu:float64\[1000\], sum\)"):
+        ticket.wait()
+
+
+def test_closing_closes_everything_whatever_one_part_says(group):
+    """A call failed that nobody waited for, on the group and on its part, and warnings are errors here."""
+    part, transport = group.split(0), group._transport
+    for one in (part, group):
+        one.all_reduce([1.0])
+    with pytest.raises(RuntimeWarning, match="nobody waited"):
+        group.close()
+    assert (group.closed, part.closed) == (True, True)
+    assert "closed" in repr(transport.device)
+    for one in (part._transport, transport):
+        with pytest.raises(CollectiveError, match="got it ended"), one._watch.entry("#9"):
+            pytest.fail("someone came in")
+    group.close()
+
+
 def test_an_entry_that_does_not_return_breaks_the_group(group, inside):
     """NCCL may block whoever enters it, to connect to a rank that is gone, say."""
-    left, until = inside(20), time.monotonic() + 10
-    while group._transport.broken is None and time.monotonic() < until:
-        time.sleep(0.01)
+    left = inside(20)
+    until_broken(group)
     assert isinstance(group._transport.broken, CollectiveTimeoutError)
     assert "finish #7 all_reduce within 1.0 s" in str(group._transport.broken)
     assert not left

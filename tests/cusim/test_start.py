@@ -49,6 +49,13 @@ def test_questions_before_the_start_say_so():
     assert "Call cusim.start() before importing cupy." in done.stderr
 
 
+def test_the_hook_runs_the_next_hook_too(tmp_path):
+    """Python takes the first sitecustomize alone; a tool's own must not be lost."""
+    (tmp_path / "sitecustomize.py").write_text("print('the next one')")
+    path = os.pathsep.join([cusim.environment()["PYTHONPATH"], str(tmp_path)])
+    assert python("print('the program')", PYTHONPATH=path, CUSIM="0").stdout == "the next one\nthe program\n"
+
+
 @pytest.fixture
 def other_wheel(tmp_path):
     """CuPy's packages with another runtime module: links to the installed ones, but for that file."""

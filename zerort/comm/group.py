@@ -331,10 +331,11 @@ class Group:
         _open_groups.discard(self)
         if self._parent is not None:
             self._parent._children.remove(self)
-        for child in list(self._children):
-            child.close()
-        self._calls.close()
-        self._transport.close()
+        with contextlib.ExitStack() as last_first:  # all of them, whatever one raises
+            last_first.callback(self._transport.close)
+            last_first.callback(self._calls.close)
+            for child in reversed(self._children):
+                last_first.callback(child.close)
 
     def _together(self, op: str, name: str, fill: Fill, make: Callable[[], T], given: Given = _NOTHING) -> T:
         return self._calls.together(op, name, fill, make, given)

@@ -227,10 +227,6 @@ class NcclTransport(Transport):
             )
         return opened
 
-    def leave(self) -> None:
-        """Tell the others on the host."""
-        self.host.leave()
-
     def end(self) -> None:
         """Leave, because the process ends: NCCL must not outlive MPI, and cannot wait for anyone.
 

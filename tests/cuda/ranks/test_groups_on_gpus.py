@@ -2,6 +2,7 @@
 
 import mmap
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -127,15 +128,25 @@ def test_streams_wait_for_a_call_on_the_gpu(group, device):
 
 
 def test_spans_are_as_long_as_their_calls(group):
+    ones, ended = cupy.ones(1000), []
+
+    def slow(_):
+        time.sleep(0.5)
+        ended.append(time.perf_counter_ns())
+
+    cupy.cuda.Stream.null.synchronize()
     trace.reset()
     trace.enable()
     try:
-        group.all_reduce(cupy.ones(1000), name="traced").wait()
+        with cupy.cuda.Stream(non_blocking=True) as busy:
+            busy.launch_host_func(slow, None)  # before the call, on the GPU
+            group.all_reduce(ones, name="traced").wait()
     finally:
         trace.disable()
-    names = [span.name for span in trace.spans()]
+    spans = {span.name: span for span in trace.spans()}
     trace.reset()
-    assert {"meet", "move", "all_reduce traced"} <= set(names)
+    assert {"meet", "move", "all_reduce traced"} <= set(spans)
+    assert spans["move"].end_ns >= ended[0]
 
 
 def test_memory_that_one_gpu_lacks_no_rank_gets(group, device):
