@@ -34,7 +34,7 @@ endif
 COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types contracts test-unit test-jobs test-unit-and-jobs test-ranks test-torch test-cuda coverage-cuda mutants bench clean ALWAYS
+.PHONY: help setup train test lint types contracts test-unit test-jobs test-unit-and-jobs test-ranks test-torch test-cuda coverage-cuda soak mutants bench clean ALWAYS
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -96,6 +96,9 @@ coverage-cuda: $(VENV)/.coverage ## Show which lines of the GPU path its tests r
 	$(COVERAGE) run -m zerort.testing $(filter-out 8,$(SIZES)) -- tests/cuda/ranks
 	$(COVERAGE) combine --quiet build/coverage
 	$(COVERAGE) report
+
+soak: $(VENV)/.cuda ## Walk on emulated GPUs under 200 more orders of streams at each number of ranks
+	ZERORT_SEEDS=200 CUSIM_DELAY_US=1000 $(BIN)/python -m zerort.testing $(filter-out 8,$(SIZES)) -- tests/cuda/ranks/test_seeds.py
 
 mutants: $(VENV)/.cuda ## Take each wait and each event out of the GPU path: a test must fail
 	$(BIN)/python tests/cuda/mutants.py
