@@ -23,7 +23,7 @@ ROOT = HERE.parents[1]
 FILES = ("device/cuda*.py", "comm/nccl*.py", "optim/kernels_cuda.py")
 """What is looked through for synchronisations, under zerort/."""
 
-SYNCHRONISES = re.compile(r"(?<!def )\b(wait|wait_for|wait_event|record|_order|precede|synchronize)\(")
+SYNCHRONISES = re.compile(r"(?<!def )\b(wait|wait_for|wait_event|record|order|precede|synchronize|arrive)\(")
 
 SEEDS = (0, 1, 2)
 LONGEST = 120
@@ -78,7 +78,12 @@ MUTANTS = (
         "pass",
         (DEVICE, "a_copy_waits_for_what_the_caller_computed"),
     ),
-    Mutant("device/cuda_stream.py", "self._order(earlier)", "pass", (DEVICE, "work_can_come_after_tickets_alone")),
+    Mutant(
+        "device/cuda_stream.py",
+        "order(earlier, before=self.cuda)",
+        "pass",
+        (DEVICE, "work_can_come_after_tickets_alone"),
+    ),
     Mutant("device/cuda_stream.py", "event._cuda.record(self.cuda)", "pass", (DEVICE, "the_gpu_can_time_out")),
     Mutant(
         "device/cuda_stream.py",
@@ -88,7 +93,7 @@ MUTANTS = (
     ),
     Mutant(
         "device/cuda_stream.py",
-        'return self.submit(lambda: self._order(ticket), name="wait", keep=(ticket,), after=())',
+        'return self.submit(lambda: order(ticket, before=self.cuda), name="wait", keep=(ticket,), after=())',
         'return self.submit(lambda: None, name="wait", keep=(ticket,), after=())',
         (DEVICE, "copies_go_all_four_ways"),
     ),
@@ -104,10 +109,10 @@ MUTANTS = (
         "return None",
         (DEVICE, "a_copy_waits_for_what_the_caller_computed"),
     ),
-    Mutant("device/cuda_stream.py", "ticket.ready.precede(self.cuda)", "pass", (DEVICE, "tickets_alone")),
+    Mutant("device/cuda_stream.py", "event.precede(before)", "pass", (DEVICE, "tickets_alone")),
     Mutant(
         "device/cuda_stream.py",
-        "ticket.ready.wait()",
+        "event.wait()",
         "pass",
         (DEVICE, "work_comes_after_tickets_that_the_host_has_not_come_to"),
     ),
@@ -116,6 +121,31 @@ MUTANTS = (
         "while self._held and (self.trouble() is None or time.monotonic() < until):",
         "while False:",
         (DEVICE, "a_stream_closes_behind_its_work"),
+    ),
+    # -- the device ------------------------------------------------------------------------------------------------
+    Mutant(
+        "device/cuda.py",
+        "self.copy(source, out=out).wait()  # it may be pageable: then it is the caller's again only now",
+        "self.copy(source, out=out)",
+        (DEVICE, "what_is_put_is_there_for_what_comes_next"),
+    ),
+    Mutant(
+        "device/cuda.py",
+        "self.arrive(self.copy(source, out=out))",
+        "self.copy(source, out=out)",
+        (DEVICE, "what_is_put_is_there_for_what_comes_next"),
+    ),
+    Mutant(
+        "device/cuda.py",
+        "self.copy(self.flat(array), out=copy.reshape(-1)).wait()",
+        "self.copy(self.flat(array), out=copy.reshape(-1))",
+        (DEVICE, "what_is_fetched_is_what_was_computed"),
+    ),
+    Mutant(
+        "device/cuda.py",
+        "return order(ticket, before=cupy.cuda.get_current_stream(self.ordinal))",
+        "return ticket.result",
+        (DEVICE, "what_arrives_is_ordered_before_what_comes_next"),
     ),
     # -- groups ----------------------------------------------------------------------------------------------------
     Mutant(

@@ -77,6 +77,42 @@ def test_work_can_come_after_tickets_alone(device):
     assert (out == 3).all()
 
 
+@pytest.mark.parametrize("pageable", [True, False], ids=["of-the-host", "of-the-gpu"])
+def test_what_is_put_is_there_for_what_comes_next(device, pageable):
+    """On the caller's stream; and memory of the host may be written to again at once."""
+    values, seen = np.arange(50_000, dtype=np.float32), device.empty(50_000, "float32")
+    out, source = device.empty(50_000, "float32"), values if pageable else cupy.asarray(values)
+    with cupy.cuda.Stream(non_blocking=True) as mine:
+        mine.wait_event(cupy.cuda.Stream.null.record())
+        device.put(source, out=out)
+        if pageable:
+            assert device.lane("copy in").cuda.done
+        cupy.multiply(out, 2, out=seen)
+        mine.synchronize()
+    assert (seen.get() == values * 2).all()
+
+
+def test_what_is_fetched_is_what_was_computed(device):
+    with cupy.cuda.Stream(non_blocking=True):
+        values = cupy.zeros((100, 500), np.float32)
+        for _ in range(10):
+            values += 1
+        fetched = device.fetch(values)
+        assert device.lane("copy out").cuda.done
+    assert (fetched == 10).all()
+    assert device.fetch(fetched) is fetched
+
+
+def test_what_arrives_is_ordered_before_what_comes_next(device):
+    values, seen = device.empty(50_000, "float32"), device.empty(50_000, "float32")
+    with cupy.cuda.Stream(non_blocking=True) as mine:
+        filled = device.lane("compute").submit(lambda: values.fill(3) or "filled")
+        assert device.arrive(filled) == "filled"
+        cupy.multiply(values, 2, out=seen)
+        mine.synchronize()
+    assert (seen.get() == 6).all()
+
+
 @pytest.mark.parametrize("on_gpu", [True, False], ids=["of-a-gpu", "of-the-host"])
 def test_work_comes_after_tickets_that_the_host_has_not_come_to(device, on_gpu):
     """Behind work that its own stream has queued, but not begun: there is no event yet that the GPU could wait for."""
