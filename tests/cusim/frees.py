@@ -28,14 +28,13 @@ class PoisonedMemory(BaseMemory):  # type: ignore[misc] # CuPy has no types
         self.freed = started().cusim_freed
 
     def __del__(self) -> None:
-        self.freed(
-            ctypes.c_void_p(self.ptr), ctypes.c_size_t(self.size), self.device_id, ctypes.c_void_p(self.stream.ptr)
-        )
+        self.freed(self.ptr, self.size, self.device_id, self.stream.ptr)  # no names of modules: they may be gone
 
 
 def poison_freed_arrays() -> None:
     """Let CuPy allocate as before, and overwrite what it frees."""
     allocate = cupy.cuda.get_allocator()
+    started().cusim_freed.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 
     def allocate_poisoned(size: int) -> MemoryPointer:
         inner = allocate(size)
