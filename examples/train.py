@@ -72,7 +72,7 @@ def main() -> None:
                     rt.save(options.save, progress={"position": step + 1})
         screen.summary()
         if options.sample:
-            screen.say(f"it writes: {sample(units, model, prompt=b'    def ', length=options.sample)!r}")
+            screen.say(f"it writes: {sample(rt, units, model, prompt=b'    def ', length=options.sample)!r}")
         if options.trace and (path := rt.group.save_trace(options.trace)):
             screen.say(f"trace: {path} (open it in ui.perfetto.dev)")
 
@@ -104,7 +104,7 @@ def learn(rt: zr.Runtime, units: dict[str, zn.NumpyUnit], model: ByteModel, text
     return float(np.mean(losses))
 
 
-def sample(units: dict[str, zn.NumpyUnit], model: ByteModel, *, prompt: bytes, length: int) -> str:
+def sample(rt: zr.Runtime, units: dict[str, zn.NumpyUnit], model: ByteModel, *, prompt: bytes, length: int) -> str:
     """Let the model write. All ranks do the same: a gather needs all of them."""
     text, rng = list(prompt), np.random.default_rng(0)
     for _ in range(length):
@@ -112,7 +112,7 @@ def sample(units: dict[str, zn.NumpyUnit], model: ByteModel, *, prompt: bytes, l
         for name, unit in units.items():
             with unit.gathered() as p:
                 x, _ = model.forward(name, p, x)
-        scores = x[0, -1] if isinstance(x, np.ndarray) else x[0, -1].get()  # of the GPU
+        scores = rt.device.fetch(x[0, -1])
         odds = np.exp((scores - scores.max()).astype(float) / 0.6)  # cooler than 1: fewer slips
         text.append(int(rng.choice(len(odds), p=odds / odds.sum())))
     return bytes(text).decode(errors="replace")

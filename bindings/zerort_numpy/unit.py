@@ -61,8 +61,8 @@ class NumpyUnit:
     def gathered(self) -> Iterator[Views]:
         """Gather the unit for the length of a ``with`` block, which gets its tensors by name.
 
-        They are zero-copy, read-only and raise `StaleViewError` when used after the block. CuPy's arrays do neither:
-        asking for one by name raises then, keeping it is the caller's mistake.
+        They are zero-copy, read-only and raise `StaleViewError` when used after the block. On a GPU they are CuPy's,
+        which know nothing of that: only asking for one by name raises then.
         """
         life = Life(self.unit.name)
         with self.unit.gathered() as raw:

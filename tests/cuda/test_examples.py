@@ -21,7 +21,7 @@ def losses(output):
 
 def test_train_learns_on_gpus_what_it_learns_on_hosts(tmp_path):
     settings = cusim.environment(devices=2, mem_mb=128, seed=5, delay_us=200, report=tmp_path)
-    there = run_job(2, [TRAIN, *SMALL, "--device", "cuda"], env=settings)
+    there = run_job(2, [TRAIN, *SMALL, "--device", "cuda"], timeout=300, env=settings)
     assert there.code == 0, there.output
     assert "zero3 on 2 ranks (nccl)" in there.output
     assert cusim.findings_in(tmp_path) == []

@@ -26,7 +26,7 @@ FILES: dict[str, dict[str, str]] = {
     "cuda_tests/test_pinned_memory.py": {},
     "cuda_tests/test_nccl.py": {},
     "cuda_tests/test_runtime.py": {"mallocFromPoolAsync": "pools beside the default one"},
-    "cuda_tests/test_device.py": {"TestDeviceHandles": "cuBLAS, cuSOLVER, cuSPARSE"},
+    "cuda_tests/test_device.py": {"cusolver_handle or cusparse_handle": "cuSOLVER, cuSPARSE"},
     "core_tests/test_dlpack.py": {},
     "core_tests/test_userkernel.py": {"Texture": "textures"},
     "core_tests/test_raw.py": {

@@ -9,6 +9,7 @@ from cupy_backends.cuda.libs import cublas
 
 BOUNDS = {"e": 2e-3, "f": 1e-5, "d": 1e-13, "F": 1e-5, "D": 1e-13}
 NOTHING, TRANSPOSED, ADJOINT = range(3)
+BFLOAT16 = 14  # CUDA_R_16BF, which CuPy 13 does not name
 
 
 def numbers(shape, dtype="f", seed=0):
@@ -57,7 +58,7 @@ def test_products_of_bfloat16():
     out = cupy.empty((8, 8), "f")
     one, zero = np.float32(1).reshape(1), np.float32(0).reshape(1)
     call = (cupy.cuda.device.get_cublas_handle(), TRANSPOSED, NOTHING, 8, 8, 40, one.ctypes.data)
-    call += (y.data.ptr, runtime.CUDA_R_16BF, 40, x.data.ptr, runtime.CUDA_R_16BF, 40, zero.ctypes.data)
+    call += (y.data.ptr, BFLOAT16, 40, x.data.ptr, BFLOAT16, 40, zero.ctypes.data)
     cublas.gemmEx(*call, out.data.ptr, runtime.CUDA_R_32F, 8, cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT)
     assert_near(out, a.astype("f") @ b.astype("f").T, "f")
 

@@ -76,18 +76,13 @@ class Walk:
         found = {}
         for name, unit in self.units.items():
             with unit.gathered() as p:
-                found.update({f"{name}.{local}": _on_host(p[local]) for local in p})
+                found.update({f"{name}.{local}": np.array(self.rt.device.fetch(p[local])) for local in p})
         return found
 
 
 def _dtype_of(unit: Unit) -> np.dtype[Any]:
     """Return the dtype of a unit's parameters."""
     return unit.sections[0].parameters.dtype
-
-
-def _on_host(array: Any) -> Array:
-    """Return a copy of an array as NumPy's, also of one on a GPU."""
-    return np.array(array) if isinstance(array, np.ndarray) else array.get()
 
 
 def _like(gradient: Array, dtype: np.dtype[Any]) -> Array:
