@@ -85,15 +85,16 @@ def test_every_verb_gives_the_right_result(ranks, count):
         stream.synchronize()
         assert (got.get() == (rank - 1) % size).all()
 
-        part = comm.commSplit(rank % 2, -rank)  # even and odd ranks, backwards
-        mates = list(range(rank % 2, size, 2))[::-1]
-        assert (part.size(), part.rank_id()) == (len(mates), mates.index(rank))
-        a = device(np.full(10, rank, "f"))
-        part.allReduce(a.data.ptr, a.data.ptr, 10, F, nccl.NCCL_SUM, stream.ptr)
-        stream.synchronize()
-        assert (a.get() == sum(mates)).all()
-        part.destroy()
-        assert comm.commSplit(-1, 0) is None
+        if hasattr(comm, "commSplit"):  # not in CuPy 13
+            part = comm.commSplit(rank % 2, -rank)  # even and odd ranks, backwards
+            mates = list(range(rank % 2, size, 2))[::-1]
+            assert (part.size(), part.rank_id()) == (len(mates), mates.index(rank))
+            a = device(np.full(10, rank, "f"))
+            part.allReduce(a.data.ptr, a.data.ptr, 10, F, nccl.NCCL_SUM, stream.ptr)
+            stream.synchronize()
+            assert (a.get() == sum(mates)).all()
+            part.destroy()
+            assert comm.commSplit(-1, 0) is None
         assert error_of(comm) is None
         comm.destroy()
         print("right")

@@ -125,4 +125,4 @@ def test_the_wheel_stays_as_it_is():
 
 def test_without_the_emulator_cupy_finds_no_device():
     done = python("import cupy; print(cupy.cuda.is_available())")
-    assert done.stdout.strip() == "False"
+    assert done.stdout.strip() == "False" or "cudaErrorInsufficientDriver" in done.stderr  # CuPy 14's no, and 13's

@@ -13,7 +13,8 @@ of one unit, so a sharded loop never needs more than one unit whole.
 
 Everything is computed in the parameters' dtype (16-bit ones: in float32), in one matmul for all tokens. The same
 arguments give the same bits. With CuPy's arrays as parameters it computes on the GPU, with the same lines: NumPy's
-functions ask their arguments who computes (NEP 13 and 18), and what is new is made ``like=`` them. May import: typing.
+functions ask their arguments who computes (NEP 13 and 18), and what is new is made ``like=`` them. May import: optim,
+typing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from zerort.optim.kernels import kernels_for
 from zerort.typing import Array
 
 __all__ = ["ByteModel"]
@@ -306,7 +308,16 @@ def _rows(x: Array) -> Array:
 def _computable(p: Params) -> Params:
     """Return plain arrays; 16-bit ones in float32, for NumPy has no fast matmul for them."""
     plain = {name: np.asarray(value) if isinstance(value, np.ndarray) else value for name, value in p.items()}
-    return {name: value.astype(np.float32) if value.itemsize < 4 else value for name, value in plain.items()}
+    return {name: _wide(value) if value.itemsize < 4 else value for name, value in plain.items()}
+
+
+def _wide(value: Array) -> Array:
+    """Return a 16-bit array in float32. CuPy 13 cannot read bfloat16, our kernels can."""
+    if isinstance(value, np.ndarray):
+        return value.astype(np.float32)
+    wide = np.empty_like(value, dtype=np.float32)
+    kernels_for(value).cast_into(wide.reshape(-1), value.reshape(-1))
+    return wide
 
 
 def _first(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:

@@ -163,7 +163,7 @@ def test_results_take_the_place_of_what_finished_calls_hold(group, device):
     """A call that nobody waited for holds its arrays until someone looks, at the latest when memory runs out."""
     group.all_reduce(cupy.ones(1)).wait()
     cupy.get_default_memory_pool().free_all_blocks()
-    numel = device.memory()[0] * 2 // 5
+    numel = device.memory()[1] * 2 // 5  # of all, not of what is free: the same on every rank
     first = cupy.zeros(numel, np.uint8)
     group.all_reduce(first)  # dropped, with a result as large: less than half of that is left
     del first

@@ -1,6 +1,7 @@
 // cuBLAS's API, as far as CuPy's products and transposed copies need it: matrices are column by column, as in Fortran.
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 #include "blas_queue.h"

@@ -1,8 +1,7 @@
 #include "blas_queue.h"
 
-#include <algorithm>
 #include <complex>
-#include <cstring>
+#include <utility>
 
 #include "memory.h"
 #include "report.h"
@@ -30,7 +29,11 @@ class Footprint {
   std::vector<Access> accesses;
 
   // False: out of bounds, or host memory that no GPU can reach; it has been reported.
-  bool reads(const void *pointer, size_t size) { return reachable(pointer, size) && (accesses.push_back(cusim::reads(pointer, size)), true); }
+  bool reads(const void *pointer, size_t size) {
+    if (!reachable(pointer, size)) return false;
+    accesses.push_back(cusim::reads(pointer, size));
+    return true;
+  }
   bool reads(const Matrix &matrix) { return touches(matrix, false); }
   bool writes(const Matrix &matrix) { return touches(matrix, true); }
 
@@ -154,9 +157,10 @@ int queue_products(const Handle *handle, const char *name, const Factors &factor
 int queue_sum(const Handle *handle, const char *name, const Factors &factors, const Product &sum) {
   Taken taken(*handle, factors);
   Footprint footprint(name);
-  if (!taken.note(&footprint) || (taken.maybe_alpha() && !footprint.reads(sum.a)) || (taken.maybe_beta() && !footprint.reads(sum.b)) ||
-      !footprint.writes(sum.c))
-    return kInvalidArgument;
+  if (!taken.note(&footprint)) return kInvalidArgument;
+  if (taken.maybe_alpha() && !footprint.reads(sum.a)) return kInvalidArgument;
+  if (taken.maybe_beta() && !footprint.reads(sum.b)) return kInvalidArgument;
+  if (!footprint.writes(sum.c)) return kInvalidArgument;
   return queue(handle, name, footprint, [=](Operation &) {
     add(taken.alpha(), in_worker_view(sum.a), taken.beta(), in_worker_view(sum.b), in_worker_view(sum.c));
   });
