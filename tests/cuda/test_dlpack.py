@@ -194,3 +194,18 @@ def test_blocks_on_different_streams_follow_each_other(device, races):
     with device.on_stream(first):
         assert (device.fetch(sums) == 4).all()
     assert races() == []
+
+
+def test_a_torch_without_gpus_is_refused():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this torch has GPUs")
+    import zerort as zr
+    import zerort_torch as zt
+    from zerort.errors import CallError
+
+    with zr.open_group(kind="nccl") as group, zr.open(group=group) as rt:
+        with pytest.raises(CallError, match=r"Expected a torch that can use GPUs, as the runtime is on cuda:0, got 2"):
+            zt.shard(torch.nn.Linear(2, 2), rt)
+        with pytest.raises(AssertionError, match="not compiled with CUDA"):
+            torch.from_dlpack(rt.device.zeros(3, "float32"))  # it has no stream to hand over
