@@ -10,6 +10,9 @@
         block.reduce(gradients)                       # or write into block.gradients(): nothing is copied
         report = rt.step()
 
+On GPUs (``zr.open(group=zr.open_group(kind="nccl"))``) the same loop gets and gives CuPy's arrays, on CuPy's current
+stream; they are plain ones.
+
 A view that is used after its block raises `StaleViewError` and names the tensor. What NumPy reads without asking the
 array (``np.array(view)``, ``x[...] = view``, ``memoryview(view)``, pickling) is not caught, and ``np.asarray(view)`` is
 the way to a plain array for those who look after its lifetime themselves. On GPUs the same loops get CuPy's arrays, as

@@ -16,7 +16,9 @@
     saved.py         what autograd keeps of a weight          state_dict.py  full weights in and out
     access.py        gathered(), full_state_dict()            optimizer.py   torch's optimizers on shards
     materialise.py   meta device                              resting.py  guard.py    what tells misuse
-    buffers.py       running statistics, alike on all ranks   memory.py      DLPack
+    buffers.py       running statistics, alike on all ranks   memory.py      DLPack, and on which stream
+
+Parameters lie where the runtime is: on the host, or on this rank's GPU (``zr.open(group=zr.open_group(kind="nccl"))``).
 
 Public hooks of torch only: nothing is patched, nothing is hung on tensors of the user's own.
 """

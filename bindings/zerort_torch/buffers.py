@@ -17,7 +17,7 @@ import torch
 from zerort.engine import Attachment, Runtime
 from zerort.errors import CallError
 from zerort.layout import FlatLayout, Partition
-from zerort_torch.memory import as_array, as_tensor
+from zerort_torch.memory import as_array, as_tensor, torch_device
 
 if TYPE_CHECKING:
     from zerort.checkpoint import Value
@@ -86,7 +86,7 @@ class SharedBuffers(Attachment):
         group = self._rt.mesh.shard
         by_dtype: dict[str, dict[str, Array]] = {}
         for name, buffer in self._kept().items():
-            array = as_array(buffer.contiguous())
+            array = as_array(buffer.cpu().contiguous(), self._rt.device)
             by_dtype.setdefault(array.dtype.name, {})[self._prefix + name] = array
         self._packed = []
         for dtype, arrays in by_dtype.items():
@@ -119,8 +119,10 @@ class SharedBuffers(Attachment):
         buffers = [buffer for module in chosen for buffer in _own(module)]
         if not buffers or self._rt.size == 1:
             return
-        flat = torch.cat([buffer.detach().reshape(-1).view(torch.uint8) for buffer in buffers])
-        self._rt.world.broadcast(flat.numpy(), name="buffers").wait()
+        device = self._rt.device
+        pieces = [buffer.detach().reshape(-1).view(torch.uint8) for buffer in buffers]
+        flat = torch.cat([piece.to(torch_device(device)) for piece in pieces])
+        device.arrive(self._rt.world.broadcast(as_array(flat, device), name="buffers"))
         if self._rt.rank == 0:
             return
         with torch.no_grad():

@@ -11,6 +11,7 @@ one reduces zeros for it, and one that nobody used costs nothing. It is the orde
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,7 +20,7 @@ import torch
 
 from zerort.engine import Attachment, Runtime
 from zerort.errors import UnitStateError
-from zerort_torch.memory import as_array
+from zerort_torch.memory import as_array, on_torchs_stream
 from zerort_torch.unit import TorchUnit
 
 __all__ = ["Gradients", "gradients_of"]
@@ -82,7 +83,8 @@ class Gradients(Attachment):
     def _hook(self, account: _Account, local: str) -> Callable[[torch.Tensor], None]:
         def ready(parameter: torch.Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
-            self._take(account, local, gradient)
+            with self.around():
+                self._take(account, local, gradient)
 
         return ready
 
@@ -128,8 +130,9 @@ class Gradients(Attachment):
         return not account.spread and self._rt.slots.buckets.available >= need + self._most
 
     def _pack(self, account: _Account, local: str, gradient: torch.Tensor) -> None:
+        """Hand a gradient to the runtime, which keeps it as long as it reads it: nobody else need."""
         assert account.unit.unit is not None
-        account.unit.unit.add(local, as_array(gradient), given=True)
+        account.unit.unit.add(local, as_array(gradient, self._rt.device), given=True)
 
     def _end_round(self, account: _Account) -> None:
         assert account.unit.unit is not None
@@ -149,11 +152,16 @@ class Gradients(Attachment):
         """Close the micro-step before, if its bits must not mix with the next one's."""
         if self._rt.options.deterministic and self._rt.micro_steps > 1:
             latest = max((account.rounds + bool(account.got) for account in self._accounts), default=0)
-            for account in self._accounts:
-                if account.rounds < latest:
-                    self._complete(account)
+            with self.around():
+                for account in self._accounts:
+                    if account.rounds < latest:
+                        self._complete(account)
 
     # -- around the step -------------------------------------------------------------------------------------------
+
+    def around(self) -> AbstractContextManager[None]:
+        """Return what the runtime is entered within; see `zerort.engine.Attachment`."""
+        return on_torchs_stream(self._rt.device)
 
     def complete(self, verb: Literal["step", "discard"]) -> None:
         """Reduce what is left, alike on every rank; see `zerort.engine.Attachment`."""

@@ -21,12 +21,13 @@ def is_meta(found: FoundUnit) -> bool:
     return any(parameter.value.is_meta for parameter in found.parameters)
 
 
-def materialise(found: FoundUnit, init: Init | None) -> None:
+def materialise(found: FoundUnit, init: Init | None, *, device: torch.device) -> None:
     """Give the unit's parameters memory and values.
 
     Args:
         found: The unit; its parameters on the meta device are replaced.
         init: Called with every module that owns such parameters; None: its own ``reset_parameters()``.
+        device: Where the memory is.
 
     Raises:
         CallError: A module has no ``reset_parameters`` and there is no ``init``.
@@ -38,18 +39,18 @@ def materialise(found: FoundUnit, init: Init | None) -> None:
             continue
         if module not in done:
             done.add(module)
-            _fill(module, parameter.full, init)
+            _fill(module, parameter.full, init, device)
         parameter.value = getattr(module, attribute)
 
 
-def materialise_buffers(model: torch.nn.Module, init: Init | None) -> None:
+def materialise_buffers(model: torch.nn.Module, init: Init | None, *, device: torch.device) -> None:
     """Give modules that own buffers on the meta device, and no parameters, memory and values."""
     for name, module in model.named_modules():
         if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
-            _fill(module, name, init)
+            _fill(module, name, init, device)
 
 
-def _fill(module: torch.nn.Module, name: str, init: Init | None) -> None:
+def _fill(module: torch.nn.Module, name: str, init: Init | None, device: torch.device) -> None:
     if init is None:
         init = getattr(type(module), "reset_parameters", None)
     if init is None:
@@ -57,6 +58,6 @@ def _fill(module: torch.nn.Module, name: str, init: Init | None) -> None:
             f"Expected {type(module).__name__}, which owns {name!r} on the meta device, to have reset_parameters(), "
             "got none. Pass zt.shard(…, init=function_of_a_module)."
         )
-    module.to_empty(device="cpu", recurse=False)
+    module.to_empty(device=device, recurse=False)
     with torch.no_grad():
         init(module)

@@ -12,13 +12,14 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
-from zerort import native
 from zerort.errors import CallError
 from zerort.optim import ElementwiseOptimizer, StateSpec, check_lr
+from zerort.optim.kernels import kernels_for
 from zerort.typing import Array
-from zerort_torch.memory import as_tensor
+from zerort_torch.memory import as_tensor, on_stream_of
 
 __all__ = ["TorchOptimizer", "optimizer"]
 
@@ -74,12 +75,22 @@ class TorchOptimizer(ElementwiseOptimizer):
         """Update in place; see `ElementwiseOptimizer.update_`."""
         if param.size == 0:
             return
+        with on_stream_of(param):
+            self._update(param, grad, state, lr=lr, step=step, grad_scale=grad_scale)
+        if copy_out is not None:
+            kernels_for(param).cast_into(copy_out, param)
+
+    def _update(
+        self, param: Array, grad: Array, state: Mapping[str, Array], *, lr: float, step: int, grad_scale: float
+    ) -> None:
         target = torch.nn.Parameter(as_tensor(param))
         target.grad = _tensor(grad).to(torch.float32) * grad_scale
         one = _make(self, target, lr=lr)
         kept = {name: as_tensor(state[name]) for name in _state_names(self)}
         if step > 1:
-            one.state[target] = {"step": torch.tensor(float(step - 1))}
+            there = any(getattr(self, setting, None) for setting in ("capturable", "fused"))  # kernels read it then
+            where = target.device if there else "cpu"
+            one.state[target] = {"step": torch.tensor(float(step - 1), device=where)}
             for name, (shared, whole) in _kinds(self).items():
                 if whole:
                     one.state[target][name] = kept[name]
@@ -94,12 +105,12 @@ class TorchOptimizer(ElementwiseOptimizer):
                     tensor.copy_(found)
             elif found is not None:
                 tensor.fill_(float(found))
-        if copy_out is not None:
-            native.cast_into(copy_out, param)
 
 
 def _tensor(array: Array) -> torch.Tensor:
-    return as_tensor(array if array.flags.writeable else array.copy())
+    """Return a gradient as a tensor, which torch wants to be writable: those of NumPy may not be."""
+    read_only = isinstance(array, np.ndarray) and not array.flags.writeable
+    return as_tensor(array.copy() if read_only else array)
 
 
 @functools.cache

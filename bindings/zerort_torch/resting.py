@@ -103,7 +103,7 @@ class RestingParameter(torch.nn.Parameter):
 
 
 def _one_element(like: torch.Tensor) -> torch.Tensor:
-    return torch.zeros((), dtype=like.dtype, device="cpu").expand(like.shape)
+    return torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape)
 
 
 def _keep_requires_grad(me: RestingParameter, requires_grad: Any = True) -> RestingParameter:  # noqa: FBT002 (torch's)

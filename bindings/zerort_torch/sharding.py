@@ -16,7 +16,7 @@ from zerort_torch.finding import FoundUnit, Units, find_units
 from zerort_torch.gradients import gradients_of
 from zerort_torch.guard import guard_optimizers
 from zerort_torch.materialise import Init, is_meta, materialise, materialise_buffers
-from zerort_torch.memory import as_array, check_device
+from zerort_torch.memory import as_array, check_device, check_torch, on_torchs_stream, torch_device
 from zerort_torch.resting import RestingParameter
 from zerort_torch.saved import SavedWeights
 from zerort_torch.state_dict import hook_state_dict
@@ -95,7 +95,8 @@ def shard(
     found: list[FoundUnit] = []
     error: ZerortError | None = None
     try:
-        found = _find(model, units)
+        check_torch(rt.device)
+        found = _find(model, units, device=torch_device(rt.device))
     except ZerortError as caught:
         error = caught
     raise_together(rt.world, error, name="shard")
@@ -111,12 +112,13 @@ def shard(
         made[one.name] = unit = _register(rt, one, name=name, init=init, broadcast=broadcast)
         gradients.add_unit(unit, spread=one.name == "" and len(found) > 1)
     meta_buffers = any(buffer.is_meta for buffer in model.buffers())
-    materialise_buffers(model, init)
+    materialise_buffers(model, init, device=torch_device(rt.device))
     buffers = SharedBuffers(rt, model, name=name, lasting=lasting)
     if buffers:
         rt.attachments.append(buffers)
         if broadcast or meta_buffers:
-            buffers.send()
+            with on_torchs_stream(rt.device):
+                buffers.send()
     for one in found:
         made[one.name].lenders = tuple(made[lender] for lender in sorted(one.borrows))
     ordered = [made[one.name] for one in found]
@@ -131,13 +133,13 @@ def shard(
     return model
 
 
-def _find(model: object, units: Units) -> list[FoundUnit]:
+def _find(model: object, units: Units, *, device: torch.device) -> list[FoundUnit]:
     if not isinstance(model, torch.nn.Module):
         raise CallError(f"Expected a torch.nn.Module, got {type(model).__name__}.")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, RestingParameter) or model in _shardings:
             raise CallError(f"Expected a model that is not sharded yet, got one whose {name!r} is.")
-        check_device(name, parameter.device)
+        check_device(name, parameter.device, device)
     found = find_units(model, units)
     if not found:
         raise CallError(f"Expected a model with parameters, got {type(model).__name__} without any.")
@@ -165,23 +167,24 @@ def _full_name(name: str, found: FoundUnit) -> str:
 
 def _register(rt: Runtime, found: FoundUnit, *, name: str, init: Init | None, broadcast: bool) -> TorchUnit:
     if not found.parameters:
-        return TorchUnit(None, found)
+        return TorchUnit(None, found, device=rt.device)
     meta = is_meta(found)
     error: ZerortError | None = None
     try:
         if meta:
-            materialise(found, init)
+            materialise(found, init, device=torch_device(rt.device))
     except ZerortError as caught:
         error = caught
     raise_together(rt.world, error, name="shard")
     frozen = [parameter.local for parameter in found.parameters if not parameter.value.requires_grad]
-    unit = rt.register(
-        _full_name(name, found),
-        {parameter.local: as_array(parameter.value) for parameter in found.parameters},
-        frozen=frozen.__contains__,
-        broadcast=broadcast or meta,
-    )
-    torch_unit = TorchUnit(unit, found)
+    with on_torchs_stream(rt.device):
+        unit = rt.register(
+            _full_name(name, found),
+            {parameter.local: as_array(parameter.value, rt.device) for parameter in found.parameters},
+            frozen=frozen.__contains__,
+            broadcast=broadcast or meta,
+        )
+        torch_unit = TorchUnit(unit, found, device=rt.device)
     found.parameters.clear()  # and with them the memory that the model came in
     return torch_unit
 

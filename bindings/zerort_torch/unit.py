@@ -6,6 +6,8 @@ held      every place has the live `nn.Parameter`: one object for ever, so gradi
 where ranks share memory, or hold all of it     the live parameter lies in the runtime's own buffer, nothing is copied
 elsewhere                                       it lies in memory that torch keeps as long as anything refers to it:
 the runtime's slots take turns, and autograd may need it longer
+
+Whatever reaches the runtime does so on torch's stream: see `memory.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ import torch
 
 from zerort.engine import Unit
 from zerort.errors import CallError
-from zerort.typing import Array
+from zerort.typing import Array, Device
 from zerort_torch.finding import FoundUnit
-from zerort_torch.memory import as_array, as_tensor
+from zerort_torch.memory import as_array, as_tensor, on_torchs_stream
 from zerort_torch.resting import RestingParameter
 
 __all__ = ["TorchUnit", "Weight"]
@@ -55,10 +57,12 @@ class TorchUnit:
     Args:
         unit: The runtime's own; None if all parameters that stand in its modules are tied to other units.
         found: What stands where; its parameters are let go by the caller.
+        device: The runtime's.
     """
 
-    def __init__(self, unit: Unit | None, found: FoundUnit) -> None:
+    def __init__(self, unit: Unit | None, found: FoundUnit, *, device: Device) -> None:
         self.unit = unit
+        self._device = device
         self.name = found.name if unit is None else unit.name
         self.lenders: tuple[TorchUnit, ...] = ()
         """Units that hold parameters which also stand in this one's modules."""
@@ -104,13 +108,15 @@ class TorchUnit:
 
     def hold(self) -> None:
         """Bring the parameters into their modules, until as many `let_go`. Collective where ranks share no memory."""
-        for unit in (*self.lenders, self):
-            unit._hold_own()
+        with on_torchs_stream(self._device):
+            for unit in (*self.lenders, self):
+                unit._hold_own()
 
     def let_go(self) -> None:
         """End one `hold`."""
-        for unit in (self, *self.lenders):
-            unit._let_go_own()
+        with on_torchs_stream(self._device):
+            for unit in (self, *self.lenders):
+                unit._let_go_own()
 
     def _hold_own(self) -> None:
         if self._holders == 0 and self.unit is not None:
@@ -142,7 +148,7 @@ class TorchUnit:
     def gather(self) -> list[torch.Tensor]:
         """Return the gathered form in memory of its own, 1-D, one tensor per section. Every rank calls this."""
         assert self.unit is not None
-        with self.unit.gathered():
+        with on_torchs_stream(self._device), self.unit.gathered():
             return [as_tensor(section.parameters.whole).clone() for section in self._sections]
 
     @contextmanager
@@ -201,11 +207,13 @@ class TorchUnit:
     def assign(self, values: dict[str, Array], *, broadcast: bool) -> None:
         """Write whole tensors by local name; see `zerort.engine.Unit.assign`. Every rank calls this."""
         if self.unit is not None:
-            self.unit.assign(values, broadcast=broadcast)
+            with on_torchs_stream(self._device):
+                self.unit.assign(values, broadcast=broadcast)
 
     def rewrite_from(self, parameters: dict[str, torch.nn.Parameter]) -> dict[str, Array]:
         """Return what `rewriting` left behind, for `assign`."""
-        return {local: as_array(parameter).copy() for local, parameter in parameters.items()}
+        with on_torchs_stream(self._device):
+            return {local: as_array(parameter, self._device).copy() for local, parameter in parameters.items()}
 
     def mark_changed(self) -> None:
         """Tell autograd that a step wrote to the parameters: graphs that still need the old values must not run."""

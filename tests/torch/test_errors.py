@@ -13,6 +13,7 @@ import zerort_torch as zt
 from zerort.comm import open_group
 from zerort.errors import CallError, CollectiveError, StaleViewError, UnitStateError
 from zerort_torch.memory import check_device
+from zerort_torch.resting import RestingParameter
 
 pytestmark = pytest.mark.mpi
 
@@ -56,9 +57,23 @@ def test_a_released_parameter_cannot_be_used(group, plan):
 
 
 def test_parameters_elsewhere_are_refused():
-    with pytest.raises(CallError, match=r"Expected 'w' on the runtime's device, the CPU, got it on cuda:0\. Move"):
-        check_device("w", torch.device("cuda", 0))
-    check_device("w", torch.device("cpu"))
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    for device in (cpu, gpu):
+        check_device("w", device, device)
+        check_device("w", torch.device("meta"), device)
+    with pytest.raises(
+        CallError, match=r"'w' on the runtime's device, cpu, got it on cuda:0\. Move .*model.to\('cpu'\)"
+    ):
+        check_device("w", gpu, cpu)
+    with pytest.raises(CallError, match=r"open the runtime there: zr.open\(group=zr.open_group\(kind='nccl'\)\)"):
+        check_device("w", gpu, cpu)
+    for elsewhere in (cpu, torch.device("cuda", 1)):
+        with pytest.raises(CallError, match=rf"device, cuda:0, got it on {elsewhere}\. Move .*model.to\('cuda:0'\)"):
+            check_device("w", elsewhere, gpu)
+
+
+def test_a_stand_in_lies_where_its_parameter_did():
+    assert RestingParameter("w", torch.empty(3, device="meta")).stand_in().device.type == "meta"
 
 
 def test_requires_grad_stays_as_it_was(rt):

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from zerort.device.cuda_library import count_gpus, cupy, is_out_of_memory
+from zerort.device.cuda_library import count_gpus, cupy, foreign_stream, is_out_of_memory
 from zerort.device.cuda_pinned import seams
 from zerort.device.cuda_stream import CudaStream, order
 from zerort.device.ticket import Ticket
@@ -66,6 +66,8 @@ class CudaDevice:
         self.cupy_device.use()
         self._streams: list[CudaStream] = []
         self._lanes: dict[str, CudaStream] = {}
+        self._foreign: dict[int, Any] = {}  # streams of other frameworks, by their handles
+        self._last_foreign: Any = None
         self._closed = False
 
     # -- memory ----------------------------------------------------------------------------------------------------
@@ -216,6 +218,39 @@ class CudaDevice:
         """Make what the caller launches next wait for a Ticket, on the GPU; the host waits only for what is its own."""
         with self.cupy_device:
             return order(ticket, before=cupy.cuda.get_current_stream(self.ordinal))
+
+    # -- other frameworks ------------------------------------------------------------------------------------------
+
+    def from_dlpack(self, tensor: Any) -> Any:
+        """Return a tensor of another framework that lies on this GPU as a CuPy array over the same memory.
+
+        As DLPack says, what the framework has queued so far comes before what the caller puts onto CuPy's current
+        stream. The tensor lives as long as the array.
+        """
+        with self.cupy_device:
+            return cupy.from_dlpack(tensor)
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: Any) -> Iterator[None]:
+        """Take another framework's stream as the caller's, on this thread, for the length of a ``with`` block.
+
+        What the runtime does in it comes after what the framework has queued there, and before what it queues next.
+        Blocks on different streams come one after the other on the GPU, too: what one has begun, another may go on
+        with.
+
+        Args:
+            stream: A stream of this GPU that has ``__cuda_stream__``, as torch's do.
+        """
+        _, handle = stream.__cuda_stream__()
+        with self.cupy_device:
+            if handle not in self._foreign:
+                self._foreign[handle] = foreign_stream(stream)
+            current, last = self._foreign[handle], self._last_foreign
+            if last is not None and last is not current:
+                current.wait_event(last.record(cupy.cuda.Event(disable_timing=True)))
+            self._last_foreign = current
+            with current:
+                yield
 
     # -- streams ---------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,16 @@ from typing import Any
 
 from zerort.errors import DeviceError
 
-__all__ = ["count_gpus", "cupy", "has_passed", "is_out_of_memory", "load_nccl", "modern", "new_stream"]
+__all__ = [
+    "count_gpus",
+    "cupy",
+    "foreign_stream",
+    "has_passed",
+    "is_out_of_memory",
+    "load_nccl",
+    "modern",
+    "new_stream",
+]
 
 try:
     import cupy as _cupy
@@ -49,6 +58,13 @@ def count_gpus() -> int:
 def new_stream(priority: int) -> Any:
     """Return a CUDA stream that the legacy default stream, on which plain CuPy code runs, does not hold up."""
     return cupy.cuda.Stream(non_blocking=True, **({"priority": priority} if modern else {}))
+
+
+def foreign_stream(stream: Any) -> Any:
+    """Return another framework's stream, which has ``__cuda_stream__``, as one of CuPy's that does not own it."""
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(stream)
+    return cupy.cuda.ExternalStream(stream.__cuda_stream__()[1])  # CuPy 13, which does not know the protocol
 
 
 def has_passed(event: Any) -> bool:

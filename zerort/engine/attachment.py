@@ -1,17 +1,18 @@
-"""`Attachment`: what a binding hangs on a runtime, to be asked before a step and told after it.
+"""`Attachment`: what a binding hangs on a runtime, to be asked before a step and told after it; `within` all of them.
 
 May import: checkpoint, for types alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from zerort.checkpoint import Value
 
-__all__ = ["Attachment"]
+__all__ = ["Attachment", "within"]
 
 
 class Attachment:
@@ -19,6 +20,10 @@ class Attachment:
 
     Every rank has the same attachments, in the same order. Override what there is to do.
     """
+
+    def around(self) -> AbstractContextManager[object]:
+        """Return what the runtime's verbs run within, for a framework that has a current stream of its own."""
+        return nullcontext()
 
     def complete(self, verb: Literal["step", "discard"]) -> None:
         """Reduce what is not reduced yet: gradients are about to be used, or dropped. Every rank is asked at once."""
@@ -36,3 +41,12 @@ class Attachment:
 
     def take_loaded(self) -> None:
         """Use what was loaded into what ``values(loading=True)`` returned last. Every rank is asked at once."""
+
+
+@contextmanager
+def within(attachments: Iterable[Attachment]) -> Iterator[None]:
+    """Enter what every attachment wants a verb to run within."""
+    with ExitStack() as stack:
+        for one in attachments:
+            stack.enter_context(one.around())
+        yield

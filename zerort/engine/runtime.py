@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from zerort.comm import Group
 from zerort.config import Budget, Plan
 from zerort.engine.allotment import Allotment, announce
-from zerort.engine.attachment import Attachment
+from zerort.engine.attachment import Attachment, within
 from zerort.engine.host_memory import HostMemory
 from zerort.engine.ledger import Ledger
 from zerort.engine.mesh import Mesh
@@ -233,14 +233,16 @@ class Runtime:
         if not self._stepped:
             self._stepped = True
             self._warn_of_unmatched_groups()
-        return take_step(self)
+        with within(self.attachments):
+            return take_step(self)
 
     def discard_gradients(self) -> None:
         """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this."""
-        self.complete_attachments("discard")
-        self.wait_for_reductions()
-        self.tiers.unforesee()
-        self.forget_gradients()
+        with within(self.attachments):
+            self.complete_attachments("discard")
+            self.wait_for_reductions()
+            self.tiers.unforesee()
+            self.forget_gradients()
 
     def save(self, path: str | Path, *, progress: Any = None) -> Path:
         """Write a checkpoint: all or nothing; what was at ``path`` before stays until the new one is complete.
@@ -256,7 +258,8 @@ class Runtime:
         from zerort.engine.saving import save  # here: it takes a third of the time that all of zerort takes to import
 
         self.check_whole("save")
-        return save(self, path, progress=progress)
+        with within(self.attachments):
+            return save(self, path, progress=progress)
 
     def load(self, path: str | Path, *, optimizer: bool = True, strict: bool = True) -> Restored:
         """Read a checkpoint, of any number of ranks and any plan, into the registered units.
@@ -272,7 +275,8 @@ class Runtime:
         from zerort.engine.saving import load
 
         self.check_open("load")
-        return load(self, path, optimizer=optimizer, strict=strict)
+        with within(self.attachments):
+            return load(self, path, optimizer=optimizer, strict=strict)
 
     def memory(self) -> MemoryReport:
         """Return how many bytes this rank holds, counted from its arrays."""
