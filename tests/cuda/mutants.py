@@ -147,6 +147,12 @@ MUTANTS = (
         "return ticket.result",
         (DEVICE, "what_arrives_is_ordered_before_what_comes_next"),
     ),
+    Mutant(
+        "device/cuda.py",
+        "current.wait_event(last.record(cupy.cuda.Event(disable_timing=True)))",
+        "pass",
+        ("test_dlpack.py", "blocks_on_different_streams_follow_each_other"),
+    ),
     # -- groups ----------------------------------------------------------------------------------------------------
     Mutant(
         "comm/nccl.py",
