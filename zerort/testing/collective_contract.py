@@ -76,7 +76,7 @@ class CollectiveContract:
             assert_same(out, expected)
             out[:] = 0
             place = out[group.rank * numel :][:numel]
-            place[:] = mine
+            place.view(np.uint8)[:] = mine.view(np.uint8)  # CuPy 13 has no kernels for bfloat16
             group.all_gather(place, out=out).wait()  # in place
             assert_same(out, expected)
 
