@@ -77,28 +77,46 @@ def test_work_can_come_after_tickets_alone(device):
     assert (out == 3).all()
 
 
+@pytest.fixture
+def hold_up(device):
+    """Hold a lane up on the GPU for a moment; the event that is returned tells that it is over."""
+
+    def hold(lane):
+        over = threading.Event()
+
+        def slow(_):
+            time.sleep(0.3)
+            over.set()
+
+        device.lane(lane).submit(lambda: cupy.cuda.get_current_stream().launch_host_func(slow, None))
+        return over
+
+    return hold
+
+
 @pytest.mark.parametrize("pageable", [True, False], ids=["of-the-host", "of-the-gpu"])
-def test_what_is_put_is_there_for_what_comes_next(device, pageable):
+def test_what_is_put_is_there_for_what_comes_next(device, hold_up, pageable):
     """On the caller's stream; and memory of the host may be written to again at once."""
     values, seen = np.arange(50_000, dtype=np.float32), device.empty(50_000, "float32")
     out, source = device.empty(50_000, "float32"), values if pageable else cupy.asarray(values)
     with cupy.cuda.Stream(non_blocking=True) as mine:
         mine.wait_event(cupy.cuda.Stream.null.record())
+        over = hold_up("copy in" if pageable else "compute")
         device.put(source, out=out)
-        if pageable:
-            assert device.lane("copy in").cuda.done
+        assert over.is_set() or not pageable
         cupy.multiply(out, 2, out=seen)
         mine.synchronize()
     assert (seen.get() == values * 2).all()
 
 
-def test_what_is_fetched_is_what_was_computed(device):
+def test_what_is_fetched_is_what_was_computed(device, hold_up):
     with cupy.cuda.Stream(non_blocking=True):
         values = cupy.zeros((100, 500), np.float32)
         for _ in range(10):
             values += 1
+        over = hold_up("copy out")
         fetched = device.fetch(values)
-        assert device.lane("copy out").cuda.done
+        assert over.is_set()
     assert (fetched == 10).all()
     assert device.fetch(fetched) is fetched
 
