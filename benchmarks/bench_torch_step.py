@@ -28,7 +28,7 @@ from zerort.cli.machine import describe_machine, machine_lines
 from zerort.cli.screen import Screen
 from zerort.trace.files import plain, write_json
 
-WARM_UP = 2
+WARM_UP = 4
 """Steps that a job takes before it is timed: they touch memory, and show in which order units are needed."""
 
 
