@@ -59,7 +59,12 @@ def as_array(tensor: torch.Tensor, device: Device) -> Array:
 
 
 def _plain_array(tensor: torch.Tensor, device: Device) -> Array:
-    array: Array = _gpu(device).from_dlpack(tensor) if tensor.is_cuda else tensor.numpy()
+    array: Array
+    if tensor.is_cuda:
+        with torch.cuda.device(tensor.device):  # torch exports what is on its current device, and nothing else
+            array = _gpu(device).from_dlpack(tensor)
+    else:
+        array = tensor.numpy()
     return array
 
 

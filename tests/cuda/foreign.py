@@ -15,8 +15,8 @@ import cupy
 class Stream:
     """A stream that others know by ``__cuda_stream__`` alone."""
 
-    def __init__(self):
-        self.cuda = cupy.cuda.Stream(non_blocking=True)
+    def __init__(self, cuda=None):
+        self.cuda = cuda or cupy.cuda.Stream(non_blocking=True)
 
     def __cuda_stream__(self):
         return 0, self.cuda.ptr
@@ -50,10 +50,10 @@ class Tensor:
 class Framework:
     """Computes on its current stream, whatever CuPy's is."""
 
-    def __init__(self, device):
+    def __init__(self, device, stream=None):
         self.device = device
         with device.cupy_device:
-            self.stream = Stream()
+            self.stream = stream or Stream()
         self.asked = []  # streams that importers named
 
     @contextlib.contextmanager

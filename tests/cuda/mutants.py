@@ -149,7 +149,13 @@ MUTANTS = (
     ),
     Mutant(
         "device/cuda.py",
-        "current.wait_event(last.record(cupy.cuda.Event(disable_timing=True)))",
+        "current.wait_event(self._left)",
+        "pass",
+        ("test_dlpack.py", "blocks_on_different_streams_follow_each_other"),
+    ),
+    Mutant(
+        "device/cuda.py",
+        "self._left.record(current)",
         "pass",
         ("test_dlpack.py", "blocks_on_different_streams_follow_each_other"),
     ),

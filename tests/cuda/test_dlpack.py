@@ -130,6 +130,8 @@ def test_the_frameworks_stream_is_the_callers(device, framework):
         before = cupy.cuda.get_current_stream()
     with device.on_stream(framework.stream):
         assert cupy.cuda.get_current_stream().ptr == framework.stream.cuda.ptr
+        told = device.empty(1, "float32").__cuda_array_interface__["stream"]  # where torch's optimizers look it up
+        assert told == framework.stream.cuda.ptr
         with device.on_stream(framework.stream):
             assert cupy.cuda.Device().id == device.ordinal
         assert cupy.cuda.get_current_stream().ptr == framework.stream.cuda.ptr
@@ -166,7 +168,9 @@ def use(device, tensor, framework):
     return seen
 
 
-def test_work_has_its_place_on_the_frameworks_stream(device, framework, races):
+@pytest.mark.parametrize("stream", [None, Stream(cupy.cuda.Stream.null)], ids=["of its own", "the default"])
+def test_work_has_its_place_on_the_frameworks_stream(device, stream, races):
+    framework = Framework(device, stream)
     tensor = framework.compute(lambda: slowly(zeros()))
     with device.on_stream(framework.stream):
         seen = use(device, tensor, framework)

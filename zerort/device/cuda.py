@@ -67,7 +67,7 @@ class CudaDevice:
         self._streams: list[CudaStream] = []
         self._lanes: dict[str, CudaStream] = {}
         self._foreign: dict[int, Any] = {}  # streams of other frameworks, by their handles
-        self._last_foreign: Any = None
+        self._left = cupy.cuda.Event(disable_timing=True)  # behind the last block on one of them
         self._closed = False
 
     # -- memory ----------------------------------------------------------------------------------------------------
@@ -245,12 +245,13 @@ class CudaDevice:
         with self.cupy_device:
             if handle not in self._foreign:
                 self._foreign[handle] = foreign_stream(stream)
-            current, last = self._foreign[handle], self._last_foreign
-            if last is not None and last is not current:
-                current.wait_event(last.record(cupy.cuda.Event(disable_timing=True)))
-            self._last_foreign = current
+            current = self._foreign[handle]
+            current.wait_event(self._left)
             with current:
-                yield
+                try:
+                    yield
+                finally:  # not when the next block begins: by then the stream may be gone
+                    self._left.record(current)
 
     # -- streams ---------------------------------------------------------------------------------------------------
 
