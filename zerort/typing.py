@@ -97,7 +97,10 @@ class Device(Protocol):
         """Return an array of this device, or of the host, as the host sees it: itself, or a copy."""
 
     def arrive(self, ticket: Any) -> Any:
-        """Return a Ticket's result, for what the caller does next on this device: nothing else may wait for it."""
+        """Return a Ticket's result, which is there for what the caller does next on this device."""
+
+    def settle(self) -> None:
+        """Wait until what the caller has launched on this device is done: other threads may look at it then."""
 
     def close(self) -> None:
         """Close every stream of this device."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import zerort as zr
+from zerort.engine import Attachment
 from zerort.errors import CallError, UnitStateError
 from zerort.testing.threads import run_threads
 
@@ -12,7 +13,7 @@ def ones(*shape):
     return np.ones(shape, np.float32)
 
 
-class Recorder:
+class Recorder(Attachment):
     def __init__(self, unit=None):
         self.unit = unit
         self.heard = []

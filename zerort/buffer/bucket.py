@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol, SupportsInt
+from typing import Any, Protocol, SupportsInt
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from zerort.buffer.redistribute import redistribute
 from zerort.buffer.slots import Slot, Slots
 from zerort.buffer.tree import TreeSum
 from zerort.comm import Group
-from zerort.device import Ticket
+from zerort.device import HostDevice, Ticket
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
@@ -97,14 +97,19 @@ class GradientBucket:
         self._tree: TreeSum | None = None
         if tree:
             self._tree = TreeSum(
-                micro_steps, numel=layout.numel, dtype=self.dtype, device=self._device, kernels=kernels
+                micro_steps,
+                numel=layout.numel,
+                dtype=self.dtype,
+                device=self._device,
+                kernels=kernels,
+                empty=self._empty,
             )
         self._own = partition.of(group.rank).slice
         keep_whole = resident or micro_steps > 1 or tree or placement is not Placement.SHARDED
         self._resident = group.empty(layout.numel, self.dtype, name=name) if keep_whole else None
         self.rest = None if keep_whole else rest
         """What puts the sum away; None if it stays in memory."""
-        self._leaf: Array | None = self._device.empty(layout.numel, self.dtype) if tree else None
+        self._leaf: Array | None = self._empty(layout.numel, self.dtype) if tree else None
         self.needs_slots = not keep_whole or (micro_steps > 1 and not tree)
         """Whether gradients may be collected in slots."""
         self.leaves_slots_busy = not keep_whole
@@ -170,19 +175,19 @@ class GradientBucket:
             given: The array is the bucket's from now on, which may use it where it lies instead of copying it.
         """
         flat = self._device.flat(gradient)
-        found: SupportsInt | None
+        found: int | None
         if given and self._is_all(flat):
             self._slot = self._slots.lease(flat.nbytes, memory=flat.view(np.uint8))
-            found = self._kernels.look_for_nonfinite(flat)
+            found = self._kernels.check(flat)
         elif name in self._present or self._sums_rounds():
             place = self._collecting()[self.layout.of(name).slice]
             self._add(place, flat)
-            found = self._kernels.look_for_nonfinite(place)
+            found = self._kernels.check(place)
         else:
             found = self._kernels.copy_checked(self._collecting()[self.layout.of(name).slice], flat)
         if found is None:
             self._unseen = True
-        elif not isinstance(found, int) or found >= 0:
+        elif found >= 0:
             self._nonfinite.append((name, found))
         self._present.add(name)
 
@@ -210,12 +215,20 @@ class GradientBucket:
                 whole[gap].view(np.uint8).fill(0)
             if self._unseen:
                 self._find_nonfinite(whole)
+        elif self._unseen:
+            self._find_nonfinite(self._collecting())
         if self._tree is not None:
             assert self._leaf is not None
             self._tree.add(self._leaf)
         self.seen |= self._present
         self._present, self._unseen = set(), False
         self.rounds += 1
+
+    def _empty(self, numel: int, dtype: np.dtype[Any]) -> Array:
+        """Return memory of this rank's own: on GPUs all ranks get it or none, for one may have less left."""
+        if isinstance(self._device, HostDevice):
+            return self._device.empty(numel, dtype)
+        return self._group.empty(numel, dtype, name=self.name)
 
     def _is_all(self, flat: Array) -> bool:
         """Say whether ``flat`` is as good as a slot that it would be copied into."""

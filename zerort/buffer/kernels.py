@@ -21,6 +21,9 @@ class BucketKernels(Protocol):
     def copy_checked(self, out: Any, source: Any) -> int | None:
         """Copy or cast, and return the first element of ``out`` that is not finite, -1 if all are; None: not looked."""
 
+    def check(self, array: Any) -> int | None:
+        """Return the first element that is not finite, -1 if all are; None: not looked."""
+
     def look_for_nonfinite(self, array: Any) -> SupportsInt:
         """Return the first element that is not finite, or -1; or the promise of it: ``int`` waits."""
 
@@ -29,6 +32,7 @@ class _HostKernels:
     add_into = staticmethod(native.add_into)
     cast_into = staticmethod(native.cast_into)
     copy_checked = staticmethod(native.copy_checked)
+    check = staticmethod(native.first_nonfinite)
     look_for_nonfinite = staticmethod(native.first_nonfinite)
 
 

@@ -16,7 +16,7 @@ buffer.kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class TreeSum:
         dtype: Of each.
         device: Where they lie; None: on the host.
         kernels: That device's.
+        empty: Makes their memory; None: the device does.
 
     >>> total = TreeSum(3, numel=1, dtype=np.dtype(float))
     >>> for leaf in (1.0, 2.0, 4.0):
@@ -55,11 +56,13 @@ class TreeSum:
         dtype: np.dtype[Any],
         device: Device | None = None,
         kernels: BucketKernels = HOST_KERNELS,
+        empty: Callable[[int, np.dtype[Any]], Array] | None = None,
     ) -> None:
         self._device = HostDevice() if device is None else device
         self._kernels = kernels
         self._nodes: list[tuple[int, Array]] = []  # (level, sum), the largest subtree first
-        self._spare: list[Array] = [self._device.empty(numel, dtype) for _ in range(self.depth(leaves))]
+        make = self._device.empty if empty is None else empty
+        self._spare: list[Array] = [make(numel, dtype) for _ in range(self.depth(leaves))]
 
     @staticmethod
     def depth(leaves: int) -> int:
@@ -126,7 +129,7 @@ def tree_reduce_scatter(
     *,
     kernels: BucketKernels = HOST_KERNELS,
 ) -> Ticket[Array]:
-    """Give each rank its range of the sum over all ranks' ``source``, summed in the tree. Has happened on return."""
+    """Give each rank its range of the sum of all ranks' ``source``, made in the tree: for what the caller does next."""
     counts = [partition.counts] * group.size
     mine = partition.counts[group.rank]
     nodes = group.device.scratch(group.size * mine, source.dtype)
@@ -144,7 +147,7 @@ def tree_all_reduce(
     *,
     kernels: BucketKernels = HOST_KERNELS,
 ) -> Ticket[Array]:
-    """Give every rank the sum over all ranks' ``source``, summed in the tree. Has happened on return."""
+    """Give every rank the sum over all ranks' ``source``, summed in the tree: for what the caller does next."""
     mine = group.device.scratch(partition.counts[group.rank], source.dtype)
     tree_reduce_scatter(group, source, mine, partition, name, kernels=kernels)
     return group.all_gather(mine, out=out, counts=partition.counts, name=name)

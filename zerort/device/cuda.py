@@ -7,14 +7,16 @@
     copy in     host to device: the bus runs both ways at once, so each way has a stream
     copy out    device to host
 
-Memory comes straight from cudaMalloc, to the byte: a flat buffer is made once and lives as long as the run, and CuPy's
-pool would round it up. May import: errors, typing, native, device.ticket, device.cuda_*.
+Memory that lasts comes straight from cudaMalloc, to the byte: a flat buffer is made once and lives as long as the run,
+and CuPy's pool would round it up. What comes and goes with a step (`scratch`) is the pool's. May import: errors,
+typing, native, device.ticket, device.cuda_*.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -66,6 +68,7 @@ class CudaDevice:
         self.cupy_device.use()
         self._streams: list[CudaStream] = []
         self._lanes: dict[str, CudaStream] = {}
+        self._making = threading.Lock()
         self._foreign: dict[int, Any] = {}  # streams of other frameworks, by their handles
         self._left = cupy.cuda.Event(disable_timing=True)  # behind the last block on one of them
         self._closed = False
@@ -253,6 +256,10 @@ class CudaDevice:
                 finally:  # not when the next block begins: by then the stream may be gone
                     self._left.record(current)
 
+    def settle(self) -> None:
+        """Wait until what the caller has launched on its current stream is done."""
+        self.lane("compute").submit(lambda: None, name="settle", eager=True).wait()
+
     # -- streams ---------------------------------------------------------------------------------------------------
 
     def stream(self, name: str, **options: Any) -> CudaStream:
@@ -272,9 +279,10 @@ class CudaDevice:
         """Return the device's own stream for one of `LANES`, made when it is first asked for."""
         if name not in LANES:
             raise CallError(f"Expected one of the lanes {', '.join(LANES)}, got {name!r}.")
-        if name not in self._lanes:
-            self._lanes[name] = self.stream(name)
-        return self._lanes[name]
+        with self._making:  # threads that write a checkpoint ask at once
+            if name not in self._lanes:
+                self._lanes[name] = self.stream(name)
+            return self._lanes[name]
 
     def close(self) -> None:
         """Close every stream of this device, whatever one of them raises. Closing twice is fine.

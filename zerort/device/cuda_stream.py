@@ -16,7 +16,7 @@ comes, work waits on the GPU for what the caller has put onto its own current st
 [Note: references]
 CuPy returns memory to its pool when the last reference goes, whether or not the GPU still uses it. So a stream holds
 what its work uses until the work's event has fired, also if the caller drops the Ticket. After a fault the GPU uses
-nothing any more. May import: errors, device.ticket, device.host, device.cuda_library, device.cuda_order.
+nothing any more. May import: errors, device.ticket, device.host_stream, device.cuda_library, device.cuda_order.
 """
 
 from __future__ import annotations
@@ -171,11 +171,11 @@ class CudaStream:
 
         def issue() -> None:
             with self._device, self.cuda, self._turn(place, event):
-                if before is not None:
-                    self.cuda.wait_event(before)
-                for earlier in after or ():
-                    order(earlier, before=self.cuda)
                 try:
+                    if before is not None:
+                        self.cuda.wait_event(before)
+                    for earlier in after or ():
+                        order(earlier, before=self.cuda)
                     given.append(given[1]())
                     ticket.fulfil(given[2])
                 finally:  # what it launched before it raised still runs

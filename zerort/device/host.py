@@ -81,6 +81,9 @@ class HostDevice:
         """Wait for a Ticket."""
         return ticket.wait()
 
+    def settle(self) -> None:
+        """Return: what a host does has happened."""
+
     def copy(self, source: Array, *, out: Array, stream: Stream | None = None) -> Ticket[Array]:
         """Copy ``source`` into ``out`` on ``stream`` (a stream of the device's own if None) and return the Ticket."""
         self._check_open()

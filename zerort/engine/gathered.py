@@ -8,7 +8,7 @@
 straight into them. So nobody may read into a slot that another rank still computes with: a slot that was released
 since the last meeting of all ranks is met over once more. All ranks lease, release and meet in the same order, so they
 agree on when. That a group as a whole is not one memory does not tell that slots are private: those of one of several
-hosts are shared by its ranks. May import: buffer, comm, device, engine.section.
+hosts are shared by its ranks. Those of GPUs are private. May import: buffer, comm, device, engine.section.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zerort.buffer import Slot
 from zerort.comm.agreement import raise_together
-from zerort.device import Ticket, joined
+from zerort.device import HostDevice, Ticket, joined
 from zerort.engine.resting_parameters import RestingParameters
 from zerort.engine.section import Section
 from zerort.errors import StorageError, ZerortError
@@ -45,6 +45,7 @@ class GatheredForm:
         self._name = name
         self._sections = sections
         self._resting = [one.parameters for one in sections if isinstance(one.parameters, RestingParameters)]
+        self._shares_slots = bool(self._resting) and isinstance(runtime.device, HostDevice)
         self._holders = 0  # who needs it: its unit, and units that are tied to that one
         self._slot: Slot | None = None
         self.fetched: Ticket[Any] | None = None
@@ -64,7 +65,7 @@ class GatheredForm:
             if not self._runtime.slots.gathered.available:
                 return False
             self._slot = self._runtime.slots.gathered.lease(need)
-            if self._resting and self._slot.idle_since == self._runtime.meetings:  # [Note: Shared slots]
+            if self._shares_slots and self._slot.idle_since == self._runtime.meetings:  # [Note: Shared slots]
                 self._runtime.mesh.shard.barrier(name=f"slot for {self._name}"[:60]).wait()
                 self._runtime.meetings += 1
         cursor, arrivals = 0, []
@@ -124,7 +125,7 @@ class GatheredForm:
             assert fetched is not None
             try:
                 with contextlib.suppress(StorageError):  # nobody needs it; who does, reads again
-                    fetched.wait()  # only if it was gathered ahead and not used is there anything to wait for
+                    self._runtime.device.arrive(fetched)  # if it was gathered ahead and not used: it is read until then
             finally:  # a gather that failed gives its slot back, too: all ranks know of it
                 for section in self._sections:
                     section.parameters.release()

@@ -12,6 +12,7 @@ import numpy as np
 
 from zerort.comm import Group
 from zerort.device import HostDevice
+from zerort.errors import ZerortError
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array, DtypeLike
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["HostMemory"]
 
 _PAGE = 4096
+
+_LAST_COPY = 2.0
+"""Seconds that copies which are under way get to end when the memory goes."""
 
 
 class HostMemory:
@@ -46,9 +50,7 @@ class HostMemory:
         self._arenas.append(arena)
         if not numel:
             return np.empty(0, kind)
-        made = arena.empty(numel, kind, alignment=_PAGE)
-        made.view("uint8").fill(0)
-        return made
+        return arena.empty(numel, kind, alignment=_PAGE)
 
     @property
     def nbytes(self) -> int:
@@ -57,6 +59,11 @@ class HostMemory:
 
     def close(self) -> None:
         """Let go of it, once no copy is under way. Arrays stay readable."""
+        if self._arenas:
+            for name in ("copy in", "copy out"):
+                # What was to come before a copy may never end; then it is the GPU's end as well.
+                with contextlib.suppress(ZerortError, TimeoutError):
+                    self._group.device.lane(name).submit(lambda: None, name="close").wait(_LAST_COPY)
         with contextlib.ExitStack() as stack:
             while self._arenas:
                 stack.callback(self._arenas.pop().close)

@@ -15,7 +15,7 @@ import numpy as np
 
 from zerort.buffer import Gatherable
 from zerort.comm import Group
-from zerort.device import Done, Ticket
+from zerort.device import Done, Ticket, joined
 from zerort.engine.column import Column
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.typing import Array
@@ -86,8 +86,9 @@ class HostParameters(Gatherable):
             mine = out[self._own.slice]
             if not self.written.done():
                 self.written.on(self._group.device.lane("copy in"))
-            self._group.after(self.column.read(0, mine))
-            self._whole = self._gather(mine, out=out)
+            here = self.column.read(0, mine)
+            self._group.after(here)
+            self._whole = joined([here, self._gather(mine, out=out)], result=out)
         return self._whole
 
     def wait(self) -> None:

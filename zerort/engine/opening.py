@@ -94,14 +94,15 @@ def _prepare(
         raise CallError(f"Expected an optimizer such as AdamW(lr=1e-3), got {optimizer!r}.")
     for one in groups:
         one.check(optimizer)
-    if plan.gradient.tier is Tier.NVME:
-        _check_resting_gradient(ranks, settings)
+    on_gpus = not isinstance(ranks.shard.device, HostDevice)
+    if plan.gradient.tier is Tier.NVME or (plan.gradient.tier is Tier.HOST and on_gpus):
+        _check_resting_gradient(ranks, settings, plan.gradient.tier, free=Tier.DEVICE if on_gpus else Tier.HOST)
     if settings.weights is not None and len(settings.weights) != ranks.shard.size:
         raise PlanError(
             f"Expected one weight for each of {ranks.shard.size} ranks that share the model, got "
             f"{len(settings.weights)}: {settings.weights!r}."
         )
-    if not isinstance(ranks.shard.device, HostDevice):
+    if on_gpus:
         _check_optimizer_of_gpus(optimizer)
     if settings.deterministic:
         _check_deterministic(ranks, optimizer, settings)
@@ -117,16 +118,24 @@ def _check_optimizer_of_gpus(optimizer: Optimizer) -> None:
         )
 
 
-def _check_resting_gradient(ranks: Mesh, settings: RuntimeOptions) -> None:
-    """Refuse what sums gradients more than once: they would have to come back from the disk in between."""
+def _check_resting_gradient(ranks: Mesh, settings: RuntimeOptions, tier: Tier, *, free: Tier) -> None:
+    """Refuse what sums gradients more than once: they would have to come back from where they rest in between.
+
+    Args:
+        ranks: The ranks.
+        settings: How the runtime trains.
+        tier: Where gradients rest.
+        free: A tier in which they could be summed.
+    """
     for what, is_asked, cure in (
-        ("micro_steps=1", settings.micro_steps > 1, "Several micro-steps are summed in memory"),
-        ("deterministic=False", settings.deterministic, "The fixed tree is summed in memory"),
-        ("one copy of the model", ranks.replicate is not None, "Copies sum their shards in memory"),
+        ("micro_steps=1", settings.micro_steps > 1, "Several micro-steps are summed where computing happens"),
+        ("deterministic=False", settings.deterministic, "The fixed tree is summed where computing happens"),
+        ("one copy of the model", ranks.replicate is not None, "Copies sum their shards where computing happens"),
     ):
         if is_asked:
             raise PlanError(
-                f"Expected {what} with gradients on NVME, got another. {cure}: let them rest there, gradient=Tier.HOST."
+                f"Expected {what} with gradients on {tier.name}, got another. {cure}: let them rest there, "
+                f"gradient=Tier.{free.name}."
             )
 
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from zerort.comm.agreement import expect_same, raise_together
 from zerort.engine.section import Section
-from zerort.engine.summed import RestingGradient
 from zerort.engine.tensors import (
     TRAINABLE,
     Frozen,
@@ -31,7 +30,7 @@ from zerort.engine.tensors import (
 )
 from zerort.engine.unit import Unit
 from zerort.engine.values import agree_on_values
-from zerort.errors import CallError, StorageError, UnitStateError, ZerortError
+from zerort.errors import CallError, DeviceMemoryError, StorageError, UnitStateError, ZerortError
 from zerort.optim import Optimizer, resolve
 from zerort.typing import Array
 
@@ -186,7 +185,7 @@ def _pack(sections: Sequence[Section], values: Mapping[str, Array]) -> Exception
     try:
         for section in sections:
             section.assign({full: value for full, value in values.items() if full in section.names})
-    except StorageError as error:
+    except (DeviceMemoryError, StorageError) as error:
         return error
     return None
 
@@ -274,6 +273,6 @@ def _reserve_slots(rt: Runtime, unit: Unit) -> None:
         in_flight = rt.options.buckets if any(bucket.leaves_slots_busy for bucket in needing) else 1
         largest = max(bucket.layout.nbytes for bucket in needing)
         rt.slots.buckets.reserve(max(largest, 1), count=in_flight + len(needing) - 1)
-    rests = [bucket.rest for bucket in buckets if isinstance(bucket.rest, RestingGradient)]
-    if rests:
-        rt.slots.summed.reserve(max(rest.room_nbytes for rest in rests), count=rt.options.buckets)
+    rooms = [section.room_nbytes for section in unit.sections if section.room_nbytes is not None]
+    if rooms:
+        rt.slots.summed.reserve(max(rooms), count=rt.options.buckets)

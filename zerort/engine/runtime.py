@@ -298,9 +298,9 @@ class Runtime:
             return
         self._closed = True
         try:
-            with contextlib.suppress(ZerortError):  # it was raised where it belonged, or nobody asked
-                self.wait_for_reductions()
-                self.wait_for_gathers()
+            for wait in (self.wait_for_reductions, self.wait_for_gathers):
+                with contextlib.suppress(ZerortError):  # it was raised where it belonged, or nobody asked
+                    wait()
             for unit in self.units.values():
                 unit.close()
             self.slots.close()

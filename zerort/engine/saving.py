@@ -33,6 +33,7 @@ def save(rt: Runtime, path: str | Path, *, progress: Any) -> Path:
     raise_together(rt.world, error, name="save")
     assert where is not None
     rt.wait_for_gathers()
+    rt.device.settle()  # the threads that read are not the caller's
     values = [snapshot.over_world(rt, value) for value in snapshot.values_of(rt)]
     checkpoint.save(where, rt.world, values, meta=snapshot.meta_of(rt), progress=progress)
     return where
@@ -51,6 +52,7 @@ def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Res
     assert manifest is not None
     rt.discard_gradients()
     rt.wait_for_gathers()
+    rt.device.settle()  # the threads that write are not the caller's
     with rt.tiers.tearing("a load", by=StorageError):
         try:
             if rt.tiers.is_torn:

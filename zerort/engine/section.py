@@ -152,7 +152,7 @@ class Section:
         return Column(name, cuts, memory, resident=resident, tiers=self._setup.tiers, device=self._device)
 
     def _streaming(self) -> Streaming | None:
-        if not any(map(self._is_apart, (self.tiers.parameter, self.tiers.gradient, self.tiers.state))):
+        if not self.is_apart:
             return None
         return Streaming(
             tiers=self._setup.tiers,
@@ -170,6 +170,21 @@ class Section:
         widths += [column.dtype.name for column in self.state.columns.values()]
         longest = min(max(self.partition.counts), self._setup.tiers.chunk_numel)
         return longest * sum(map(itemsize, widths))
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether some of it rests elsewhere than where computing happens; the same on every rank."""
+        return any(map(self._is_apart, (self.tiers.parameter, self.tiers.gradient, self.tiers.state)))
+
+    @property
+    def room_nbytes(self) -> int | None:
+        """Bytes that a summed gradient takes until it is put away; on GPUs on the rank that takes most. None: none."""
+        rest = None if self.bucket is None else self.bucket.rest
+        if not isinstance(rest, RestingGradient):
+            return None
+        if isinstance(self._device, HostDevice):
+            return rest.room_nbytes
+        return max(self.partition.counts) * rest.column.dtype.itemsize
 
     @property
     def columns(self) -> list[Column]:

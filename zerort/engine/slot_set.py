@@ -56,8 +56,12 @@ class SlotSet:
                 "slots for summed gradients",
                 device=device,
                 cure="Open the runtime with more buckets.",
-                allocate=lambda nbytes: device.empty(nbytes, "uint8", alignment=4096),
-                free=lambda memory: None,
+                allocate=(
+                    (lambda nbytes: device.empty(nbytes, "uint8", alignment=4096))
+                    if is_host
+                    else (lambda nbytes: group.empty(nbytes, "uint8", name="summed"))
+                ),
+                free=group.forget,
                 lasting=not is_host,  # a GPU would stop for each allocation
             ),
         )

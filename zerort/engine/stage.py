@@ -1,8 +1,7 @@
-"""`Stage`: where a runtime's updates are computed, and how arrays that rest elsewhere come there.
+"""`Stage`: where updates are computed on a runtime with GPUs, and how arrays that rest elsewhere come there.
 
-    host only             computed where they lie
-    GPU, all of it there  computed where they lie, on the caller's stream
-    GPU and host          through a `Staging`, on the side that is faster or that was asked for
+    all of it on the GPU   computed where it lies, on the caller's stream
+    GPU and host           through a `Staging`, on the side that is faster or that was asked for
 
 May import: device, offload, engine.host_memory, engine.offload_options.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from zerort.device import Done, HostDevice, Ticket
+from zerort.device import Done, Ticket
 from zerort.engine.host_memory import HostMemory
 from zerort.engine.offload_options import OffloadOptions
 from zerort.typing import Array, Device
@@ -28,6 +27,9 @@ _DEPTH = 3
 
 _ROOM = 8192
 """Bytes of a slot for where its arrays begin."""
+
+_MEASURED = 8 * 1024**2
+"""Bytes at least, for copies that are timed: shorter ones would tell how long a copy takes to begin."""
 
 
 class Stage:
@@ -49,7 +51,7 @@ class Stage:
 
     def reserve(self, slot_nbytes: int) -> None:
         """Have pinned memory for chunks of so many bytes on the GPU. Every rank calls this alike."""
-        needed = _DEPTH * (slot_nbytes + _ROOM)
+        needed = max(_DEPTH * (slot_nbytes + _ROOM), _MEASURED)
         if self._options.update_on != "device" and (self._pinned is None or self._pinned.size < needed):
             self.close()
             self._pinned = self._host.zeros(needed, "uint8")
@@ -66,7 +68,7 @@ class Stage:
             A Ticket that is done when arrays on the host are the caller's again. Those on the GPU are already, for what
             comes next on the caller's stream.
         """
-        if isinstance(self._device, HostDevice) or not any(self._is_mixed(chunk) for chunk in chunks):
+        if not any(self._is_mixed(chunk) for chunk in chunks):
             for number, chunk in enumerate(chunks):
                 compute(number, *(hop.array for hop in chunk))
             return Done(None)

@@ -118,8 +118,9 @@ def _agree(rt: Runtime) -> _Facts:
         for section in unit.sections:
             if section.bucket is None:
                 continue
+            nonfinite = section.bucket.nonfinite  # asked once: a GPU has to be waited for
             for extent in section.layout.extents:
-                if extent.name == section.bucket.nonfinite and first < 0:
+                if extent.name == nonfinite and first < 0:
                     first = len(tensors)
                 tensors.append(extent.name)
                 present.append(extent.name in section.bucket.seen)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerort.comm.agreement import raise_together
-from zerort.device import Ticket
+from zerort.device import HostDevice, Ticket
 from zerort.engine.column import Column
 from zerort.engine.host_parameters import HostParameters
 from zerort.engine.section import Section
@@ -68,18 +68,18 @@ class _Chunk:
         """Whether parameters are what their master weights round to: then they need not be read."""
         return "master" in self.columns
 
-    def hops(self, brought: Sequence[Array] = ()) -> list[Hop]:
+    def arrays(self, brought: Sequence[Array] = ()) -> list[Array]:
         """Return every column's part where it is, given what the pipeline has brought."""
+        found = dict(zip(self.resting, brought, strict=True))
+        return [found[kind] if kind in found else column.piece(self.at) for kind, column in self.columns.items()]
+
+    def hops(self, brought: Sequence[Array] = ()) -> list[Hop]:
+        """Return the same for a stage, which has to know what is read and what is written."""
         from zerort.offload.hops import Hop
 
-        arrays = dict(zip(self.resting, brought, strict=True))
         return [
-            Hop(
-                arrays[kind] if kind in arrays else column.piece(self.at),
-                read=not (kind == "parameter" and self._is_rounded),
-                write=kind != "gradient",
-            )
-            for kind, column in self.columns.items()
+            Hop(array, read=not (kind == "parameter" and self._is_rounded), write=kind != "gradient")
+            for kind, array in zip(self.columns, self.arrays(brought), strict=True)
         ]
 
     def _came_empty(self, parameter: Array) -> bool:
@@ -124,7 +124,7 @@ def update_sections(
         scale: What gradients are multiplied by first.
     """
     settings = _Settings(present=present, rates=rates, grad_scale=scale)
-    streams = any(section.tiers.streams for section in sections)  # on every rank, also on one that has nothing to
+    streams = any(section.is_apart for section in sections)  # on every rank, also on one that has nothing to
     with rt.tiers.tearing(f"update {rt.updates}") if streams else contextlib.nullcontext():
         chunks: list[_Chunk] = []
         for section, gradient in zip(sections, gradients, strict=True):
@@ -155,19 +155,31 @@ def _compute(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None
     """Update chunks where they are, those that rest elsewhere on their way through memory. No communication."""
     streamed = [chunk for chunk in chunks if chunk.resting]
     here = [chunk for chunk in chunks if not chunk.resting]
-    written = rt.stage.run(
-        [chunk.hops() for chunk in here], lambda number, *columns: here[number].update(settings, columns)
-    )
-    for chunk in here:
-        if isinstance(chunk.section.parameters, HostParameters):
-            chunk.section.parameters.written = written
+    if isinstance(rt.device, HostDevice):
+        for chunk in here:
+            chunk.update(settings, chunk.arrays())
+    else:
+        _stage(rt, here, settings)
 
-    def compute(number: int, *brought: Array) -> Ticket[None]:
+    def compute(number: int, *brought: Array) -> Ticket[None] | None:
         chunk = streamed[number]
+        if isinstance(rt.device, HostDevice):
+            chunk.update(settings, chunk.arrays(brought))
+            return None
         return rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))
 
     if streamed:
         rt.tiers.run([chunk.parts() for chunk in streamed], compute)
+
+
+def _stage(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
+    """Update chunks of which some may rest on the host while computing happens on a GPU."""
+    written = rt.stage.run(
+        [chunk.hops() for chunk in chunks], lambda number, *columns: chunks[number].update(settings, columns)
+    )
+    for chunk in chunks:
+        if isinstance(chunk.section.parameters, HostParameters):
+            chunk.section.parameters.written = written
 
 
 def _chunks_of(section: Section, gradient: Column, present: set[str]) -> Iterator[_Chunk]:

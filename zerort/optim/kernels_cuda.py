@@ -32,6 +32,7 @@ __all__ = [
     "adamw_",
     "add_into",
     "cast_into",
+    "check",
     "copy_checked",
     "first_nonfinite",
     "lion_",
@@ -146,6 +147,10 @@ def copy_checked(out: Any, source: Any) -> None:
     cast_into(out, source)
 
 
+def check(array: Any) -> None:
+    """Look at nothing, for the same reason; see `look_for_nonfinite`."""
+
+
 def add_into(out: Any, source: Any) -> None:
     """Add ``source`` to ``out``; see `zerort.native.add_into`."""
     _check("out", out, _FLOATS)
@@ -199,14 +204,17 @@ def look_for_nonfinite(array: Any) -> SupportsInt:
 class _Index:
     """Where something is on the GPU, or -1."""
 
-    __slots__ = ("_found",)
+    __slots__ = ("_at", "_found")
 
     def __init__(self, found: Any) -> None:
         self._found = found
+        self._at: int | None = None
 
     def __int__(self) -> int:
-        found = int(self._found.get()[0])
-        return -1 if found == _NOT_FOUND else found
+        if self._at is None:
+            found = int(self._found.get()[0])
+            self._at = -1 if found == _NOT_FOUND else found
+        return self._at
 
 
 def _measure(array: Any, block: int, sums: Any, scale: float | None) -> Any:

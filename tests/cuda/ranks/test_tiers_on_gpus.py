@@ -113,3 +113,42 @@ def test_a_budget_fills_the_gpu_then_the_host_then_the_disk(gpus, all_on_gpus, s
                 np.testing.assert_array_equal(value, all_on_gpus["bfloat16"][name], err_msg=name)
             return
     pytest.fail("no budget was enough")
+
+
+@pytest.mark.parametrize("option", [{"micro_steps": 2}, {"deterministic": True, "virtual_shards": 8}])
+def test_gradients_that_are_summed_again_cannot_rest_on_the_host(option, gpus):
+    with pytest.raises(PlanError, match=r"with gradients on HOST, got another\. .* gradient=Tier\.DEVICE"):
+        zr.open(group=gpus, plan=zr.Plan.zero(3, gradient=HOST), **option)
+
+
+def test_copies_of_the_model_sum_gradients_on_the_gpu(gpus):
+    if gpus.size % 2:
+        return
+    with pytest.raises(PlanError, match="one copy of the model with gradients on HOST"):
+        zr.open(mesh=zr.mesh(replicate=2, group=gpus), plan=zr.Plan.zero(3, gradient=HOST))
+
+
+@pytest.mark.parametrize("plan", [PLANS[3], pytest.param(zr.Plan.zero(3), id="3")])
+def test_saves_and_loads_follow_the_callers_stream(plan, gpus, all_on_gpus, shared_tmp_path):
+    """Other threads read and write then, and the caller's stream may be any."""
+    import cupy
+
+    with cupy.cuda.Stream(non_blocking=True), zr.open(group=gpus, plan=plan, **OPTIONS) as rt:
+        gpu_runs.train(rt, "bfloat16")
+        rt.save(shared_tmp_path / "saved")
+        gpu_runs.train(rt, "bfloat16", steps=1)
+        rt.load(shared_tmp_path / "saved")
+        for name, value in gpu_runs.weights(rt).items():
+            np.testing.assert_array_equal(value, all_on_gpus["bfloat16"][name], err_msg=name)
+
+
+def test_an_error_in_a_loop_leaves_pinned_memory_alone_until_copies_have_ended(gpus):
+    def fail():
+        with zr.open(group=gpus, plan=zr.Plan.zero(3, parameter=HOST, state=HOST), **OPTIONS) as rt:
+            gpu_runs.train(rt, "float32", steps=2)
+            with rt.units["unit0"].gathered():  # the next one is on its way
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert gpus.all_reduce(np.ones(1)).wait()[0] == gpus.size

@@ -173,3 +173,15 @@ def test_an_optimizer_over_whole_tensors_is_refused(gpus):
 
 def _shapes(unit):
     return [(name, gpu_runs.SHAPES[name]) for name in unit.trainable]
+
+
+def test_a_step_asks_a_gpu_for_few_numbers(gpus, monkeypatch):
+    """Where a NaN is, once for each section, however many tensors and micro-steps there are."""
+    from zerort.optim import kernels_cuda
+
+    asked = []
+    look = kernels_cuda.look_for_nonfinite
+    monkeypatch.setattr(kernels_cuda, "look_for_nonfinite", lambda array: asked.append(array.size) or look(array))
+    with zr.open(group=gpus, plan=zr.Plan.zero(3), micro_steps=3) as rt:
+        gpu_runs.train(rt, "float32", steps=1)
+        assert len(asked) == 3 * len(list(rt.trained_sections()))
