@@ -6,11 +6,11 @@ import pytest
 ZERORT = mutants.ROOT / "zerort"
 
 
-@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.line[:40])
+@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.line[-40:])
 def test_each_line_is_there_once_and_so_are_its_tests(mutant):
-    lines = [line.strip() for line in (ZERORT / mutant.file).read_text().splitlines()]
-    assert lines.count(mutant.line) == 1
-    assert mutant.instead not in lines or mutant.instead == "pass"
+    text = (ZERORT / mutant.file).read_text()
+    assert len(mutant.places(text)) == 1
+    assert mutant.change(text) != text
     file, *names = mutant.tests
     known = (mutants.HERE / file).read_text() + (ZERORT / "testing" / "device_contract.py").read_text()
     assert names
@@ -18,13 +18,24 @@ def test_each_line_is_there_once_and_so_are_its_tests(mutant):
 
 
 def test_every_synchronisation_is_in_the_list():
-    listed = {(mutant.file, mutant.line) for mutant in mutants.MUTANTS}
-    found = {
-        (str(path.relative_to(ZERORT)), line.strip())
-        for pattern in mutants.FILES
-        for path in ZERORT.glob(pattern)
-        for line in path.read_text().splitlines()
-        if mutants.SYNCHRONISES.search(line)
-    }
+    found, missing = 0, []
+    for path in (path for pattern in mutants.FILES for path in ZERORT.glob(pattern)):
+        file, text = str(path.relative_to(ZERORT)), path.read_text()
+        listed = {place for mutant in mutants.MUTANTS if mutant.file == file for place in mutant.places(text)}
+        excused = mutants.NOT_OF_THE_GPU.get(file, {})
+        for number, line in enumerate(text.splitlines(), 1):
+            if mutants.SYNCHRONISES.search(line):
+                found += 1
+                if number not in listed and line.strip() not in excused:
+                    missing.append((file, line.strip()))
     assert found, "no file was looked through"
-    assert found <= listed, f"add to tests/cuda/mutants.py: {sorted(found - listed)}"
+    assert not missing, f"add to tests/cuda/mutants_*.py: {missing}"
+
+
+def test_every_excuse_is_for_a_line_that_is_there():
+    for file, excused in mutants.NOT_OF_THE_GPU.items():
+        lines = [line.strip() for line in (ZERORT / file).read_text().splitlines()]
+        for line, why in excused.items():
+            assert why
+            assert lines.count(line) == 1, line
+            assert mutants.SYNCHRONISES.search(line), line

@@ -61,8 +61,7 @@ class HostParameters(Gatherable):
         return self.column.memory.nbytes
 
     def pack(self, values: Mapping[str, Array]) -> None:
-        """Write tensors into this rank's range; see `FlatBuffer.pack`."""
-        self.written.wait()
+        """Write tensors into this rank's range, once the last update is there; see `FlatBuffer.pack`."""
         for name, value in values.items():
             extent = self.layout.of(name)
             flat = np.ascontiguousarray(value).reshape(-1)
@@ -101,8 +100,7 @@ class HostParameters(Gatherable):
         self._whole = self._place = None
 
     def close(self) -> None:
-        """Let go; the host memory's owner closes that."""
-        self.written.wait()
+        """Let go; the host memory's owner closes that, once no copy is under way."""
         self.release()
 
     def __repr__(self) -> str:

@@ -33,7 +33,7 @@ def save(rt: Runtime, path: str | Path, *, progress: Any) -> Path:
     raise_together(rt.world, error, name="save")
     assert where is not None
     rt.wait_for_gathers()
-    rt.device.settle()  # the threads that read are not the caller's
+    _wait_for_caller(rt)
     values = [snapshot.over_world(rt, value) for value in snapshot.values_of(rt)]
     checkpoint.save(where, rt.world, values, meta=snapshot.meta_of(rt), progress=progress)
     return where
@@ -52,7 +52,7 @@ def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Res
     assert manifest is not None
     rt.discard_gradients()
     rt.wait_for_gathers()
-    rt.device.settle()  # the threads that write are not the caller's
+    _wait_for_caller(rt)
     with rt.tiers.tearing("a load", by=StorageError):
         try:
             if rt.tiers.is_torn:
@@ -71,3 +71,8 @@ def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Res
     every = tuple(manifest.progress)
     mine = every[rt.rank] if rt.rank < len(every) else every[0]
     return Restored(updates=snapshot.updates_of(manifest), progress=mine, every_progress=every)
+
+
+def _wait_for_caller(rt: Runtime) -> None:
+    """Wait for what the caller has put onto its stream: values are copied by threads that are on other streams."""
+    rt.device.settle()

@@ -253,7 +253,7 @@ class Section:
         """The range of the parameters that this rank updates. All of it if every rank has state for all."""
         if self._setup.plan.state.placement is not Placement.REPLICATED:
             return self.shard
-        array = self._device.arrive(self.parameters.restore())
+        array = self.parameters.whole  # each rank writes all of it: it is never gathered
         return Column(self.name, (0, array.size), array, device=self._device)
 
     @property
@@ -284,9 +284,9 @@ class Section:
         return rest.error if isinstance(rest, RestingGradient) else None
 
     def assign(self, values: Mapping[str, Array]) -> None:
-        """Write new values; the master weights of these tensors follow, others keep theirs. No communication."""
+        """Write new values while no gather is under way; these tensors' master weights follow. No communication."""
         if self.parameters.placement is Placement.REPLICATED:
-            whole = self._device.arrive(self.parameters.restore())
+            whole = self.parameters.whole
             for name, value in values.items():
                 flat = np.ascontiguousarray(value).reshape(-1)
                 self._device.put(flat, out=whole[self.layout.of(name).slice])

@@ -1,0 +1,197 @@
+"""Waits and events of buffers and of the engine, as far as they matter to a GPU; see `mutants.py`."""
+
+from mutant import Mutant
+
+SEEDS, TIERS, WALK, ORDER = (
+    f"ranks/test_{name}.py" for name in ("seeds", "tiers_on_gpus", "walk_on_gpus", "order_on_gpus")
+)
+
+ENGINE = (
+    # -- buffers ---------------------------------------------------------------------------------------------------
+    Mutant(
+        "buffer/bucket.py",
+        "summed: Array = self._device.arrive(self.reduction)",
+        "summed: Array = self.reduction.result",
+        (ORDER, "a_bucket_settles_what_it_has_just_fired"),
+        ranks=2,
+    ),
+    Mutant(
+        "buffer/bucket.py",
+        "source = self._device.arrive(self.reduction)",
+        "source = self.reduction.result",
+        (ORDER, "a_bucket_settles_what_it_has_just_fired"),
+        ranks=2,
+    ),
+    Mutant(
+        "buffer/bucket.py",
+        '"""Forget all gradients."""\nif self._slot is not None:\nself._slot.release(after=self._read)',
+        "self._slot.release()",
+        (ORDER, "a_slot_is_read_also_if_its_sum_cannot_be_put_away"),
+        ranks=2,
+    ),
+    Mutant(
+        "buffer/bucket.py",
+        "self._move(self._rests)\nif self._slot is not None:\nself._slot.release(after=self._read)",
+        "self._slot.release()",
+        (SEEDS, "no_order_of_streams"),
+        ranks=2,
+    ),
+    Mutant("buffer/flat.py", "self._whole.wait()", "pass", (ORDER, "values_are_assigned_behind_a_gather"), ranks=2),
+    Mutant("buffer/slots.py", "self._owner.device.arrive(self.busy)", "pass", (SEEDS, "no_order_of_streams"), ranks=2),
+    Mutant("buffer/slots.py", "slot.wait()", "pass", (SEEDS, "no_order_of_streams"), ranks=2),
+    Mutant(
+        "buffer/tree.py",
+        "group.device.arrive(group.all_to_all(source, out=nodes, counts=counts, name=name))",
+        "group.all_to_all(source, out=nodes, counts=counts, name=name)",
+        (WALK, "the_fixed_tree"),
+        ranks=2,
+    ),
+    # -- parameters ------------------------------------------------------------------------------------------------
+    Mutant(
+        "engine/host_parameters.py",
+        'self.written.on(self._group.device.lane("copy in"))',
+        "pass",
+        (TIERS, "an_update_is_the_same_on_either_side"),
+        ranks=2,
+    ),
+    Mutant(
+        "engine/host_parameters.py",
+        "self._group.after(here)",
+        "pass",
+        (SEEDS, "no_order_of_streams"),
+        ranks=2,
+    ),
+    Mutant(
+        "engine/unit.py",
+        "views = self._runtime.device.arrive(ticket)",
+        "views = ticket.result",
+        (SEEDS, "no_order_of_streams"),
+        ranks=2,
+    ),
+    Mutant("engine/gathered.py", "self.fetched.wait()", "pass", (SEEDS, "no_order_of_streams"), ranks=2),
+    Mutant(
+        "engine/gathered.py",
+        "self._runtime.device.arrive(fetched)  # if it was gathered ahead and not used: it is read until then",
+        "pass",
+        (ORDER, "a_gather_that_nobody_used_leaves_its_slot"),
+        ranks=2,
+    ),
+    # -- gradients -------------------------------------------------------------------------------------------------
+    Mutant(
+        "engine/summed.py",
+        "gradient = reduction.wait()",
+        "gradient = reduction.result",
+        (SEEDS, "no_order_of_streams"),
+        ranks=2,
+    ),
+    Mutant(
+        "engine/summed.py",
+        "self.column.write(0, gradient).wait()",
+        "self.column.write(0, gradient)",
+        (SEEDS, "no_order_of_streams"),
+        ranks=2,
+    ),
+    Mutant("engine/summed.py", "slot.release(after=ticket)", "slot.release()", (SEEDS, "no_order_of_streams"), ranks=2),
+    # -- the step --------------------------------------------------------------------------------------------------
+    Mutant(
+        "engine/step.py",
+        "rt.mesh.replicate.all_reduce(array, out=array, name=section.name).wait()",
+        "rt.mesh.replicate.all_reduce(array, out=array, name=section.name)",
+        (WALK, "hybrid_sharding"),
+        ranks=2,
+    ),
+    Mutant("engine/step.py", "rt.stage.finish()", "pass", (ORDER, "a_digest_is_of_what_was_written"), ranks=2),
+    Mutant("engine/stage.py", "self._staging.finish()", "pass", (ORDER, "a_digest_is_of_what_was_written"), ranks=2),
+    Mutant("engine/runtime.py", "self.stage.finish()", "pass", (ORDER, "a_checkpoint_is_of_what_was_written"), ranks=2),
+    Mutant(
+        "engine/runtime.py",
+        "section.parameters.wait()",
+        "pass",
+        (ORDER, "values_are_assigned_behind_a_gather"),
+        ranks=2,
+    ),
+    Mutant(
+        "engine/update.py",
+        "chunk.section.parameters.written = written",
+        "pass",
+        (TIERS, "an_update_is_the_same_on_either_side"),
+        ranks=2,
+    ),
+    Mutant(
+        "engine/update.py",
+        "return rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))",
+        "rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))",
+        (TIERS, "an_update_is_the_same_on_either_side"),
+        ranks=2,
+    ),
+    Mutant(
+        "engine/saving.py",
+        "rt.device.settle()",
+        "pass",
+        (ORDER, "a_checkpoint_is_of_what_was_written"),
+        ranks=2,
+    ),
+    Mutant(
+        "engine/snapshot.py",
+        'shard.all_gather(mine, out=whole, counts=partition.counts, name="load").wait()',
+        'shard.all_gather(mine, out=whole, counts=partition.counts, name="load")',
+        (ORDER, "a_checkpoint_is_of_what_was_written"),
+        ranks=2,
+    ),
+)
+
+_OF_THE_HOST = "between arrays of the host"
+_OF_A_DISK = "between the host and a disk"
+
+NOT_OF_THE_GPU = {
+    "buffer/slots.py": {
+        "slot.busy.wait()  # not only for what comes next: the memory goes": "a stream holds the arrays of its work",
+    },
+    "engine/assignment.py": {
+        'rt.world.barrier(name="assign").wait()  # nobody reads what is about to change': "ranks that share memory",
+    },
+    "engine/column.py": {
+        "return self.read(self.cuts[at], np.empty(self._numel(at), self.dtype)).wait()": _OF_A_DISK,
+    },
+    "engine/gathered.py": {
+        'self._runtime.mesh.shard.barrier(name=f"slot for {self._name}"[:60]).wait()': "ranks that share slots",
+    },
+    "engine/host_parameters.py": {
+        "self.column.write(begin - self._own.first, source).wait()": _OF_THE_HOST,
+        "self._whole.wait()": "whoever lets a slot go has waited",
+    },
+    "engine/resting_parameters.py": {
+        "self.column.write(begin - self._own.first, source).wait()": _OF_A_DISK,
+        "self._spread.wait()": "whoever lets a slot go has waited",
+    },
+    "engine/host_memory.py": {
+        'self._group.device.lane(name).submit(lambda: None, name="close").wait(_LAST_COPY)': (
+            "the emulated device keeps memory that copies use; CUDA does not promise that"
+        ),
+    },
+    "engine/runtime.py": {
+        "wait()": "the end: for errors, and for what the lines below give back",
+        "section.bucket.reduction.wait()": "for its error; `settle` orders what is computed",
+        'return self.mesh.shard.all_reduce(values, name="statistics").wait()': _OF_THE_HOST,
+    },
+    "engine/snapshot.py": {
+        "section.parameters.restore().wait()": "for its error; whoever looks at them waits for the same Ticket",
+    },
+    "engine/state.py": {
+        "self.master.write(first, master).wait()": _OF_A_DISK,
+        "param.write(first, rounded).wait()": _OF_A_DISK,
+    },
+    "engine/step.py": {
+        'everyone = rt.world.all_gather(mine, name="step").wait().reshape(rt.world.size, -1)': _OF_THE_HOST,
+        "flat = rt.mesh.shard.all_gather(np.concatenate(sums), counts=[sum(row) for row in counts], "
+        'name="norm").wait()': _OF_THE_HOST,
+        'rt.mesh.shard.barrier(name="publish").wait()  # one for all units: their gathers need none any more': (
+            "ranks that share memory"
+        ),
+    },
+    "engine/tiers.py": {"self._pipeline.finish()": _OF_A_DISK},
+    "engine/values.py": {
+        'rt.world.broadcast(whole.reshape(-1), name="initial values").wait()': _OF_THE_HOST,
+    },
+}
+"""Lines that look like synchronisations, and why they are none of a GPU's."""

@@ -1,0 +1,156 @@
+"""Buffers and the engine put work onto several streams: it has one order, also where a walk would not show it."""
+
+import sys
+
+import gpu_runs
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+import zerort as zr  # noqa: E402
+from zerort.buffer import GradientBucket, Slots  # noqa: E402
+from zerort.comm import open_group  # noqa: E402
+from zerort.layout import FlatLayout, Partition, Placement  # noqa: E402
+from zerort.optim.kernels import bucket_kernels_for  # noqa: E402
+
+pytestmark = pytest.mark.mpi
+
+DEVICE, HOST = zr.Tier.DEVICE, zr.Tier.HOST
+ON_GPUS = zr.OffloadOptions(chunk_nbytes=8192, threads=2, update_on="device")
+NUMEL = 49_152  # cut evenly over 1 2 3 4 ranks
+
+
+@pytest.fixture(scope="module")
+def gpus(options):
+    with open_group(kind="nccl", options=options) as group:
+        yield group
+
+
+@pytest.fixture(autouse=True)
+def elsewhere():
+    """The caller works on a stream of its own."""
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        yield stream
+
+
+def host_reads(rt):
+    """Tell the race check that parameters on the host are looked at."""
+    if "cusim" in sys.modules:
+        import cusim
+
+        for section in rt.trained_sections():
+            if isinstance(section.shard.memory, np.ndarray):
+                cusim.host_reads(section.shard.memory)
+
+
+@pytest.fixture
+def slots(gpus):
+    slots = Slots(
+        "buckets",
+        cure="",
+        allocate=lambda nbytes: gpus.device.empty(nbytes, "uint8"),
+        free=lambda memory: None,
+        device=gpus.device,
+    )
+    slots.reserve(NUMEL * 4, count=1)
+    return slots
+
+
+def full_bucket(group, slots, *, rests, rest=None):
+    layout = FlatLayout.build({"w": (NUMEL,)}, dtype="float32")
+    bucket = GradientBucket(
+        layout,
+        Partition.build(layout.numel, group.size),
+        group=group,
+        placement=rests,
+        needed=Placement.SHARDED,
+        slots=slots,
+        rest=rest,
+        kernels=bucket_kernels_for(group.device),
+    )
+    bucket.add("w", cupy.full(NUMEL, group.rank + 1, np.float32))
+    bucket.end_round()
+    return bucket
+
+
+@pytest.mark.parametrize("rests", [Placement.REPLICATED, Placement.SHARDED])
+def test_a_bucket_settles_what_it_has_just_fired(rests, gpus, slots):
+    bucket = full_bucket(gpus, slots, rests=rests)
+    bucket.fire()
+    summed = bucket.settle()
+    assert (summed.get() == gpus.size * (gpus.size + 1) / 2).all()
+    bucket.close()
+
+
+class Refusing:
+    """Nothing can be put away."""
+
+    def __init__(self, group):
+        count = Partition.build(NUMEL, group.size).counts[group.rank]
+        self.room = group.device.empty(count, "float32")
+
+    def put(self, reduce_into, /):
+        reduce_into(self.room)
+        raise ZeroDivisionError
+
+    def reset(self):
+        pass
+
+
+def test_a_slot_is_read_also_if_its_sum_cannot_be_put_away(gpus, slots):
+    bucket = full_bucket(gpus, slots, rests=Placement.SHARDED, rest=Refusing(gpus))
+    with pytest.raises(ZeroDivisionError):
+        bucket.fire()
+    bucket.reset()
+    slot = slots.lease(NUMEL * 4)
+    slot.memory.fill(0)
+    slot.release()
+    bucket.close()
+
+
+def test_a_gather_that_nobody_used_leaves_its_slot(gpus):
+    with zr.open(group=gpus, plan=zr.Plan.zero(3, parameter=HOST), prefetch=0, offload=ON_GPUS) as rt:
+        gpu_runs.register(rt, "float32")
+        first, second, *_ = rt.units.values()
+        first.gather()
+        first.release()
+        with second.gathered() as p:
+            assert (p["w"].get() == gpu_runs.first_values("float32")[1]["w"]).all()
+
+
+def test_values_are_assigned_behind_a_gather(gpus):
+    """An update of shards is on its way to all ranks when others take its place."""
+    with zr.open(group=gpus, plan=zr.Plan.zero(1)) as rt:
+        unit = rt.register("unit", {"w": np.ones(NUMEL, np.float32)})
+        unit.reduce({"w": cupy.ones(NUMEL, np.float32)})
+        rt.step()
+        unit.assign({"w": np.full(NUMEL, 7, np.float32)})
+        with unit.gathered() as p:
+            assert (p["w"].get() == 7).all()
+
+
+def test_a_digest_is_of_what_was_written(gpus):
+    if gpus.size == 3:
+        return  # no number of virtual shards
+    digests = []
+    for parameter in (DEVICE, HOST):
+        plan = zr.Plan.zero(3, parameter=parameter, state=HOST)
+        with zr.open(group=gpus, plan=plan, deterministic=True, virtual_shards=gpus.size, offload=ON_GPUS) as rt:
+            digests += [gpu_runs.train(rt, "bfloat16", steps=1)[0].digest]
+            host_reads(rt)
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("plan", [zr.Plan.zero(0), zr.Plan.zero(3, parameter=HOST, state=HOST)])
+def test_a_checkpoint_is_of_what_was_written(plan, gpus, shared_tmp_path):
+    with zr.open(group=gpus, plan=plan, offload=ON_GPUS) as rt:
+        gpu_runs.train(rt, "bfloat16", steps=1)
+        rt.save(shared_tmp_path / "saved")
+        host_reads(rt)
+        expected = gpu_runs.weights(rt)
+    with zr.open(group=gpus, plan=plan, offload=ON_GPUS) as rt:
+        gpu_runs.register(rt, "bfloat16")
+        rt.load(shared_tmp_path / "saved")
+        for name, value in gpu_runs.weights(rt).items():
+            np.testing.assert_array_equal(value, expected[name], err_msg=name)
