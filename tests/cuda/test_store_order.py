@@ -107,7 +107,8 @@ def test_a_value_goes_after_what_was_asked_of_it(store, later, elsewhere):
     elsewhere.launch_host_func(lambda _: later.wait(20), None)
     ticket = store.write("value", source)
     store.delete("value")
-    ticket.wait()
+    assert ticket.wait() is source
+    assert store.nbytes == 0
 
 
 def test_a_value_that_was_made_can_be_looked_at(device):

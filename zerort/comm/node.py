@@ -7,7 +7,7 @@ where the kernel forbids that, goes through the slabs in rounds. Each rank says 
 others, so ranks may mix. If every rank names the *same* memory as its out, the gathered form is that memory, once per
 node, and a gather is only the meeting.
 
-May import: native, comm.transport, comm.node_memory, comm.rounds.
+May import: native, comm.transport, comm.node_*, comm.rounds.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from zerort.comm.flights import NodeFlights
 from zerort.comm.geometry import even_part
 from zerort.comm.neighbours import can_read_each_other, see_each_other
 from zerort.comm.node_memory import STAGING, NodeMemory
+from zerort.comm.node_split import split_node
 from zerort.comm.rounds import all_reduce_in_rounds, move_in_rounds
 from zerort.comm.shortcut import Place, make_shortcut
 from zerort.comm.transport import DONE, STALE, Transport
@@ -39,7 +40,6 @@ from zerort.comm.verdict import (
 )
 from zerort.comm.window import Window, create_file, map_file
 from zerort.config import GroupOptions
-from zerort.errors import SharedMemoryError
 from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
 from zerort.native.rendezvous import (
     BROKEN,
@@ -357,40 +357,16 @@ class NodeTransport(Transport):
 
     def split(self, color: int | None, *, key: int, name: str) -> NodeTransport | None:
         """Return the transport among this node's ranks of the same color."""
-        told = [text.split(",") for text in self.tell(f"{'' if color is None else color},{key}")]
-        members = sorted((int(k), r) for r, (c, k) in enumerate(told) if color is not None and c == str(color))
-        ranks = [r for _, r in members]
-        leader = bool(ranks) and ranks[0] == self.rank
-        # Value or error: a leader without memory must not leave its members, or the other colors, waiting.
-        story = ""
-        if leader:
-            try:
-                story = open_control(len(ranks), self.options.shm_dir)
-            except SharedMemoryError as error:
-                story = f"!{error}"
-        stories = self.tell(story)
-        part, complaint = None, ""
-        if ranks and not any(s.startswith("!") for s in stories):
-            try:
-                part = NodeTransport(
-                    stories[ranks[0]],
-                    ranks.index(self.rank),
-                    len(ranks),
-                    name=name,
-                    options=self.options,
-                    in_native=self._in_native,
-                )
-            except SharedMemoryError as error:
-                complaint = f"!{error}"
-        answers = self.tell(complaint)
-        if leader and not story.startswith("!"):
-            os.unlink(story)
-        for text in stories + answers:
-            if text.startswith("!"):
-                raise SharedMemoryError(text[1:])
-        if part is not None:
-            part.start()
-        return part
+        return split_node(
+            color,
+            key=key,
+            rank=self.rank,
+            tell=self.tell,
+            open_control=lambda size: open_control(size, self.options.shm_dir),
+            make=lambda control, rank, size: NodeTransport(
+                control, rank, size, name=name, options=self.options, in_native=self._in_native
+            ),
+        )
 
     def leave(self) -> None:
         """Tell whoever waits, or will wait, for this rank that it has gone."""

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,7 +39,7 @@ from zerort.engine.unit import Unit
 from zerort.engine.working import offload_within
 from zerort.errors import ClosedError, ZerortError
 from zerort.layout import Placement
-from zerort.optim import Optimizer, ParameterGroup, unmatched
+from zerort.optim import Optimizer, ParameterGroup, warn_of_unmatched
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -232,7 +231,9 @@ class Runtime:
         self.check_whole("step")
         if not self._stepped:
             self._stepped = True
-            self._warn_of_unmatched_groups()
+            if self.rank == 0:
+                shapes = {e.name: e.shape for section in self.trained_sections() for e in section.layout.extents}
+                warn_of_unmatched(self.groups, shapes)
         with within(self.attachments):
             return take_step(self)
 
@@ -312,15 +313,6 @@ class Runtime:
                 stack.callback(self.host.close)
                 stack.callback(self.tiers.close)
                 stack.callback(self.stage.close)
-
-    def _warn_of_unmatched_groups(self) -> None:
-        shapes = {e.name: e.shape for section in self.trained_sections() for e in section.layout.extents}
-        missed = unmatched(self.groups, shapes)
-        if missed and self.rank == 0:
-            warnings.warn(
-                f"Parameter groups match no parameter: {', '.join(missed)}. Names are like {next(iter(shapes), '')!r}.",
-                stacklevel=3,
-            )
 
     # -- what units and the step need ------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@
     elementwise.py    AdamW, SGD, Lion over the fused kernels of an array's device
     kernels.py        which kernels serve an array: the host's, or those of a GPU (kernels_cuda)
     adafactor.py      Adafactor: factored second moments; pieces.py cuts a shard of a matrix into rectangles
-    groups.py         ParameterGroup: settings by name; resolve, unmatched
+    groups.py         ParameterGroup: settings by name; resolve, unmatched, warn_of_unmatched
     schedules.py      constant, warmup_linear, warmup_cosine; any callable will do
     norm.py           square_sums, norm_of, clip_factor: the global norm
     loss_scale.py     LossScale, LossScaler: float16
@@ -46,7 +46,7 @@ from __future__ import annotations
 from zerort.optim.adafactor import Adafactor
 from zerort.optim.checks import check_bool, check_count, check_lr, check_number, check_pair
 from zerort.optim.elementwise import SGD, AdamW, Lion
-from zerort.optim.groups import Match, ParameterGroup, resolve, unmatched
+from zerort.optim.groups import Match, ParameterGroup, resolve, unmatched, warn_of_unmatched
 from zerort.optim.loss_scale import LossScale, LossScaler
 from zerort.optim.norm import clip_factor, norm_of, square_sums
 from zerort.optim.optimizer import (
@@ -90,4 +90,5 @@ __all__ = [
     "unmatched",
     "warmup_cosine",
     "warmup_linear",
+    "warn_of_unmatched",
 ]

@@ -16,6 +16,7 @@ import difflib
 import fnmatch
 import functools
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -23,7 +24,7 @@ from typing import Any, TypeAlias
 from zerort.errors import CallError
 from zerort.optim.optimizer import Optimizer, qualified_name
 
-__all__ = ["Match", "ParameterGroup", "resolve", "unmatched"]
+__all__ = ["Match", "ParameterGroup", "resolve", "unmatched", "warn_of_unmatched"]
 
 Match: TypeAlias = str | tuple[str, ...] | Callable[[str, tuple[int, ...]], bool]
 """A glob pattern over full names, several of them, or a function of name and shape."""
@@ -143,6 +144,16 @@ def unmatched(groups: Sequence[ParameterGroup], tensors: Mapping[str, tuple[int,
         Patterns, and the names of callables, in the order of the groups.
     """
     return [pattern for group in groups for pattern in group.unmatched(tensors)]
+
+
+def warn_of_unmatched(groups: Sequence[ParameterGroup], tensors: Mapping[str, tuple[int, ...]]) -> None:
+    """Warn if there are such patterns; the arguments are those of `unmatched`."""
+    missed = unmatched(groups, tensors)
+    if missed:
+        warnings.warn(
+            f"Parameter groups match no parameter: {', '.join(missed)}. Names are like {next(iter(tensors), '')!r}.",
+            stacklevel=3,
+        )
 
 
 _made: list[weakref.ref[Optimizer]] = []  # a list, not a set: a schedule need not be hashable

@@ -20,6 +20,7 @@ DECAY = {
     "groups": [zr.ParameterGroup("*.b", weight_decay=0.0)],
     "clip_norm": 1.0,
 }
+STEPS = 4
 BOUNDS = {"float32": 1e-6, "bfloat16": 1e-2, "float16": 2e-3}
 """Relative, of the whole model: ranks' gradients are summed in another order, and a rounding may fall the other way."""
 
@@ -44,10 +45,10 @@ def distance(found, expected):
 
 
 def compare(gpus, hosts, dtype, **options):
-    """Train on both; return the runtime's reports on the GPUs."""
-    expected, on_host = gpu_runs.expected(hosts, dtype, **options)
+    """Train on both, and compare parameters and reports; return those of the GPUs."""
+    expected, on_host = gpu_runs.expected(hosts, dtype, steps=STEPS, **options)
     with zr.open(group=gpus, **options) as rt:
-        reports = gpu_runs.train(rt, dtype)
+        reports = gpu_runs.train(rt, dtype, steps=STEPS)
         assert distance(gpu_runs.weights(rt), expected) < BOUNDS[dtype]
     norms = [report.grad_norm for report in on_host]
     np.testing.assert_allclose([report.grad_norm for report in reports], norms, rtol=max(BOUNDS[dtype], 1e-5))
@@ -65,7 +66,7 @@ def compare(gpus, hosts, dtype, **options):
 )
 def test_every_plan_is_the_hosts(stage, dtype, gpus, hosts):
     scale = zr.LossScale(initial=8.0) if dtype == "float16" else None
-    compare(gpus, hosts, dtype, plan=zr.Plan.zero(stage), loss_scale=scale, **DECAY)
+    assert len(compare(gpus, hosts, dtype, plan=zr.Plan.zero(stage), loss_scale=scale, **DECAY)) == STEPS
 
 
 @pytest.mark.parametrize(("stage", "micro_steps"), [(1, 2), (3, 2)])
@@ -77,7 +78,7 @@ def test_micro_steps_are_summed_before_they_travel(stage, micro_steps, gpus, hos
 @pytest.mark.parametrize("stage", [2, 3])
 def test_uneven_ranks(stage, gpus, hosts):
     weights = [float(rank % 3) for rank in range(1, gpus.size + 1)]
-    compare(gpus, hosts, "float32", plan=zr.Plan.zero(stage), weights=weights, **DECAY)
+    assert len(compare(gpus, hosts, "float32", plan=zr.Plan.zero(stage), weights=weights, **DECAY)) == STEPS
 
 
 def test_hybrid_sharding(gpus, hosts):
@@ -102,7 +103,7 @@ def test_the_fixed_tree_gives_the_hosts_bits(gpus, hosts):
 
 @pytest.mark.parametrize("optimizer", [zr.SGD(lr=0.1, momentum=0.9, nesterov=True), zr.SGD(lr=0.1), zr.Lion(lr=1e-3)])
 def test_other_optimizers(optimizer, gpus, hosts):
-    compare(gpus, hosts, "bfloat16", plan=zr.Plan.zero(3), optimizer=optimizer)
+    assert len(compare(gpus, hosts, "bfloat16", plan=zr.Plan.zero(3), optimizer=optimizer)) == STEPS
 
 
 def test_a_checkpoint_goes_from_gpus_to_hosts_and_back(gpus, hosts, shared_tmp_path):
