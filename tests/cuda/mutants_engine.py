@@ -118,13 +118,6 @@ ENGINE = (
         ranks=2,
     ),
     Mutant(
-        "engine/update.py",
-        "return rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))",
-        "rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))",
-        (TIERS, "an_update_is_the_same_on_either_side"),
-        ranks=2,
-    ),
-    Mutant(
         "engine/saving.py",
         "rt.device.settle()",
         "pass",
