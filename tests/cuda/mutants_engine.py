@@ -118,6 +118,13 @@ ENGINE = (
         ranks=2,
     ),
     Mutant(
+        "engine/update.py",
+        "return rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))",
+        "rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))",
+        (ORDER, "what_comes_back_late_is_what_a_disk_gets"),
+        ranks=2,
+    ),
+    Mutant(
         "engine/saving.py",
         "rt.device.settle()",
         "pass",
