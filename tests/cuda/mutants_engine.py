@@ -121,7 +121,7 @@ ENGINE = (
         "engine/update.py",
         "return rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))",
         "rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))",
-        (TIERS, "an_update_is_the_same_on_either_side"),
+        (ORDER, "what_comes_back_late_is_what_a_disk_gets"),
         ranks=2,
     ),
     Mutant(

@@ -36,13 +36,15 @@ def elsewhere():
 
 
 @pytest.fixture
-def later():
-    """A gate that opens in a moment: too late for whoever does not wait for what is behind it."""
+def gate():
+    """What is behind it happens when `soon` has opened it: too late for whoever does not wait."""
     gate = threading.Event()
-    timer = threading.Timer(0.1, gate.set)
-    timer.start()
     yield gate
-    timer.join()
+    gate.set()
+
+
+def soon(gate):
+    threading.Timer(0.05, gate.set).start()
 
 
 @pytest.fixture
@@ -77,35 +79,42 @@ class Slow(MemoryStore):
         return super().write(name, source, offset=offset)
 
 
-def test_a_slot_is_not_filled_while_a_disk_reads_it(device, later):
-    with BridgedStore(Slow(later), device, slot_nbytes=SLOT, depth=1) as store:
+def test_a_slot_is_not_filled_while_a_disk_reads_it(device, gate):
+    with BridgedStore(Slow(gate), device, slot_nbytes=SLOT, depth=1) as store:
         store.create("value", 2 * SLOT)
-        store.write("value", cupy.asarray(two_blocks())).wait()
+        ticket = store.write("value", cupy.asarray(two_blocks()))
+        soon(gate)
+        ticket.wait()
         assert (store.read("value", np.empty(2 * SLOT, np.uint8)).wait() == two_blocks()).all()
 
 
-def test_what_the_caller_has_queued_comes_first(store, later, elsewhere):
+def test_what_the_caller_has_queued_comes_first(store, gate, elsewhere):
     source, out, seen = cupy.empty(2 * SLOT, np.uint8), cupy.zeros(2 * SLOT, np.uint8), cupy.empty(2 * SLOT, np.uint8)
-    elsewhere.launch_host_func(lambda _: later.wait(20), None)
+    elsewhere.launch_host_func(lambda _: gate.wait(20), None)
     source.fill(3)
-    store.write("value", source).wait()
+    ticket = store.write("value", source)
+    soon(gate)
+    ticket.wait()
     seen[:] = out
     store.read("value", out).wait()
     assert (seen.get() == 0).all()
     assert (out.get() == 3).all()
 
 
-def test_a_read_comes_after_the_write_before_it(store, later, elsewhere):
+def test_a_read_comes_after_the_write_before_it(store, gate, elsewhere):
     source, out = cupy.asarray(two_blocks()), cupy.empty(2 * SLOT, np.uint8)
-    elsewhere.launch_host_func(lambda _: later.wait(20), None)
+    elsewhere.launch_host_func(lambda _: gate.wait(20), None)
     store.write("value", source)
-    assert (store.read("value", out).wait().get() == two_blocks()).all()
+    ticket = store.read("value", out)
+    soon(gate)
+    assert (ticket.wait().get() == two_blocks()).all()
 
 
-def test_a_value_goes_after_what_was_asked_of_it(store, later, elsewhere):
+def test_a_value_goes_after_what_was_asked_of_it(store, gate, elsewhere):
     source = cupy.asarray(two_blocks())
-    elsewhere.launch_host_func(lambda _: later.wait(20), None)
+    elsewhere.launch_host_func(lambda _: gate.wait(20), None)
     ticket = store.write("value", source)
+    soon(gate)
     store.delete("value")
     assert ticket.wait() is source
     assert store.nbytes == 0
@@ -126,15 +135,16 @@ def test_what_was_flushed_can_be_looked_at(device, pinned):
         assert (store.view("value") == 5).all()
 
 
-def test_a_staging_closes_behind_its_copies(device, pinned, later):
+def test_a_staging_closes_behind_its_copies(device, pinned, gate):
     here, there = pinned.empty(50_000, "float32"), cupy.full(50_000, 5, np.float32)
     here.fill(0)
 
     def stop():
-        cupy.cuda.get_current_stream().launch_host_func(lambda _: later.wait(20), None)
+        cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(20), None)
 
     device.lane("copy out").submit(stop, after=())
-    with Staging(device, slot_nbytes=here.nbytes) as staging:
+    with Staging(device, slot_nbytes=here.nbytes, depth=1) as staging:  # a free slot, once freed, would stop the GPU
         staging.run([[Hop(here, read=False), Hop(there, write=False)]], lambda _, a, b: np.copyto(a, b), on="device")
+        soon(gate)
     host_reads(here)
     assert (here == 5).all()

@@ -1,6 +1,7 @@
 """Buffers and the engine put work onto several streams: it has one order, also where a walk would not show it."""
 
 import sys
+import time
 
 import gpu_runs
 import numpy as np
@@ -16,7 +17,7 @@ from zerort.optim.kernels import bucket_kernels_for  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 
-DEVICE, HOST = zr.Tier.DEVICE, zr.Tier.HOST
+DEVICE, HOST, NVME = zr.Tier.DEVICE, zr.Tier.HOST, zr.Tier.NVME
 ON_GPUS = zr.OffloadOptions(chunk_nbytes=8192, threads=2, update_on="device")
 NUMEL = 49_152  # cut evenly over 1 2 3 4 ranks
 
@@ -154,3 +155,20 @@ def test_a_checkpoint_is_of_what_was_written(plan, gpus, shared_tmp_path):
         rt.load(shared_tmp_path / "saved")
         for name, value in gpu_runs.weights(rt).items():
             np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_what_comes_back_late_is_what_a_disk_gets(gpus, shared_tmp_path):
+    """A chunk is written when it has come back from the GPU, not when it was computed there."""
+
+    class Late(zr.SGD):
+        def update_(self, *arrays, **settings):
+            super().update_(*arrays, **settings)
+            gpus.device.lane("copy out").submit(lambda: time.sleep(0.05), after=())
+
+    plan = zr.Plan.zero(3, parameter=NVME, state=NVME)
+    with zr.open(group=gpus, plan=plan, optimizer=Late(lr=0.5), offload=ON_GPUS, scratch=shared_tmp_path) as rt:
+        unit = rt.register("unit", {"w": np.ones(1000, np.float32)})
+        unit.reduce({"w": cupy.ones(1000, np.float32)})
+        rt.step()
+        with unit.gathered() as p:
+            assert (p["w"].get() == 0.5).all()
