@@ -11,12 +11,12 @@
         report = rt.step()
 
 On GPUs (``zr.open(group=zr.open_group(kind="nccl"))``) the same loop gets and gives CuPy's arrays, on CuPy's current
-stream; they are plain ones.
+stream; they are plain ones, which nobody guards.
 
 A view that is used after its block raises `StaleViewError` and names the tensor. What NumPy reads without asking the
 array (``np.array(view)``, ``x[...] = view``, ``memoryview(view)``, pickling) is not caught, and ``np.asarray(view)`` is
-the way to a plain array for those who look after its lifetime themselves. On GPUs the same loops get CuPy's arrays, as
-they are. Imports zerort and NumPy only.
+the way to a plain array for those who look after its lifetime themselves. Imports zerort and
+NumPy only.
 """
 
 from zerort_numpy.unit import NumpyUnit, register

@@ -1,4 +1,4 @@
-"""The summed gradient of a section between its reduction and the update: in memory, or put away on a disk.
+"""The summed gradient of a section between its reduction and the update: in memory, or put away elsewhere.
 
     SummedGradient     what the step reads: a column, the sums of its squares, the first element that is not finite
     RestingGradient    room for a reduction; when that is done: sum up squares, write, and the room is free again
@@ -59,7 +59,7 @@ class SummedInMemory:
 
 
 class RestingGradient:
-    """A summed gradient that rests on a disk until the update.
+    """A summed gradient that rests on a disk, or on the host of a GPU, until the update.
 
     Args:
         column: Where it rests.

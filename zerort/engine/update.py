@@ -4,7 +4,7 @@
     chunks on a disk      one run of the pipeline over all sections: read, compute, write back
 
 Both are the same call over the same elements, so where a value rests does not show in its bits. May import: comm,
-optim, engine.*.
+device, optim, engine.*.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which kernels serve an array, or a device: those of `zerort.native` on the host, those of `kernels_cuda` on a GPU.
 
 Both have the same names and arguments: ``adamw_ sgd_ lion_ cast_into square_sum square_sums_into first_nonfinite``. May
-import: native, buffer, typing.
+import: native, device, buffer, typing.
 """
 
 from __future__ import annotations
