@@ -14,19 +14,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zerort.cli.screen import Screen
 from zerort.cli.tables import new_table
 from zerort.cli.timing import time_interleaved
-from zerort.device.cuda import CudaDevice
-from zerort.device.cuda_pinned import PinnedMemory
 from zerort.offload import Hop, Staging, cut_evenly, slot_nbytes_of
 from zerort.offload.hops import Place
 from zerort.offload.update_place import Traffic, choose_place, measure
 from zerort.optim.kernels import kernels_for
+
+if TYPE_CHECKING:
+    from zerort.device.cuda import CudaDevice
+    from zerort.device.cuda_pinned import PinnedMemory
 
 __all__ = ["UpdateRow", "host_nbytes", "run_updates"]
 
