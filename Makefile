@@ -22,6 +22,9 @@ TORCH   ?= torch==2.13.0
 # CuPy's wheel, as released, runs on the emulated device of tests/cusim; CUDA's headers are what that is compiled with.
 CUPY    ?= cupy-cuda12x==14.2.0 nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-nvrtc-cu12==12.9.86
 
+# Where the emulated device runs, its tests need CuPy.
+CUDA    := $(if $(filter x86_64,$(MACHINE)),$(VENV)/.cuda)
+
 # Open MPI's mpirun wants to be told that it may run as root and with more ranks than cores; its window errors are noise.
 ifeq ($(MPI),openmpi)
 export OMPI_ALLOW_RUN_AS_ROOT = 1
@@ -34,7 +37,7 @@ endif
 COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types contracts test-unit test-jobs test-unit-and-jobs test-ranks test-torch test-cuda coverage-cuda soak mutants bench clean ALWAYS
+.PHONY: help setup train test lint types contracts test-unit test-jobs test-jobs-and-others test-ranks test-torch test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants bench clean ALWAYS
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -45,7 +48,7 @@ setup: $(VENV)/.installed ## Make .venv and install zerort with an MPI from PyPI
 train: $(VENV)/.installed ## Train the example on 8 ranks (RANKS=n for another number)
 	$(BIN)/mpirun -n $(RANKS) $(BIN)/python examples/train.py
 
-test: lint types contracts test-unit-and-jobs test-ranks test-torch test-cuda ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks
+test: lint contracts test-jobs-and-others test-ranks test-torch test-cuda-ranks ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks
 	@echo "All of make test passed with $(MPI)."
 
 lint: $(VENV)/.dev ## Check style and format (ruff)
@@ -65,11 +68,11 @@ test-unit: $(VENV)/.dev ## Run tests that need no mpirun, and doctests
 test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashes, hosts, examples
 	$(BIN)/python -m pytest -q tests/jobs --ignore-glob='*_torch.py'
 
-# Jobs wait more than they compute (for timeouts, mostly), so the unit tests run beside them; they are shown afterwards.
-test-unit-and-jobs: $(VENV)/.dev
-	@mkdir -p build; $(MAKE) --no-print-directory test-unit > build/test-unit.log 2>&1 & unit=$$!; \
-	$(MAKE) --no-print-directory test-jobs; jobs=$$?; wait $$unit; unit=$$?; cat build/test-unit.log; \
-	exit $$((jobs + unit))
+# Jobs wait more than they compute (for timeouts, mostly), so what takes one process runs beside them; it is shown afterwards.
+test-jobs-and-others: $(VENV)/.dev $(CUDA)
+	@mkdir -p build; $(MAKE) --no-print-directory types test-unit test-cuda-alone > build/test-others.log 2>&1 & others=$$!; \
+	$(MAKE) --no-print-directory test-jobs; jobs=$$?; wait $$others; others=$$?; cat build/test-others.log; \
+	exit $$((jobs + others))
 
 test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 	$(BIN)/python -m zerort.testing $(SIZES) -- tests/ranks
@@ -78,13 +81,17 @@ test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks, an
 	$(BIN)/python -m zerort.testing $(filter-out 8,$(SIZES)) -- tests/torch
 	$(BIN)/python -m pytest -q tests/jobs/test_examples_torch.py tests/jobs/test_bench_torch.py
 
+test-cuda: test-cuda-alone test-cuda-ranks ## Run what needs CuPy, on an emulated device: no GPU
+
 ifeq ($(MACHINE),x86_64)
-test-cuda: $(VENV)/.cuda ## Run what needs CuPy, on an emulated device: no GPU
+test-cuda-alone: $(CUDA)
 	$(BIN)/python -m pytest -q tests/cusim
 	$(BIN)/python -m pytest -q tests/cuda --ignore=tests/cuda/ranks
+
+test-cuda-ranks: $(CUDA)
 	$(BIN)/python -m zerort.testing $(filter-out 8,$(SIZES)) -- tests/cuda/ranks
 else
-test-cuda:
+test-cuda-alone test-cuda-ranks:
 	@echo "*** LEFT OUT: the tests of the GPU path. The emulated device needs an x86-64 machine, this is $(MACHINE)."
 	@echo "*** On real GPUs: pip install -e '.[cuda12]', then CUSIM=0 python -m pytest tests/cuda --ignore=tests/cuda/ranks"
 endif

@@ -12,6 +12,9 @@ from zerort.testing.group_contract import GroupContract
 WORLD = MPI.COMM_WORLD
 pytestmark = pytest.mark.mpi
 
+# Of these no more is to be seen with eight ranks, which take their time on two cores.
+few = pytest.mark.skipif(MPI.COMM_WORLD.size > 4, reason="1 to 4 ranks")
+
 
 @pytest.fixture(scope="class")
 def group(request, options):
@@ -41,6 +44,7 @@ class TestNodeStaged(ProcessContract):
         return open_group(kind="node", options=dataclasses.replace(options, cross_memory=False))
 
 
+@few
 class TestNodeWithoutCompiler(ProcessContract):
     """The rendezvous in Python, as where the native kernels were not built."""
 
@@ -64,6 +68,7 @@ class TestHierarchical(ProcessContract):
         return Group(best_transport(WORLD, name="hosts", options=options, kind="hierarchical", machine=machine))
 
 
+@few
 class TestHierarchicalInterleaved(ProcessContract):
     """Neighbouring ranks on different hosts, and no reading of each other's memory."""
 

@@ -20,6 +20,19 @@ def test_importing_zerort_imports_no_cupy():
     assert done.stdout.strip() == "[]"
 
 
+def test_every_other_module_can_be_imported():
+    program = (
+        "import importlib, pkgutil, zerort\n"
+        "for one in pkgutil.walk_packages(zerort.__path__, 'zerort.'):\n"
+        "    last = one.name.rsplit('.', 1)[1]\n"
+        "    if 'cuda' not in last and not last.startswith('nccl') and last != '__main__':\n"
+        "        importlib.import_module(one.name)\n"
+        "print('all of them')"
+    )
+    done = run(program)
+    assert done.stdout.strip() == "all of them", done.stderr
+
+
 @pytest.mark.parametrize(
     "program",
     [
