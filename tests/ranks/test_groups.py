@@ -12,8 +12,8 @@ from zerort.testing.group_contract import GroupContract
 WORLD = MPI.COMM_WORLD
 pytestmark = pytest.mark.mpi
 
-# Of these no more is to be seen with eight ranks, which take their time on two cores.
-few = pytest.mark.skipif(MPI.COMM_WORLD.size > 4, reason="1 to 4 ranks")
+# Of these no more is to be seen with more ranks, which take their time on two cores.
+few = pytest.mark.skipif(MPI.COMM_WORLD.size > 3, reason="1 to 3 ranks")
 
 
 @pytest.fixture(scope="class")

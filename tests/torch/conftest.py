@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mpi4py import MPI
 
 from zerort.comm import open_group
 from zerort.testing.pytest_ranks import options, pytest_configure, pytest_runtest_makereport  # noqa: F401
@@ -19,6 +20,8 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="session", params=["node", "mpi"])
 def group(request, options):  # noqa: F811 (the fixture that was imported)
     """Ranks that share memory, and ranks that do not: there gathered units come and go."""
+    if request.param == "mpi" and MPI.COMM_WORLD.size == 3:
+        pytest.skip("without shared memory at 1, 2 and 4 ranks")
     with open_group(kind=request.param, options=options) as found:
         yield found
 
