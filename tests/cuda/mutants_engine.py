@@ -153,15 +153,14 @@ NOT_OF_THE_GPU = {
     "engine/column.py": {
         "return self.read(self.cuts[at], np.empty(self._numel(at), self.dtype)).wait()": _OF_A_DISK,
     },
+    "engine/column_parameters.py": {"self.column.write(begin - self._own.first, source).wait()": _OF_THE_HOST},
     "engine/gathered.py": {
         'self._runtime.mesh.shard.barrier(name=f"slot for {self._name}"[:60]).wait()': "ranks that share slots",
     },
     "engine/host_parameters.py": {
-        "self.column.write(begin - self._own.first, source).wait()": _OF_THE_HOST,
         "self._whole.wait()": "whoever lets a slot go has waited",
     },
     "engine/resting_parameters.py": {
-        "self.column.write(begin - self._own.first, source).wait()": _OF_A_DISK,
         "self._spread.wait()": "whoever lets a slot go has waited",
     },
     "engine/host_memory.py": {

@@ -5,74 +5,26 @@
 
 A gather after an update reads what the update writes, in that order: the store keeps the order of reads and writes of
 one value, so a gather waits for the write-back of its own section and for no other. It stands in the place of a
-`FlatBuffer`, with the same verbs. May import: buffer, comm, device, layout, engine.column.
+`FlatBuffer`, with the same verbs. May import: buffer, comm, device, engine.column_parameters.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
-
-from zerort.buffer import Gatherable
-from zerort.comm import Group
 from zerort.device import Done, Ticket
-from zerort.engine.column import Column
-from zerort.layout import FlatLayout, Partition, Placement
+from zerort.engine.column_parameters import ColumnParameters
 from zerort.typing import Array
 
 __all__ = ["RestingParameters"]
 
 
-class RestingParameters(Gatherable):
-    """One flat buffer of parameters that rests on the ranks' disks.
+class RestingParameters(ColumnParameters):
+    """One flat buffer of parameters that rests on the ranks' disks; the arguments are those of `ColumnParameters`."""
 
-    Args:
-        layout: Where each tensor lies.
-        partition: Which rank holds which range.
-        column: This rank's range.
-        group: The ranks.
-        name: What to call it in errors and traces.
-        traffic: Where moved bytes are counted, by collective.
-    """
-
-    placement = Placement.SHARDED
-    needs_room = True
-    nbytes = 0
-    """Bytes that this rank holds in memory at rest."""
-
-    def __init__(
-        self,
-        layout: FlatLayout,
-        partition: Partition,
-        *,
-        column: Column,
-        group: Group,
-        name: str,
-        traffic: Counter[str] | None = None,
-    ) -> None:
-        super().__init__(layout, partition, group=group, name=name, traffic=traffic)
-        self.column = column
-        self._own = partition.of(group.rank)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._spread: Ticket[Array] | None = None
-
-    def pack(self, values: Mapping[str, Array]) -> None:
-        """Write tensors into this rank's range; see `FlatBuffer.pack`.
-
-        Raises:
-            StorageError: The file system refused; on this rank alone.
-        """
-        for name, value in values.items():
-            extent = self.layout.of(name)
-            flat = np.ascontiguousarray(value).reshape(-1)
-            begin, end = max(extent.offset, self._own.first), min(extent.last, self._own.last)
-            if begin < end:
-                source = flat[begin - extent.offset : end - extent.offset]
-                self.column.write(begin - self._own.first, source).wait()
-
-    def changed(self) -> None:
-        """Say that ranks have written to their ranges: nothing is kept that could be out of date."""
 
     def restore(self, *, out: Array | None = None) -> Ticket[Array]:
         """Start to read this rank's range into its place in ``out``; the Ticket is done when it is there.
