@@ -109,7 +109,8 @@ class BlockFile:
         path: The file.
         create_nbytes: Make a new file of this size, reserve its blocks, and write; None opens one that is there.
         writable: Also write one that is there.
-        direct: False does not try O_DIRECT: it is known that the file system refuses it.
+        direct: False does not try O_DIRECT: it is known that the file system refuses it. As an attribute: whether
+            blocks go past the page cache.
 
     Raises:
         OSError: It cannot be opened or made; a file that could not be reserved is not left behind.
@@ -123,7 +124,7 @@ class BlockFile:
         flags = os.O_RDWR if writable else os.O_RDONLY
         if create_nbytes is not None:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        self._descriptor = _open(path, flags | os.O_CLOEXEC, direct=direct)
+        self._descriptor, self.direct = _open(path, flags | os.O_CLOEXEC, direct=direct)
         if create_nbytes is not None:
             try:
                 self._reserve(create_nbytes)
@@ -143,11 +144,6 @@ class BlockFile:
             if error.errno not in _NO_FALLOCATE:
                 raise
             os.ftruncate(self._descriptor, nbytes)
-
-    @property
-    def direct(self) -> bool:
-        """Whether blocks go past the page cache."""
-        return bool(fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & os.O_DIRECT)
 
     @property
     def nbytes(self) -> int:
@@ -223,6 +219,7 @@ class BlockFile:
         # Some file systems take O_DIRECT at open and refuse it here, or want more than page alignment.
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        self.direct = False
         return move(self._descriptor, data, offset)
 
     def takes(self, out: Array, offset: int) -> bool:
@@ -256,14 +253,15 @@ class BlockFile:
         self.close()
 
 
-def _open(path: str, flags: int, *, direct: bool) -> int:
+def _open(path: str, flags: int, *, direct: bool) -> tuple[int, bool]:
+    """Return a descriptor, and whether it goes past the page cache."""
     if direct:
         try:
-            return os.open(path, flags | os.O_DIRECT, 0o666)
+            return os.open(path, flags | os.O_DIRECT, 0o666), True
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
         if flags & os.O_EXCL:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)  # some file systems make the file and then refuse O_DIRECT
-    return os.open(path, flags, 0o666)
+    return os.open(path, flags, 0o666), False

@@ -1,14 +1,14 @@
 """`ChunkFile`: one value in one file. Moves its pieces, sums them up, checks them, and tries again what may pass.
 
-    write   array ── crc32c per grain ──> pwritev                     where pages of memory fall on pages of the file
+    write   array ──> pwritev, crc32c per grain, later                where pages of memory fall on pages of the file
             array ── crc32c + copy ──> slab ── pwritev                elsewhere, and where a grain is changed in part
-    read    preadv ──> array ── crc32c per grain                      (then the rest of the grain is read first)
+    read    preadv ──> array ── crc32c per grain, later               (then the rest of the grain is read first)
             preadv ──> slab ── crc32c + copy ──> array
 
-The sums are in memory, by grain of 256 KiB; without checksums a grain is a page. The file is opened for each operation:
-a store may have more values than a process may have files, and a file that was put in its place is found out. A file
+The sums are in memory, by grain of 256 KiB; without checksums a grain is a page. The file is open while it is used: a
+store may have more values than a process may have files, and a file that was put in its place is found out. A file
 that somebody else has under another name (`link`) is never written to again: the next write goes to a new one.
-May import: native, errors, trace, offload.blocks, offload.refusal, offload.scratch, offload.segments.
+May import: native, errors, trace, offload.{blocks, refusal, scratch, segments, shared_file}.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_
 from zerort.offload.refusal import refusal
 from zerort.offload.scratch import SUFFIX
 from zerort.offload.segments import Segment, round_up
+from zerort.offload.shared_file import SharedFile
 from zerort.typing import Array
 
 __all__ = ["GRAIN_NBYTES", "ChunkFile", "LinkedFile"]
@@ -47,6 +48,8 @@ _CURE = "The disk, or the memory on the way to it, is failing, or somebody else 
 _NO_SUMS = np.empty(0, np.uint32)
 
 T = TypeVar("T")
+Later = Callable[[Callable[[], None]], None]
+"""Has something computed by somebody else, before the operation ends."""
 
 
 class LinkedFile(NamedTuple):
@@ -93,6 +96,10 @@ class ChunkFile:
         self.is_shared = False
         """Whether the file has another name, under which it must stay as it is."""
         self._owning = threading.Lock()
+        self.readers = SharedFile(functools.partial(self.open, writable=False))
+        """The file, open for those who read it."""
+        self.writers = SharedFile(functools.partial(self.open, writable=True))
+        """The file, open for those who write to it."""
         try:
             with BlockFile(path, create_nbytes=self._file_nbytes, direct=direct) as file:
                 self._identity = file.identity
@@ -136,7 +143,7 @@ class ChunkFile:
             "wrote there. Go back to a checkpoint, and give each job a directory of its own."
         )
 
-    def read(self, file: BlockFile, segment: Segment, out: Array, slab: Callable[[], Array]) -> None:
+    def read(self, file: BlockFile, segment: Segment, out: Array, slab: Callable[[], Array], later: Later) -> None:
         """Fill ``out`` with one piece, and check the grains that it touches.
 
         Args:
@@ -144,9 +151,12 @@ class ChunkFile:
             segment: The piece.
             out: Its bytes go here: 1-D, uint8.
             slab: Gives page-aligned memory for a block.
+            later: Has the sums compared, if ``out`` may be looked at later.
         """
         if self._in_place(segment, out):
-            self._read_grains(file, segment.low, segment.high, out)
+            self._fill(file, segment.low, segment.high, out)
+            if self.sums is not None:
+                later(functools.partial(self._check, segment.low, segment.high, out))
         else:
             buffer = slab()[: self._padded(segment.high) - segment.low]
             self._read_grains(file, segment.low, segment.high, buffer)
@@ -154,7 +164,7 @@ class ChunkFile:
         trace.count("offload.read_bytes", out.size)
         self.direct &= file.direct
 
-    def write(self, file: BlockFile, segment: Segment, data: Array, slab: Callable[[], Array]) -> None:
+    def write(self, file: BlockFile, segment: Segment, data: Array, slab: Callable[[], Array], later: Later) -> None:
         """Write one piece, and keep the sums of the grains that it touches.
 
         Args:
@@ -162,23 +172,23 @@ class ChunkFile:
             segment: The piece.
             data: Its bytes: 1-D, uint8.
             slab: Gives page-aligned memory for a block.
+            later: Has the sums computed, if ``data`` may be looked at later.
         """
         if self._in_place(segment, data):
-            sums = self._sums_of(data, None)
+            self._try(lambda: file.write(data, segment.low), segment.low)
+            if self.sums is not None:
+                later(lambda: self._keep(segment.low, self._sums_of(data)))
         else:
             buffer = slab()[: self._padded(segment.high) - segment.low]
             if segment.whole:
-                sums = self._sums_of(data, buffer)
+                sums = self._sums_of(data, copy_out=buffer)
             else:
                 self._read_grains(file, segment.low, segment.high, buffer)
                 copy_into(buffer[segment.begin - segment.low : segment.end - segment.low], data)
-                sums = self._sums_of(buffer[: segment.high - segment.low], None)
+                sums = self._sums_of(buffer[: segment.high - segment.low])
             buffer[segment.high - segment.low :] = 0
-            data = buffer
-        self._try(lambda: file.write(data, segment.low), segment.low)
-        if self.sums is not None:
-            first = segment.low // self.grain
-            self.sums[first : first + sums.size] = sums
+            self._try(lambda: file.write(buffer, segment.low), segment.low)
+            self._keep(segment.low, sums)
         trace.count("offload.written_bytes", segment.end - segment.begin)
         self.direct &= file.direct
 
@@ -258,27 +268,43 @@ class ChunkFile:
     def _padded(self, high: int) -> int:
         return round_up(high, PAGE_NBYTES)
 
-    def _sums_of(self, data: Array, out: Array | None) -> Array:
-        """Return the checksums of whole grains, and copy them on the way if there is an ``out``."""
+    def _sums_of(self, data: Array, *, copy_out: Array | None = None) -> Array:
+        """Return the checksums of whole grains, and copy them on the way if there is a ``copy_out``."""
         if self.sums is not None:
-            return crc32c_grains(data, self.grain, copy_out=out)
-        if out is not None:
-            copy_into(out[: data.size], data)
+            return crc32c_grains(data, self.grain, copy_out=copy_out)
+        if copy_out is not None:
+            copy_into(copy_out[: data.size], data)
         return _NO_SUMS
 
+    def _keep(self, low: int, sums: Array) -> None:
+        """Take these for the checksums of the grains from ``low`` on: they have been written."""
+        if self.sums is not None:
+            first = low // self.grain
+            self.sums[first : first + sums.size] = sums
+
     def _read_grains(self, file: BlockFile, low: int, high: int, out: Array) -> None:
-        """Fill ``out`` with whole grains and compare their sums; what differs is read once more."""
+        """Fill ``out`` with whole grains and check them."""
+        self._fill(file, low, high, out)
+        if self.sums is not None:
+            self._check(low, high, out)
+
+    def _fill(self, file: BlockFile, low: int, high: int, out: Array) -> None:
+        count = self._try(lambda: file.read(out, low), low)
+        if count < high - low:
+            raise self._damage(low + count, f"{high - low - count} bytes more", "the end of the file: it is torn")
+
+    def _check(self, low: int, high: int, out: Array) -> None:
+        """Compare the sums of whole grains that were read; what differs is read once more."""
+        assert self.sums is not None
         for attempt in range(2):
-            count = self._try(lambda: file.read(out, low), low)
-            if count < high - low:
-                raise self._damage(low + count, f"{high - low - count} bytes more", "the end of the file: it is torn")
-            if self.sums is None:
-                return
-            found = self._sums_of(out[: high - low], None)
+            found = crc32c_grains(out[: high - low], self.grain)
             expected = self.sums[low // self.grain : low // self.grain + found.size]
             if np.array_equal(found, expected):
                 return
             trace.count("offload.rereads" if attempt == 0 else "offload.damaged")
+            if attempt == 0:
+                with self.open(writable=False) as file:
+                    self._fill(file, low, high, out)
         at = int(np.flatnonzero(found != expected)[0])
         raise self._damage(
             low + at * self.grain, f"bytes with the crc32c {expected[at]:08x}, as written", f"{found[at]:08x}"

@@ -2,7 +2,9 @@
 
     store.read(…) ─> Operation of 12 pieces ─┬─> stream "nvme read 0": piece 0, 3, 6 …
                                              ├─> stream "nvme read 1": piece 1, 4, 7 …    whoever is free takes the next
-                                             └─> …
+                                             └─> …                        ╰─> stream "nvme read sums": what computes
+A thread that waits for a disk and computes in between asks for its next block late: where all cores compute, the disk
+runs dry. So what computes has a stream of its own, and counts as a part of the operation (ADR 59).
 An operation begins when those that it has to follow have ended ([Note: Order] in store.py). They were submitted before
 it, to queues that keep their order, so the one that everybody waits for is never behind one that waits: no deadlock.
 It has ended when all of its workers have, also if it failed: only then is memory its owner's again.
@@ -67,10 +69,33 @@ class Operation:
 
     def run(self) -> None:
         """Do pieces until none is left or one has failed. Raises nothing: the error belongs to whoever waits."""
+        self._do(self._do_pieces)
+
+    def add(self, part: Callable[[], None], *, stream: HostStream, name: str) -> None:
+        """Have another stream do a part of it: it ends when that has, too. For its workers: they are not done yet.
+
+        Args:
+            part: What to do; its error is the operation's.
+            stream: Who does it.
+            name: What its span in a trace is called.
+        """
+        with self._lock:
+            self._left += 1
         try:
-            for other in self._after:
-                other._ended.wait()
-            self._work(self._pieces())
+            stream.submit(lambda: self._do(part), name=name)
+        except BaseException:
+            with self._lock:
+                self._left -= 1
+            raise
+
+    def _do_pieces(self) -> None:
+        for other in self._after:
+            other._ended.wait()
+        self._work(self._pieces())
+
+    def _do(self, part: Callable[[], None]) -> None:
+        try:
+            part()
         except BaseException as error:
             with self._lock:
                 self.error = self.error or error
@@ -120,11 +145,12 @@ class Crew:
 
     Args:
         name: What the streams are called, with a number: their tracks in a trace.
-        threads: How many.
+        threads: How many move bytes; one more computes.
     """
 
     def __init__(self, name: str, *, threads: int) -> None:
         self._streams = [HostStream(f"{name} {number}", helping=False) for number in range(threads)]
+        self._sums = HostStream(f"{name} sums", helping=False)
         self._turns = itertools.count()
 
     def submit(self, operation: Operation, *, pieces: int, name: str) -> None:
@@ -147,7 +173,11 @@ class Crew:
         for one in chosen:
             self._streams[one].submit(operation.run, name=name)
 
+    def compute(self, operation: Operation, part: Callable[[], None], *, name: str) -> None:
+        """Do a part of an operation beside those who move its bytes; called by one of them."""
+        operation.add(part, stream=self._sums, name=name)
+
     def close(self) -> None:
         """Finish what was submitted and end the threads. Closing twice is fine."""
-        for stream in self._streams:
+        for stream in (*self._streams, self._sums):
             stream.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ class NvmeOptions:
     block_nbytes: int = BLOCK_NBYTES
     """Bytes of one read or write; a multiple of 256 KiB."""
     threads: int = 4
-    """Threads that read, and as many that write."""
+    """Threads that read, and as many that write; one more each way keeps and compares checksums."""
     checksum: bool = True
     """Keep a crc32c of every 256 KiB and compare it on read."""
     direct: bool = True
@@ -183,6 +183,7 @@ class NvmeStore:
             block = self.options.block_nbytes
             segments = cut(begin, begin + data.size, nbytes=chunk.nbytes, grain=chunk.grain, block=block)
             move = chunk.write if writes else chunk.read
+            crew, verb = (self._writes, "write") if writes else (self._reads, "read")
 
             def work(pieces: Iterator[int]) -> None:
                 with ExitStack() as stack:
@@ -193,12 +194,15 @@ class NvmeStore:
                             leased.append(stack.enter_context(self._slabs.lease()))
                         return leased[0]
 
+                    def later(part: Callable[[], None]) -> None:
+                        crew.compute(operation, part, name=f"sums of {name}")
+
                     if writes:
                         chunk.own(whole=data.size == chunk.nbytes)
-                    file = stack.enter_context(chunk.open(writable=writes))
+                    file = stack.enter_context((chunk.writers if writes else chunk.readers).opened())
                     for number in pieces:
                         segment = segments[number]
-                        move(file, segment, data[segment.begin - begin : segment.end - begin], slab)
+                        move(file, segment, data[segment.begin - begin : segment.end - begin], slab, later)
 
             low, high = (segments[0].low, segments[-1].high) if segments else (begin, begin)
             if writes and segments and chunk.is_shared:
@@ -209,7 +213,6 @@ class NvmeStore:
             if segments:
                 value.operations.append(operation)
                 value.dirty |= writes
-                crew, verb = (self._writes, "write") if writes else (self._reads, "read")
                 crew.submit(operation, pieces=len(segments), name=f"{verb} {name}")
             return Ticket(operation, result=array, keep=(array,))
 
