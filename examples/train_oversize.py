@@ -77,8 +77,9 @@ def train(
             for step in range(options.steps):
                 began = time.perf_counter()
                 loss = learn(rt, units, model, text, step=step)
+                learnt = time.perf_counter()
                 report = rt.step()
-                view.show(step + 1, loss, report, seconds=time.perf_counter() - began)
+                view.show(step + 1, loss, report, learning=learnt - began, seconds=time.perf_counter() - began)
             view.summary()
 
 
@@ -172,12 +173,13 @@ class View:
         """Print on rank 0."""
         self.console.print(line, markup=False)
 
-    def show(self, done: int, loss: float, report: zr.StepReport, *, seconds: float) -> None:
+    def show(self, done: int, loss: float, report: zr.StepReport, *, learning: float, seconds: float) -> None:
         """Take note of a step; rank 0 shows what all ranks have moved and hold."""
         moved = report.bytes_tiered
         mine = [moved.get("nvme read", 0), moved.get("nvme write", 0), resident_nbytes(), loss / self.rt.size]
         read, written, resident, mean = self.rt.group.all_reduce(np.array(mine, float), name="view").wait()
-        now = {"read": read, "written": written, "resident": resident, "seconds": seconds, "loss": mean / math.log(2)}
+        now = {"read": read, "written": written, "resident": resident, "seconds": seconds, "learning": learning}
+        now["loss"] = mean / math.log(2)
         self.steps.append(now)
         if self.live:
             self.live.update(self.table(done), refresh=True)
@@ -205,7 +207,8 @@ class View:
     def summary(self) -> None:
         """Say what a step took, and what the disk alone would have taken."""
         later = self.steps[1:] or self.steps  # the first also touches memory for the first time
-        seconds, read, written = (float(np.mean([one[key] for one in later])) for key in ("seconds", "read", "written"))
+        wanted = ("seconds", "learning", "read", "written")
+        seconds, learning, read, written = (float(np.mean([one[key] for one in later])) for key in wanted)
         self.say(f"loss: from {self.steps[0]['loss']:.3f} to {self.steps[-1]['loss']:.3f} bits per byte")
         peak = int(max(self.rt.group.all_gather(np.array([float(peak_nbytes())]), name="peak").wait()))
         resident = int(max(one["resident"] for one in self.steps))
@@ -220,6 +223,7 @@ class View:
                 f"{seconds:.2f} s, the disk alone {alone:.2f} s, as fast as it was before "
                 f"({disk.read_gbs:.2f} GB/s read, {disk.write_gbs:.2f} GB/s written)"
             )
+        self.say(f"forward and backward took {learning:.2f} s of a step, the update {seconds - learning:.2f} s")
 
 
 def rate(nbytes: float, seconds: float) -> str:

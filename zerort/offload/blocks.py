@@ -62,7 +62,7 @@ def aligned_buffer(nbytes: int) -> Array:
     return np.frombuffer(memory, np.uint8, count=nbytes)
 
 
-def run_workers(tasks: int, work: Callable[[int, Array], None], *, threads: int, buffer_nbytes: int) -> None:
+def run_workers(tasks: int, work: Callable[[int, Array], object], *, threads: int, buffer_nbytes: int) -> None:
     """Call ``work(task, buffer)`` for every task from 0 on, each on one of the threads.
 
     Args:

@@ -14,6 +14,7 @@ import mmap
 import os
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ from zerort.typing import Array
 __all__ = ["SAMPLE_NBYTES", "THREADS", "DirectoryReport", "file_system", "inspect", "measure"]
 
 SAMPLE_NBYTES = 64 * 1024**2
-"""Bytes that are written and read to measure a disk: a tenth of a second on a good one."""
+"""Bytes that are written and read, twice, to measure a disk: a tenth of a second on a good one."""
 
 THREADS = 4
 """That write and read the sample."""
@@ -119,31 +120,42 @@ def measure(path: str, *, nbytes: int) -> DirectoryReport:
             os.unlink(name)
     with file:
         page = np.random.default_rng(0).integers(0, 256, PAGE_NBYTES, np.uint8)  # a disk may not store zeros at all
+        memory = aligned_buffer(min(THREADS * BLOCK_NBYTES, nbytes))
+        memory.reshape(-1, PAGE_NBYTES)[:] = page
 
-        def write(task: int, buffer: Array) -> None:
-            buffer.reshape(-1, PAGE_NBYTES)[:] = page
-            file.write(buffer, task * BLOCK_NBYTES)
+        def block(task: int) -> Array:
+            at = task * BLOCK_NBYTES % memory.size
+            return memory[at : at + BLOCK_NBYTES]
 
-        def read(task: int, buffer: Array) -> None:
-            file.read(buffer, task * BLOCK_NBYTES)
+        def write() -> None:
+            _run(nbytes, lambda task: file.write(block(task), task * BLOCK_NBYTES))
+            file.sync()
 
-        blocks = nbytes // BLOCK_NBYTES
-        began = time.perf_counter()
-        run_workers(blocks, write, threads=THREADS, buffer_nbytes=BLOCK_NBYTES)
-        file.sync()
-        written = time.perf_counter()
-        file.forget()
-        middle = time.perf_counter()
-        run_workers(blocks, read, threads=THREADS, buffer_nbytes=BLOCK_NBYTES)
-        ended = time.perf_counter()
+        def read() -> None:
+            file.forget()
+            _run(nbytes, lambda task: file.read(block(task), task * BLOCK_NBYTES))
+
+        write_gbs, read_gbs = (nbytes / _second_time(one) / 1e9 for one in (write, read))
         return DirectoryReport(
             path=path,
             free_nbytes=free,
             direct=file.direct,
             alignment=_alignment(file) if file.direct else None,
-            write_gbs=nbytes / (written - began) / 1e9,
-            read_gbs=nbytes / (ended - middle) / 1e9,
+            write_gbs=write_gbs,
+            read_gbs=read_gbs,
         )
+
+
+def _run(nbytes: int, move: Callable[[int], object]) -> None:
+    run_workers(nbytes // BLOCK_NBYTES, lambda task, buffer: move(task), threads=THREADS, buffer_nbytes=0)
+
+
+def _second_time(work: Callable[[], None]) -> float:
+    """Return the seconds of doing it again: blocks of a new file cost a disk more than those that are written over."""
+    work()
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def _alignment(file: BlockFile) -> int:
