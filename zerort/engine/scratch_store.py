@@ -13,9 +13,11 @@ from zerort.engine.host_memory import HostMemory
 from zerort.engine.offload_options import OffloadOptions
 from zerort.offload import BridgedStore, DirectoryReport, NvmeOptions, NvmeStore, Store, StripedStore
 from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES
+from zerort.offload.chunk import GRAIN_NBYTES
 from zerort.offload.preflight import file_system, inspect
 from zerort.offload.refusal import free_nbytes, no_room
 from zerort.offload.segments import round_up
+from zerort.offload.striped import UNIT_NBYTES
 from zerort.typing import Device
 
 __all__ = ["bridge", "expect_room", "look_at", "open_files"]
@@ -65,7 +67,12 @@ def open_files(directories: Sequence[str], options: OffloadOptions, *, rank: int
     )
     if len(directories) == 1:
         return NvmeStore(directories[0], rank=rank, options=settings)
-    return StripedStore.open(directories, rank=rank, name="nvme", options=settings, sample_nbytes=_SAMPLE_NBYTES)
+    # Two units to a chunk: what a member has of it is then one piece, and is written as a whole. Such a write replaces
+    # a file that a checkpoint shares; one in part would have to copy it first.
+    unit = max(UNIT_NBYTES, round_up(options.chunk_nbytes // 2, GRAIN_NBYTES))
+    return StripedStore.open(
+        directories, rank=rank, name="nvme", options=settings, sample_nbytes=_SAMPLE_NBYTES, unit_nbytes=unit
+    )
 
 
 def bridge(files: Store, device: Device, host: HostMemory, options: OffloadOptions) -> Store:

@@ -33,8 +33,8 @@ from zerort.typing import Array, Stream
 
 if TYPE_CHECKING:
     from zerort.offload import DirectoryReport, Part, Pipeline, Store
-    from zerort.offload.chunk import LinkedFile
     from zerort.offload.run import Run
+    from zerort.offload.shares import Share
 
 __all__ = ["Tiers"]
 
@@ -169,18 +169,11 @@ class Tiers:
         self._count(written=source.nbytes)
         return self.store.write(name, source, offset=offset)
 
-    def can_link(self, directory: str) -> bool:
-        """Say whether values' files can have a second name in a directory: on the same disk, and on one only."""
-        from zerort.offload import NvmeStore
+    def shares(self, name: str, nbytes: int, directory: str) -> list[Share]:
+        """Return what of a value lies in files that can have a second name in a directory; see `shares_of`."""
+        from zerort.offload.shares import shares_of
 
-        return isinstance(self._files, NvmeStore) and self._files.can_link(directory)
-
-    def link(self, name: str, path: str) -> LinkedFile:
-        """Give a value's file another name, as `NvmeStore.link` does."""
-        from zerort.offload import NvmeStore
-
-        assert isinstance(self._files, NvmeStore)
-        return self._files.link(name, path)
+        return [] if self._files is None else shares_of(self._files, name, nbytes=nbytes, directory=directory)
 
     def foresee(self) -> None:
         """Begin to read what the last update began with: the next one will, too. Gradients need not be there yet.
