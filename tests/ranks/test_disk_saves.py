@@ -1,4 +1,4 @@
-"""Saves of what rests on disks, by real ranks: linked over several directories, whole again under any plan."""
+"""Saves of what rests on disks, by real ranks: linked over several directories, after every step, whole again."""
 
 import os
 import shutil
@@ -12,6 +12,8 @@ import zerort as zr
 from zerort import trace
 from zerort.checkpoint import read_manifest, verify
 from zerort.comm import open_group
+from zerort.errors import StorageError
+from zerort.offload.faults import injected
 
 WORLD = MPI.COMM_WORLD
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size > 4, reason="1 to 4 ranks")]
@@ -37,9 +39,9 @@ def where():
         shutil.rmtree(path)
 
 
-def open_runtime(group, plan=EVERYTHING, **options):
+def open_runtime(group, plan=EVERYTHING, *, numel=NUMEL, **options):
     rt = zr.open(plan=plan, group=group, optimizer=zr.AdamW(lr=0.1), **options)
-    rt.register("unit", {"w": np.linspace(-1, 1, NUMEL, dtype=np.float32), "b": np.ones(7, np.float32)})
+    rt.register("unit", {"w": np.linspace(-1, 1, numel, dtype=np.float32), "b": np.ones(7, np.float32)})
     return rt
 
 
@@ -94,3 +96,25 @@ def test_a_striped_run_is_saved_without_a_copy_and_loads_anywhere(group, where):
         assert_same(weights(rt), later)
     assert sorted(os.listdir(where)) == ["a", "b", "checkpoint"]
     assert os.listdir(os.path.join(where, "a")) == os.listdir(os.path.join(where, "b")) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "at"),
+    [(EVERYTHING, 8), (zr.Plan.zero(1, state=NVME), 2)],  # each rank writes 8 and 4 chunks in a step, or more
+    ids=["everything", "state"],
+)
+def test_a_disk_that_fails_under_one_rank_costs_all_of_them_one_step(group, where, plan, at):
+    settings = {"numel": 9000, "scratch": os.path.join(where, "a"), "last_step": os.path.join(where, "last")}
+    options = zr.OffloadOptions(chunk_nbytes=8192, threads=2, retries=0)
+    with open_runtime(group, plan, offload=options, **settings) as rt:
+        train(rt, range(2))
+        group.barrier().wait()
+        with injected(f"eio@{at}:op=write:times=all:file=-r{WORLD.size - 1}-"), pytest.raises(StorageError):
+            train(rt, [2])
+        assert rt.resume().updates == rt.updates == 2
+        train(rt, range(2, 4))
+        found = weights(rt)
+    with open_runtime(group, zr.Plan.zero(3), numel=9000) as rt:
+        train(rt, range(4))
+        assert_same(found, weights(rt))
+    assert verify(settings["last_step"]) == []
