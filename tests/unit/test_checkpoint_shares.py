@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -139,3 +140,22 @@ def test_what_is_in_no_file_has_no_shares(tmp_path):
         assert shares_of(store, "v", nbytes=4 * UNIT + 5, directory="/dev/shm") == []
     with MemoryStore() as store:
         assert shares_of(store, "v", nbytes=5, directory=str(tmp_path)) == []
+
+
+def test_where_the_next_step_needs_its_room_the_checkpoint_before_is_gone_when_a_save_returns(tmp_path):
+    path, numel = tmp_path / "checkpoint", 9 * 2**20  # more than is deleted at once otherwise
+
+    def body(group):
+        layout, partition = FlatLayout.build({"w": (numel,)}), Partition.build(numel, 1)
+        with NvmeStore(tmp_path / "scratch", options=OPTIONS) as store:
+            column = Column("v", (0, numel), np.zeros(0, np.float32), resident=0, tiers=OneStore(store))
+            column.create()
+            value = Value(kind="parameter", layout=layout, partition=partition, mine=column)
+            save(path, group, [value], meta={})
+            column.write(0, np.ones(numel, np.float32)).wait()
+            with mock.patch("zerort.checkpoint.room.free_nbytes", return_value=4 * numel - 1):
+                saved = save(path, group, [value], meta={})
+            assert len(saved.removed) == 1
+            assert sorted(os.listdir(path)) == ["manifest.json", read_manifest(path).files[0].name]
+
+    run_threads(1, body)

@@ -22,7 +22,7 @@ from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine.column import Column
 from zerort.engine.report import Restored
 from zerort.engine.saving import load, save
-from zerort.engine.scratch_store import expect_room
+from zerort.engine.scratch_store import disk_of, expect_room
 from zerort.engine.section import Section
 from zerort.engine.snapshot import values_in
 from zerort.errors import CallError
@@ -51,9 +51,9 @@ def resume(rt: Runtime) -> Restored | None:
 def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
     """Return the bytes that steps of this rank take on its scratch disks beside what rests there.
 
-    While a step is written, all of the one before is still there: files that the two do not share, and of what is in
-    memory two copies, as a save writes the new one before the old one goes. If the directory is on another disk, it
-    holds two copies of everything, and is looked at here. Every rank calls this.
+    While a step is written, all of the one before is still there: what rests on the disk once more, and what is in
+    memory twice, as a save writes it before the old one goes. A directory on another disk has to hold everything twice,
+    and is looked at here. Every rank calls this.
 
     Args:
         rt: The runtime.
@@ -72,18 +72,17 @@ def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
             written += value.mine.size * itemsize(value.layout.dtype) - resting
     if rt.mesh.copy:  # the first copy of the model saves
         linked = written = 0
-    if _is_linked(rt, directory):
-        return linked + 2 * written
+    is_linked = _is_linked(rt, directory)
+    copied = sum(gather_json(rt.world, 0 if is_linked else linked + written, name="last step"))
     error: Exception | None = None
-    told = gather_json(rt.world, linked + written, name="last step")
-    try:
-        if rt.rank == 0:
+    if copied and rt.rank == 0:
+        try:
             _warn_of_copies(rt, directory)
-            expect_room([directory], 2 * sum(told), what="the last step and the one before")
-    except Exception as caught:
-        error = caught
+            expect_room([directory], 2 * copied, what="the last step and the one before")
+        except Exception as caught:
+            error = caught
     raise_together(rt.world, error, name="last step")
-    return 0
+    return linked + 2 * written if is_linked else 0
 
 
 def _directory(rt: Runtime) -> str:
@@ -93,21 +92,15 @@ def _directory(rt: Runtime) -> str:
 
 def _is_linked(rt: Runtime, directory: str) -> bool:
     """Say whether all files of the scratch directories can have second names in a directory."""
-    disks = {_disk_of(one) for one in (directory, *rt.tiers.directories)}
+    disks = {disk_of(one) for one in (directory, *rt.tiers.directories)}
     return rt.tiers.options.checksum and len(disks) == 1
 
 
-def _disk_of(path: str) -> int:
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    return os.stat(path).st_dev
-
-
 def _warn_of_copies(rt: Runtime, directory: str) -> None:
-    why = "on the disk of scratch" if rt.tiers.options.checksum else "with checksums of what is on the disk"
+    where = "on the disk of scratch" if rt.tiers.options.checksum else "in a run that keeps checksums of its files"
     warnings.warn(
-        f"Expected last_step {why}, where keeping a step costs a sync and links, got {directory}. All of the model and "
-        "its state are written there in every step.",
+        f"Expected last_step {where}, so that keeping a step costs a sync and links, got {directory}: parameters and "
+        "state are written there in every step.",
         RuntimeWarning,
         stacklevel=2,
     )
