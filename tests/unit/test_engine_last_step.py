@@ -26,17 +26,16 @@ def opened(group, where, plan=EVERYTHING, **options):
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("ranks", "fault"),
     [
-        "eio@5:op=write:times=all",  # while gradients are put away
-        "eio@15:op=write:times=all",
-        "eio@10:op=read:times=all",
-        "eio@5:op=sync:times=all",  # while the step is kept
-        "enospc@15:op=write:times=all",
-        "enospc@4:op=reserve:times=all",  # new files, as the last step has the old ones
+        (2, "eio@5:op=write:times=all"),  # while gradients are put away
+        (1, "eio@15:op=write:times=all"),
+        (2, "eio@10:op=read:times=all"),
+        (1, "eio@5:op=sync:times=all"),  # while the step is kept
+        (2, "enospc@15:op=write:times=all"),
+        (1, "enospc@4:op=reserve:times=all"),  # new files, as the last step has the old ones
     ],
 )
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_disk_that_fails_costs_one_step(tmp_path, ranks, fault):
     def body(group):
         with opened(group, tmp_path) as rt:
