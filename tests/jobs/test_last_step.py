@@ -95,7 +95,7 @@ assert ends.count("killed") >= 2 and ends.count(RAISED) >= 2
 )
 
 
-@pytest.mark.parametrize(("ranks", "stride"), [(1, 55), (2, 35)])
+@pytest.mark.parametrize(("ranks", "stride"), [(1, 75), (2, 35)])
 def test_a_fault_at_any_operation_costs_one_step(tmp_path: Path, ranks: int, stride: int) -> None:
     answer = subprocess.run(
         [sys.executable, "-c", EVERY, tmp_path, str(ranks), str(stride)],
