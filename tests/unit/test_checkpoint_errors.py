@@ -249,7 +249,7 @@ def test_what_the_file_system_refuses_leaves_the_checkpoint_of_before(
 
 
 def test_too_little_room_is_known_before_anything_is_written(tmp_path: Path) -> None:
-    with mock.patch("zerort.checkpoint.save.free_nbytes", return_value=100):
+    with mock.patch("zerort.checkpoint.room.free_nbytes", return_value=100):
         text = refused(2, StorageError, lambda group: save(tmp_path / "c", group, [value(group, SHAPES)], meta={}))
     assert re.search(r"Expected 8KiB \(8192 bytes\) for a checkpoint at .* free", text), text
     assert os.listdir(tmp_path) == []

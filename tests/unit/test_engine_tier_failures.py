@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 import pytest
-from tier_runs import EVERYTHING, NVME, SMALL, STATE, assert_as_in_memory, open_runtime, steps, values, weights
+from tier_runs import EVERYTHING, NVME, SMALL, STATE, assert_as_in_memory, faults, open_runtime, steps, values, weights
 
 import zerort as zr
 from zerort.checkpoint import verify
@@ -19,21 +19,7 @@ from zerort.engine.tiers import Tiers
 from zerort.errors import RankFailedError, StorageError
 from zerort.offload import MemoryStore, Part
 from zerort.offload.crew import Operation
-from zerort.offload.faults import injected
 from zerort.testing.threads import run_threads
-
-
-@contextlib.contextmanager
-def faults(group, text):
-    """Faults of the whole process, put in place by rank 0 while the others wait."""
-    group.barrier().wait()  # what they have under way is not meant
-    with contextlib.ExitStack() as stack:
-        if group.rank == 0:
-            stack.enter_context(injected(text))
-        group.barrier().wait()
-        yield
-        group.barrier().wait()
-    group.barrier().wait()
 
 
 class FullMemory(MemoryStore):

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 import warnings
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import zerort as zr
 from zerort.engine.column import Column, cut_chunks
 from zerort.engine.ledger import Ledger
 from zerort.engine.offload_options import OFFLOAD_ENVIRONMENT, scratch_directories
+from zerort.engine.scratch_store import expect_room
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.tiers import Tiers
 from zerort.errors import CallError, PlanError, StorageError
@@ -147,6 +149,14 @@ def test_too_little_room_is_refused_with_the_numbers_on_every_rank(tmp_path):
 
     run_threads(2, body)
     assert os.listdir(tmp_path) == []
+
+
+def test_directories_on_one_disk_share_its_room(tmp_path):
+    here = [str(tmp_path / "a"), str(tmp_path / "b")]
+    with mock.patch("zerort.engine.scratch_store.free_nbytes", return_value=100):
+        expect_room([*here, "/dev/shm/zerort-test"], 200, what="unit 'a'")
+        with pytest.raises(StorageError, match=r"for unit 'a' at .*/a .*/b"):
+            expect_room(here, 101, what="unit 'a'")
 
 
 def test_a_directory_that_cannot_be_is_refused_on_every_rank(tmp_path):

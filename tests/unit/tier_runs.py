@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
 import zerort as zr
+from zerort.offload.faults import injected
 from zerort.testing.threads import run_threads
 
 NVME = zr.Tier.NVME
@@ -38,8 +41,21 @@ def weights(rt):
     return found
 
 
-def assert_as_in_memory(found, count):
-    """Compare the weights of two units after ``count`` steps on two ranks with those of a run in memory."""
+@contextlib.contextmanager
+def faults(group, text):
+    """Faults of the whole process, put in place by rank 0 while the others wait."""
+    group.barrier().wait()  # what they have under way is not meant
+    with contextlib.ExitStack() as stack:
+        if group.rank == 0:
+            stack.enter_context(injected(text))
+        group.barrier().wait()
+        yield
+        group.barrier().wait()
+    group.barrier().wait()
+
+
+def assert_as_in_memory(found, count, *, ranks=2):
+    """Compare the weights of two units after ``count`` steps with those of a run in memory."""
 
     def in_memory(group):
         with zr.open(plan=zr.Plan.zero(3), group=group, optimizer=zr.AdamW(lr=0.1)) as rt:
@@ -48,7 +64,7 @@ def assert_as_in_memory(found, count):
             steps(rt, range(count))
             return weights(rt)
 
-    expected = run_threads(2, in_memory)[0]
+    expected = run_threads(ranks, in_memory)[0]
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)

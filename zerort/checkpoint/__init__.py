@@ -2,7 +2,7 @@
 
     save(path, group, values, meta=…)     value.py  extents.py  writer.py   what lies where, and how it gets there
                                           save.py   directory.py sweep.py   agree, write, commit, clean
-                                          links.py                          files that are taken over as they are
+                                          links.py  room.py                 files that are taken over as they are
     load(path, group, values)             load.py   reader.py   casts.py    by tensor name, resharded, converted
     read_manifest(path)                   manifest.py                       one JSON file; it is the checkpoint
     verify(path)   export(path, out)      verify.py export.py safetensors.py

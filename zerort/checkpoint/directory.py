@@ -136,7 +136,7 @@ def sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
-def stale_names(path: str, *, keep: Iterable[str]) -> list[str]:
+def stale_names(path: str, *, keep: Iterable[str] = ()) -> list[str]:
     """Return the data files and drafts of other saves, finished or killed.
 
     Args:

@@ -14,12 +14,13 @@ place, without a copy. May import: layout.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from zerort.checkpoint.value import PAGE_NBYTES, Value
-from zerort.layout import itemsize
+from zerort.layout import Extent, FlatLayout, Range, itemsize
 
 __all__ = ["EXTENT_NBYTES", "LARGE_NBYTES", "PAGE_NBYTES", "Shard", "ShardExtent", "plan_shard", "round_up"]
 
@@ -31,6 +32,7 @@ LARGE_NBYTES = 256 * 1024
 """Extents from this size on keep their phase; a gap of up to a page before them is nothing. At least two pages."""
 
 _ALIGNMENT: Final = 64
+_NOTHING: Final[Mapping[int, Sequence[Sequence[int]]]] = MappingProxyType({})
 
 
 class ShardExtent(NamedTuple):
@@ -62,27 +64,32 @@ class Shard:
     """The size of the file: a multiple of `PAGE_NBYTES`, and 0 for a rank that holds nothing and so has no file."""
 
 
-def plan_shard(values: Sequence[Value], rank: int, *, phases: Sequence[int], linked: Collection[int] = ()) -> Shard:
+def plan_shard(
+    values: Sequence[Value],
+    rank: int,
+    *,
+    phases: Sequence[int],
+    linked: Mapping[int, Sequence[Sequence[int]]] = _NOTHING,
+) -> Shard:
     """Lay out the data file of ``rank``; padding between tensors is left out.
 
     Args:
         values: What is saved; only their layouts and partitions are looked at.
         rank: Whose file.
         phases: Where the rank's range of each value begins in its page of memory, in bytes.
-        linked: The indices of values that the rank links instead.
+        linked: By value, what of its range the rank links instead: first element, one past the last; in order, apart.
     """
     extents: list[ShardExtent] = []
     offset = 0
     for index, value in enumerate(values):
-        if index in linked:
-            continue
         width = itemsize(value.layout.dtype)
         phase = phases[index] // width * width  # stored elements are aligned, whatever they were in memory
-        for extent, in_extent, in_range in value.layout.overlaps(*value.partition.of(rank)):
+        own = value.partition.of(rank)
+        for extent, in_extent, at_first in _written(value.layout, own, linked.get(index, ())):
             most = _most(in_extent.stop - in_extent.start, width)
             for first in range(in_extent.start, in_extent.stop, most):
                 numel = min(most, in_extent.stop - first)
-                at = in_range.start + first - in_extent.start
+                at = at_first + first - in_extent.start
                 if numel * width >= LARGE_NBYTES:
                     offset += (phase + at * width - offset) % PAGE_NBYTES
                 else:
@@ -90,6 +97,15 @@ def plan_shard(values: Sequence[Value], rank: int, *, phases: Sequence[int], lin
                 extents.append(ShardExtent(index, extent.name, first, numel, at, offset, numel * width))
                 offset += numel * width
     return Shard(tuple(extents), round_up(offset, PAGE_NBYTES))
+
+
+def _written(layout: FlatLayout, own: Range, linked: Sequence[Sequence[int]]) -> Iterator[tuple[Extent, slice, int]]:
+    """Yield the pieces of tensors in a range that are not linked: the tensor, what of it, and where in the range."""
+    begin = 0
+    for end, behind in (*linked, (own.last - own.first, 0)):
+        for extent, in_extent, in_range in layout.overlaps(own.first + begin, own.first + end):
+            yield extent, in_extent, begin + in_range.start
+        begin = behind
 
 
 def _most(numel: int, width: int) -> int:

@@ -2,28 +2,29 @@
 
     <scratch>/block0…exp_avg%2F3.chunk ── hard link ──> <checkpoint>/shard-00001-00017.<token>.bin
 
-Its extents are pieces of tensors, as in any data file. Their checksums are put together from those that the store keeps
-of every grain; only a grain in which a piece begins or ends is read. May import: layout, native, checkpoint.*.
+Of a value over several disks, those files that lie on the checkpoint's are linked; the rest is written like what is in
+memory. A linked file's extents are pieces of tensors, as in any data file. Their checksums are put together from those
+that the store keeps of every grain; only a grain in which a tensor begins or ends is read. May import: layout, native,
+offload, checkpoint.*.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from zerort.checkpoint.directory import data_name
-from zerort.checkpoint.extents import EXTENT_NBYTES
 from zerort.checkpoint.manifest import DataFile
-from zerort.checkpoint.value import Linkable, Sums, Value
+from zerort.checkpoint.value import Held, Linkable, Value
 from zerort.layout import itemsize
 from zerort.native import crc32c, crc32c_combine
+from zerort.offload.blocks import BLOCK_NBYTES, run_workers
+from zerort.offload.chunk import GRAIN_NBYTES, LinkedFile
+from zerort.offload.shares import Share
 from zerort.typing import Array
 
-__all__ = ["LinkedExtent", "Links", "linkable", "make_links"]
+__all__ = ["LinkedExtent", "Links", "linkable", "make_links", "ranges_of"]
 
 
 class LinkedExtent(NamedTuple):
@@ -49,75 +50,116 @@ class Links(NamedTuple):
     extents: list[LinkedExtent]
 
 
-def linkable(values: Sequence[Value], directory: str) -> dict[int, Sequence[int]]:
-    """Return which values can be linked into a directory, by index: where their files begin, in elements."""
-    found = {}
-    for index, value in enumerate(values):
-        cuts = value.mine.cuts_in(directory) if isinstance(value.mine, Linkable) else None
-        if cuts is not None:
-            found[index] = cuts
+def linkable(values: Sequence[Value], directory: str) -> dict[int, Sequence[Held]]:
+    """Return the files that can be linked into a directory, by the index of the value that they hold some of."""
+    found = {index: one.mine.files_in(directory) for index, one in enumerate(values) if isinstance(one.mine, Linkable)}
+    return {index: files for index, files in found.items() if files}
+
+
+def ranges_of(files: Sequence[Held], *, width: int) -> list[list[int]]:
+    """Return which elements are in files: first, one past the last; in order, and put together where they meet.
+
+    Args:
+        files: Of one value.
+        width: Bytes of an element.
+    """
+    found: list[list[int]] = []
+    for first, last in sorted(
+        (held.first + one.first // width, held.first + one.last // width)
+        for held in files
+        for one in held.share.stretches
+    ):
+        if found and found[-1][1] == first:
+            found[-1][1] = last
+        else:
+            found.append([first, last])
     return found
 
 
-def make_links(values: Sequence[Value], cuts: dict[int, Sequence[int]], *, path: str, rank: int, token: str) -> Links:
+def make_links(
+    values: Sequence[Value], files: Mapping[int, Sequence[Held]], *, path: str, rank: int, token: str, threads: int
+) -> Links:
     """Link files of this rank into a checkpoint's directory.
 
     Args:
         values: What is saved.
-        cuts: What `linkable` found.
+        files: What `linkable` found.
         path: The directory.
         rank: This rank.
         token: The save's.
+        threads: How many sync and link at once: a disk syncs many files in not much more time than one.
 
     Raises:
         StorageError: The file system refused, or an earlier write had failed.
     """
-    links = Links([], [])
-    for index, marks in cuts.items():
-        value = values[index]
-        mine = value.mine
-        assert isinstance(mine, Linkable)
-        width, begin = itemsize(value.layout.dtype), value.partition.of(rank).first
-        for at, (first, last) in enumerate(pairwise(marks)):
-            if first == last:
-                continue
-            name = data_name(rank, token, link=len(links.files))
-            nbytes, sums = mine.link(at, os.path.join(path, name))
-            piece = _Summed(mine, first, last - first, sums)
-            for extent, in_extent, in_range in value.layout.overlaps(begin + first, begin + last):
-                for low, high in _cut(in_range.start * width, in_range.stop * width):
-                    start = in_extent.start + low // width - in_range.start
-                    where = (len(links.files), low, start, (high - low) // width)
-                    links.extents.append(LinkedExtent(index, extent.name, *where, piece.sum(low, high)))
-            links.files.append(DataFile(name, nbytes))
-    return links
+    tasks = [(index, held) for index, some in files.items() for held in some]
+    made: dict[int, DataFile] = {}
+    extents: dict[int, list[LinkedExtent]] = {}
+
+    def link(at: int, buffer: Array) -> None:
+        index, held = tasks[at]
+        name = data_name(rank, token, link=at)
+        linked = held.share.link(os.path.join(path, name))
+        summed = _Summed(held.share, linked, buffer)
+        begin = values[index].partition.of(rank).first + held.first
+        extents[at] = [
+            LinkedExtent(index, tensor, at, low, first, numel, summed.sum(low, high))
+            for tensor, low, high, first, numel in _extents_in(held.share, values[index], begin)
+        ]
+        made[at] = DataFile(name, linked.nbytes)
+
+    run_workers(len(tasks), link, threads=threads, buffer_nbytes=GRAIN_NBYTES)
+    order = range(len(tasks))
+    return Links([made[at] for at in order], [one for at in order for one in extents[at]])
 
 
-def _cut(low: int, high: int) -> Iterator[tuple[int, int]]:
-    """Cut a piece of a tensor into extents: (first byte, one past the last)."""
-    for at in range(low, high, EXTENT_NBYTES):
-        yield at, min(at + EXTENT_NBYTES, high)
+def _extents_in(share: Share, value: Value, begin: int) -> Iterator[tuple[str, int, int, int, int]]:
+    """Yield the pieces of tensors in a file: (tensor, first byte, one past the last, first element, elements).
+
+    They end where a tensor does, and at multiples of a block in the file, which are multiples of a grain.
+
+    Args:
+        share: What the file holds of a value of the store.
+        value: What the tensors are of.
+        begin: The element of the layout at which the store's value begins.
+    """
+    width = itemsize(value.layout.dtype)
+    for one in share.stretches:
+        low, high = begin + one.first // width, begin + one.last // width
+        for extent, in_extent, in_stretch in value.layout.overlaps(low, high):
+            at, end = one.offset + in_stretch.start * width, one.offset + in_stretch.stop * width
+            first = in_extent.start
+            while at < end:
+                stop = min((at // BLOCK_NBYTES + 1) * BLOCK_NBYTES, end)
+                yield extent.name, at, stop, first, (stop - at) // width
+                first += (stop - at) // width
+                at = stop
 
 
 class _Summed:
-    """The checksums of any bytes of one file."""
+    """The checksums of any bytes of one file.
 
-    def __init__(self, mine: Linkable, first: int, numel: int, sums: Sums) -> None:
-        self._mine = mine
-        self._first = first
-        self._nbytes = numel * mine.dtype.itemsize
-        self._sums = sums
-        self._read: tuple[int, Array] | None = None  # the grain that was read last
+    Args:
+        share: What it holds.
+        linked: The checksums of its grains.
+        buffer: Memory for one of them.
+    """
+
+    def __init__(self, share: Share, linked: LinkedFile, buffer: Array) -> None:
+        self._share = share
+        self._linked = linked
+        self._buffer = buffer
+        self._read = -1  # the grain that was read last
 
     def sum(self, low: int, high: int) -> int:
         """Return the checksum of the bytes from ``low`` to ``high``."""
-        total, grain = 0, self._sums.grain
+        total, grain = 0, self._linked.grain
         while low < high:
             at = low // grain
-            begin, end = at * grain, min((at + 1) * grain, self._nbytes)
+            begin, end = at * grain, min((at + 1) * grain, self._share.nbytes)
             stop = min(high, end)
             if (low, stop) == (begin, end):
-                part = int(self._sums.crc32c[at])
+                part = int(self._linked.sums[at])
             else:
                 part = crc32c(self._grain(at, begin, end)[low - begin : stop - begin])
             total = crc32c_combine(total, part, stop - low)
@@ -125,9 +167,7 @@ class _Summed:
         return total
 
     def _grain(self, at: int, begin: int, end: int) -> Array:
-        if self._read is None or self._read[0] != at:
-            width = self._mine.dtype.itemsize
-            out = np.empty((end - begin) // width, self._mine.dtype)
-            self._mine.read(self._first + begin // width, out).wait()
-            self._read = at, out.view(np.uint8)
-        return self._read[1]
+        if self._read != at:
+            self._share.read(self._buffer[: end - begin], begin).wait()
+            self._read = at
+        return self._buffer[: end - begin]

@@ -35,11 +35,12 @@ from zerort.checkpoint.directory import (
     stale_names,
 )
 from zerort.checkpoint.extents import Shard, plan_shard
-from zerort.checkpoint.failure import free_nbytes, patiently, room_error, storage_error, together
-from zerort.checkpoint.links import LinkedExtent, Links, linkable, make_links
+from zerort.checkpoint.failure import patiently, storage_error, together
+from zerort.checkpoint.links import LinkedExtent, Links, linkable, make_links, ranges_of
 from zerort.checkpoint.manifest import VERSION, DataFile, Manifest, StoredExtent, StoredTensor, encode
+from zerort.checkpoint.room import expect_room
 from zerort.checkpoint.sweep import sweep, wait_for_sweeps
-from zerort.checkpoint.value import JSON, Value, as_json, check_values, describe_values
+from zerort.checkpoint.value import JSON, Held, Value, as_json, check_values, describe_values
 from zerort.checkpoint.writer import write_shard
 from zerort.comm.agreement import expect_same, gather_json
 from zerort.comm.group import Group
@@ -108,6 +109,7 @@ class _Save:
         self._meta, self._progress = together(group, lambda: self._check(meta, progress), path=path, name="save checks")
         self._made: list[str] = []
         self._links = Links([], [])
+        self._is_tight = False  # the next step needs the room of the checkpoint before this one
 
     def _check(self, meta: Mapping[str, JSON], progress: JSON) -> tuple[JSON, JSON]:
         check_values(self._values, rank=self._group.rank, size=self._group.size, writable=False)
@@ -122,19 +124,19 @@ class _Save:
         expect_same(group, self._meta, what="meta", error=CallError)
         phases = [value.phase for value in self._values]
         self._make_directory()
-        cuts = together(group, lambda: linkable(self._values, path), path=path, name="save links")
-        shard = plan_shard(self._values, group.rank, phases=phases, linked=cuts)
-        taken = sum(self._values[index].mine.dtype.itemsize * marks[-1] for index, marks in cuts.items())
-        head = [new_token(), socket.gethostname(), shard.nbytes, self._progress, phases, list(cuts), taken]
+        held = together(group, lambda: linkable(self._values, path), path=path, name="save links")
+        linked = {at: ranges_of(some, width=self._values[at].mine.dtype.itemsize) for at, some in held.items()}
+        shard = plan_shard(self._values, group.rank, phases=phases, linked=linked)
+        taken = sum(one.share.nbytes for some in held.values() for one in some)
+        head = [new_token(), socket.gethostname(), shard.nbytes, self._progress, phases, [*linked.items()], taken]
         heads = gather_json(group, head, name="save heads")
         token, sizes = heads[0][0], [head[2] for head in heads]
         hosts = [head[1] for head in heads]
         files = [DataFile(data_name(rank, token), nbytes) for rank, nbytes in enumerate(sizes) if nbytes]
-        # A linked file takes its room when its store writes again, and that must not fail for want of it.
-        self._check_room(sum(sizes) + sum(head[6] for head in heads))
+        self._check_room(written=sum(sizes), linked=sum(head[6] for head in heads))
         threads = worker_count(hosts.count(hosts[group.rank]))
         with trace.span("checkpoint.write", track="checkpoint", nbytes=shard.nbytes, threads=threads):
-            checksums, direct = self._write(shard, token, hosts, files, threads, cuts)
+            checksums, direct = self._write(shard, token, hosts, files, threads, held)
         links = [
             Links([DataFile(*file) for file in told[0]], [LinkedExtent(*extent) for extent in told[1]])
             for told in gather_json(group, self._links, name="save links")
@@ -143,6 +145,7 @@ class _Save:
         with trace.span("checkpoint.commit", track="checkpoint"):
             removed = self._commit(checksums, token, files, heads, links)
         trace.count("checkpoint.written_nbytes", shard.nbytes)
+        trace.count("checkpoint.linked_nbytes", taken)
         return Saved(
             path=path,
             nbytes=sum(file.nbytes for file in files),
@@ -164,15 +167,16 @@ class _Save:
 
         together(self._group, make, path=self._path, name="save directory")
 
-    def _check_room(self, needed: int) -> None:
+    def _check_room(self, *, written: int, linked: int) -> None:
         """No rank goes on where there is no room for all of them."""
 
         def check() -> None:
             if self._group.rank == 0:
-                free = free_nbytes(self._path)
-                if free is not None and free < needed:
+                try:
+                    self._is_tight = expect_room(self._path, written=written, linked=linked)
+                except StorageError:
                     self._unmake()
-                    raise room_error(self._path, needed=needed, why="the disk is too full")
+                    raise
 
         together(self._group, check, path=self._path, name="save room")
 
@@ -188,7 +192,7 @@ class _Save:
         hosts: list[str],
         files: list[DataFile],
         threads: int,
-        cuts: dict[int, Sequence[int]],
+        held: Mapping[int, Sequence[Held]],
     ) -> tuple[list[int], bool]:
         group = self._group
         name = os.path.join(self._path, data_name(group.rank, token))
@@ -209,7 +213,7 @@ class _Save:
                 self._see(files, hosts)
 
         def write() -> list[int]:
-            self._links = make_links(self._values, cuts, path=self._path, rank=group.rank, token=token)
+            self._links = make_links(self._values, held, path=self._path, rank=group.rank, token=token, threads=threads)
             if file is None:
                 return []
             try:
@@ -287,7 +291,7 @@ class _Save:
                     raise storage_error(error, path=self._path) from error
                 raise
             stale = stale_names(self._path, keep=[file.name for file in files])
-            sweep(self._path, stale)
+            sweep(self._path, stale, now=self._is_tight)
             return stale
 
         removed = together(group, commit, path=self._path, name="save commit")
@@ -313,7 +317,7 @@ class _Save:
         checksums = iter(sums.tolist())
         for rank, head in enumerate(heads):
             index = indices.get(data_name(rank, token), -1)
-            for one in plan_shard(self._values, rank, phases=head[4], linked=head[5]).extents:
+            for one in plan_shard(self._values, rank, phases=head[4], linked=dict(head[5])).extents:
                 row = StoredExtent(index, one.offset, one.first, one.numel, next(checksums))
                 rows[kinds[one.value], one.name].append(row)
             for link in links[rank].extents:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["AT_ONCE_NBYTES", "sweep", "wait_for_sweeps"]
+__all__ = ["AT_ONCE_NBYTES", "freed_nbytes", "sweep", "wait_for_sweeps"]
 
 AT_ONCE_NBYTES: Final = 32 * 1024**2
 """Up to this many bytes are deleted before `sweep` returns."""
@@ -22,19 +22,26 @@ _lock = threading.Lock()
 _threads: list[threading.Thread] = []
 
 
-def sweep(path: str, names: Sequence[str]) -> None:
+def freed_nbytes(path: str, names: Sequence[str]) -> int:
+    """Return the bytes that deleting files of a directory gives back: those of files that have no other name."""
+    nbytes = 0
+    for name in names:
+        with contextlib.suppress(OSError):
+            status = os.stat(os.path.join(path, name))
+            nbytes += status.st_size * (status.st_nlink == 1)
+    return nbytes
+
+
+def sweep(path: str, names: Sequence[str], *, now: bool = False) -> None:
     """Delete files of a directory, now or soon. What cannot be deleted is left: the next save finds it again.
 
     Args:
         path: The directory.
         names: The files.
+        now: Return when they are gone, however large they are: their room is needed.
     """
     paths = [os.path.join(path, name) for name in names]
-    nbytes = 0
-    for one in paths:
-        with contextlib.suppress(OSError):
-            nbytes += os.stat(one).st_size
-    if nbytes <= AT_ONCE_NBYTES:
+    if now or freed_nbytes(path, names) <= AT_ONCE_NBYTES:
         _delete(paths)
         return
     thread = threading.Thread(target=_delete, args=(paths,), name="checkpoint sweep")

@@ -3,7 +3,7 @@
 A value comes with the integers that say where everything lies: its `FlatLayout` names the tensors, its `Partition` the
 ranks. So a checkpoint is written by tensor name, and read back under any other layout and partition. What rests below
 memory (`Resting`) passes through it block by block.
-May import: device, layout, typing, errors.
+May import: device, layout, native, offload.shares, typing, errors.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from zerort.device import Ticket
 from zerort.errors import CallError
 from zerort.layout import FlatLayout, Partition
 from zerort.native import address_of, crc32c
+from zerort.offload.shares import Share
 from zerort.typing import Array
 
-__all__ = ["JSON", "PAGE_NBYTES", "Linkable", "Resting", "Sums", "Value", "as_json", "check_values", "describe_values"]
+__all__ = ["JSON", "PAGE_NBYTES", "Held", "Linkable", "Resting", "Value", "as_json", "check_values", "describe_values"]
 
 PAGE_NBYTES: Final = 4096
 """Data files are a multiple of this, so that O_DIRECT reads and writes whole pages to the end."""
@@ -49,24 +50,21 @@ class Resting(Protocol):
         """Put ``source`` at the elements from ``first`` on."""
 
 
+class Held(NamedTuple):
+    """A file of a store that holds elements of a range."""
+
+    first: int
+    """The element at which the store's value begins, counted in the range."""
+    share: Share
+    """What of that value lies in the file."""
+
+
 @runtime_checkable
 class Linkable(Resting, Protocol):
-    """Values in files that a checkpoint can take over as they are."""
+    """Values of which some, or all, are in files that a checkpoint can take over as they are."""
 
-    def cuts_in(self, directory: str) -> Sequence[int] | None:
-        """Return where files begin, in elements, and the end of the last; None if they cannot be linked there."""
-
-    def link(self, at: int, path: str) -> tuple[int, Sums]:
-        """Give file ``at``, synced, another name, under which it stays as it is; return its size and its checksums."""
-
-
-class Sums(NamedTuple):
-    """The checksums of a file's bytes, grain by grain."""
-
-    grain: int
-    """Bytes that one of them covers; the last covers the rest."""
-    crc32c: Array
-    """uint32."""
+    def files_in(self, directory: str) -> Sequence[Held]:
+        """Return the files that can have a second name in a directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

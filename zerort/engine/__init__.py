@@ -1,7 +1,7 @@
 """The ZeRO walk: a `Runtime` owns a model's parameters, gradients and optimizer state; `Unit`s gather and reduce.
 
     opening.py        all ranks open a runtime alike, or all raise
-    runtime.py        Runtime: register, step, save, load, memory, close
+    runtime.py        Runtime: register, step, save, load, resume, memory, close
     registration.py   from arrays by name to a unit, agreed on by all ranks
     unit.py           Unit: gather, release, reduce, assign (gathered.py: its gathered form)
     values.py         the values that all ranks start from, or assign (assignment.py)
@@ -15,6 +15,7 @@
     section_tiers.py  offload_options.py        where a section's parts rest, and how they stream
     prefetch.py       which unit comes next
     snapshot.py       what a checkpoint holds; saving.py: when one is written and read
+    last_step.py      a checkpoint of every step, and what room that takes
     forecast.py       how many bytes a plan or a budget will take, from shapes alone
     budget.py         what rests where under a budget (sizing.py, working.py: what there is to place)
     allotment.py      when that is decided

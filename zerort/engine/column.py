@@ -22,7 +22,7 @@ from zerort.native import crc32c
 from zerort.typing import Array, Device
 
 if TYPE_CHECKING:
-    from zerort.checkpoint.value import Sums
+    from zerort.checkpoint.value import Held
     from zerort.engine.tiers import Tiers
     from zerort.offload import Part
 
@@ -165,19 +165,17 @@ class Column:
         """Return the elements from ``first`` to ``last``, which are in memory, as a column of their own."""
         return Column(self.name, (0, last - first), self.memory[first:last], device=self.device)
 
-    def cuts_in(self, directory: str) -> tuple[int, ...] | None:
-        """Return the cuts if the chunks can be linked into a directory; None if not, or if some are in memory."""
-        if self.memory.size or self._tiers is None or not self.streams:
-            return None
-        return self.cuts if self._tiers.can_link(directory) else None
+    def files_in(self, directory: str) -> list[Held]:
+        """Return the files of chunks that can have a second name in a directory."""
+        from zerort.checkpoint.value import Held
 
-    def link(self, at: int, path: str) -> tuple[int, Sums]:
-        """Give a chunk's file another name, under which it stays as it is; return its size and its checksums."""
-        from zerort.checkpoint.value import Sums
-
-        assert self._tiers is not None
-        found = self._tiers.link(self._value(at), path)
-        return found.nbytes, Sums(found.grain, found.sums)
+        if self._tiers is None:
+            return []
+        return [
+            Held(self.cuts[at], share)
+            for at in self._resting_chunks()
+            for share in self._tiers.shares(self._value(at), self._numel(at) * self.dtype.itemsize, directory)
+        ]
 
     def chunk(self, at: int) -> Array:
         """Return a chunk: where it lies in memory, or a copy of what rests elsewhere."""

@@ -6,6 +6,7 @@ May import: optim, errors, engine.offload_options.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -61,9 +62,16 @@ class RuntimeOptions:
     offload: OffloadOptions | None = None
     """How values stream to and from it; None: the defaults, or what the environment says."""
 
+    last_step: str | os.PathLike[str] | None = None
+    """A directory that all ranks see, in which every step leaves a checkpoint instead of the one before. What ends a
+    step halfway, a disk that fails or is full or a kill, then costs that step alone: `Runtime.resume`. On the disk of
+    `scratch` this costs a sync and links of what rests there, and its room once more; what is in memory is written."""
+
     def __post_init__(self) -> None:
         if self.scratch is not None:
             scratch_directories(self.scratch)
+        if self.last_step is not None and not (isinstance(self.last_step, (str, os.PathLike)) and str(self.last_step)):
+            raise CallError(f"Expected last_step to be a directory, got {self.last_step!r}.")
         if not isinstance(self.offload, (OffloadOptions, type(None))):
             raise CallError(f"Expected offload to be OffloadOptions, got {self.offload!r}.")
         _expect_int("prefetch", self.prefetch, minimum=0)

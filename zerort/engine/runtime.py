@@ -220,13 +220,17 @@ class Runtime:
         self.units[name] = unit
         return unit
 
-    def step(self) -> StepReport:
+    def step(self, *, progress: Any = None) -> StepReport:
         """Sum what is left to sum, update every parameter that has a gradient, and say what happened.
+
+        Args:
+            progress: What `save` takes, for a runtime that keeps its last step.
 
         Raises:
             UnitStateError: Gradients are missing, or a unit is still gathered; on every rank.
             NonFiniteError: A gradient holds NaN or infinity (``nonfinite="raise"``, no loss scaling); on every rank.
                 Nothing was updated.
+            StorageError: A disk failed, or is full; on every rank. `resume` goes back to the last step that was kept.
         """
         self.check_whole("step")
         if not self._stepped:
@@ -235,7 +239,12 @@ class Runtime:
                 shapes = {e.name: e.shape for section in self.trained_sections() for e in section.layout.extents}
                 warn_of_unmatched(self.groups, shapes)
         with within(self.attachments):
-            return take_step(self)
+            report = take_step(self)
+            if self.options.last_step is not None:
+                from zerort.engine.last_step import keep
+
+                keep(self, progress=progress)
+            return report
 
     def discard_gradients(self) -> None:
         """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this."""
@@ -278,6 +287,18 @@ class Runtime:
         self.check_open("load")
         with within(self.attachments):
             return load(self, path, optimizer=optimizer, strict=strict)
+
+    def resume(self) -> Restored | None:
+        """Go back to the last step that was kept (`last_step`), of this run or of the one before; None: there is none.
+
+        Raises:
+            CheckpointError: It is damaged, or of another model or optimizer; on every rank.
+        """
+        from zerort.engine.last_step import resume
+
+        self.check_open("resume")
+        with within(self.attachments):
+            return resume(self)
 
     def memory(self) -> MemoryReport:
         """Return how many bytes this rank holds, counted from its arrays."""

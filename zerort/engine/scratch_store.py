@@ -5,6 +5,7 @@ May import: offload, device, engine.host_memory, engine.offload_options.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 
@@ -13,12 +14,14 @@ from zerort.engine.host_memory import HostMemory
 from zerort.engine.offload_options import OffloadOptions
 from zerort.offload import BridgedStore, DirectoryReport, NvmeOptions, NvmeStore, Store, StripedStore
 from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES
+from zerort.offload.chunk import GRAIN_NBYTES
 from zerort.offload.preflight import file_system, inspect
 from zerort.offload.refusal import free_nbytes, no_room
 from zerort.offload.segments import round_up
+from zerort.offload.striped import UNIT_NBYTES
 from zerort.typing import Device
 
-__all__ = ["bridge", "expect_room", "look_at", "open_files"]
+__all__ = ["bridge", "disk_of", "expect_room", "look_at", "open_files"]
 
 _SAMPLE_NBYTES = 16 * 1024**2
 """Written and read by the first rank of a host to see how fast its disk is."""
@@ -46,16 +49,23 @@ def look_at(directories: Sequence[str], *, what: str, rank: int) -> tuple[Direct
 
 
 def expect_room(directories: Sequence[str], needed: int, *, what: str) -> None:
-    """Raise unless directories have room for ``needed`` bytes together.
+    """Raise unless directories have room for ``needed`` bytes together; those on one disk share what it has.
 
     Raises:
         StorageError: They have not, with the numbers.
     """
-    free = [free_nbytes(one) for one in directories]
-    if None not in free and sum(filter(None, free)) < needed:
+    free = {disk_of(one): free_nbytes(one) for one in directories}
+    if None not in free.values() and sum(filter(None, free.values())) < needed:
         raise no_room(
             " + ".join(directories), what=what, needed=needed, why="all ranks of this host together need more"
         )
+
+
+def disk_of(path: str) -> int:
+    """Return the number of the file system that holds a path, or will hold it once it is made."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return os.stat(path).st_dev
 
 
 def open_files(directories: Sequence[str], options: OffloadOptions, *, rank: int) -> NvmeStore | StripedStore:
@@ -65,7 +75,12 @@ def open_files(directories: Sequence[str], options: OffloadOptions, *, rank: int
     )
     if len(directories) == 1:
         return NvmeStore(directories[0], rank=rank, options=settings)
-    return StripedStore.open(directories, rank=rank, name="nvme", options=settings, sample_nbytes=_SAMPLE_NBYTES)
+    # Two units to a chunk: what a member has of it is then one piece, and is written as a whole. Such a write replaces
+    # a file that a checkpoint shares; one in part would have to copy it first.
+    unit = max(UNIT_NBYTES, round_up(options.chunk_nbytes // 2, GRAIN_NBYTES))
+    return StripedStore.open(
+        directories, rank=rank, name="nvme", options=settings, sample_nbytes=_SAMPLE_NBYTES, unit_nbytes=unit
+    )
 
 
 def bridge(files: Store, device: Device, host: HostMemory, options: OffloadOptions) -> Store:

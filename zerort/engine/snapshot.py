@@ -28,7 +28,7 @@ from zerort.typing import Array
 if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
 
-__all__ = ["meta_of", "renew", "restore_meta", "spread_loaded", "values_of"]
+__all__ = ["meta_of", "renew", "restore_meta", "spread_loaded", "values_in", "values_of"]
 
 
 def values_of(rt: Runtime, *, optimizer: bool = True, loading: bool = False) -> Iterator[Value]:
@@ -36,13 +36,18 @@ def values_of(rt: Runtime, *, optimizer: bool = True, loading: bool = False) -> 
     rank = rt.mesh.shard.rank
     for unit in rt.units.values():
         for section in unit.sections:
-            yield _parameters_of(section, rank)
-            if optimizer and section.state is not None:
-                for kind, kept in section.state.kept.items():
-                    mine = _range_of(kept.column, kept.partition.of(rank), first=kept.first_of(rank))
-                    yield Value(kind=kind, layout=kept.layout, partition=kept.partition, mine=mine)
+            yield from values_in(section, rank, optimizer=optimizer)
     for one in rt.attachments:
         yield from one.values(loading=loading)
+
+
+def values_in(section: Section, rank: int, *, optimizer: bool = True) -> Iterator[Value]:
+    """Yield what a checkpoint stores of a section: the part of ``rank``, which is this one."""
+    yield _parameters_of(section, rank)
+    if optimizer and section.state is not None:
+        for kind, kept in section.state.kept.items():
+            mine = _range_of(kept.column, kept.partition.of(rank), first=kept.first_of(rank))
+            yield Value(kind=kind, layout=kept.layout, partition=kept.partition, mine=mine)
 
 
 def over_world(rt: Runtime, value: Value) -> Value:

@@ -33,8 +33,8 @@ from zerort.typing import Array, Stream
 
 if TYPE_CHECKING:
     from zerort.offload import DirectoryReport, Part, Pipeline, Store
-    from zerort.offload.chunk import LinkedFile
     from zerort.offload.run import Run
+    from zerort.offload.shares import Share
 
 __all__ = ["Tiers"]
 
@@ -112,24 +112,26 @@ class Tiers:
 
     # -- before anything is put there ------------------------------------------------------------------------------
 
-    def prepare(self, nbytes: int, *, what: str) -> None:
+    def prepare(self, nbytes: int, *, what: str, beside: int = 0) -> None:
         """Open the store if any rank needs it, and refuse what has no room. Every rank calls this.
 
         Args:
             nbytes: What this rank is about to put there.
             what: What that is, as a noun phrase.
+            beside: What steps will take there besides.
 
         Raises:
             StorageError: A directory cannot be used, or has too little room for all ranks of its host; on every rank.
         """
-        told = gather_json(self._world, [socket.gethostname(), nbytes], name="offload")
-        if not any(need for _, need in told):
+        told = gather_json(self._world, [socket.gethostname(), nbytes, beside], name="offload")
+        if not any(need for _, need, _ in told):
             return
         host = told[self._world.rank][0]
-        is_first = all(other != host for other, _ in told[: self._world.rank])
+        is_first = all(other != host for other, *_ in told[: self._world.rank])
         error: Exception | None = None
         try:
-            self._look(sum(need for other, need in told if other == host), what=what, measures=is_first)
+            needed = sum(need + more for other, need, more in told if other == host)
+            self._look(needed, what=what, measures=is_first)
         except Exception as caught:
             error = caught
         raise_together(self._world, error, name="offload")
@@ -169,18 +171,11 @@ class Tiers:
         self._count(written=source.nbytes)
         return self.store.write(name, source, offset=offset)
 
-    def can_link(self, directory: str) -> bool:
-        """Say whether values' files can have a second name in a directory: on the same disk, and on one only."""
-        from zerort.offload import NvmeStore
+    def shares(self, name: str, nbytes: int, directory: str) -> list[Share]:
+        """Return what of a value lies in files that can have a second name in a directory; see `shares_of`."""
+        from zerort.offload.shares import shares_of
 
-        return isinstance(self._files, NvmeStore) and self._files.can_link(directory)
-
-    def link(self, name: str, path: str) -> LinkedFile:
-        """Give a value's file another name, as `NvmeStore.link` does."""
-        from zerort.offload import NvmeStore
-
-        assert isinstance(self._files, NvmeStore)
-        return self._files.link(name, path)
+        return [] if self._files is None else shares_of(self._files, name, nbytes=nbytes, directory=directory)
 
     def foresee(self) -> None:
         """Begin to read what the last update began with: the next one will, too. Gradients need not be there yet.
@@ -261,7 +256,7 @@ class Tiers:
         if self._torn:
             raise StorageError(
                 f"{verb}: Expected parameters and state of one update, got those of {self._torn} Go back to a "
-                "checkpoint: rt.load(path)."
+                "checkpoint: rt.load(path), or rt.resume() if the last step is kept."
             )
 
     def failure(self) -> StorageError | None:

@@ -24,7 +24,7 @@ from zerort.typing import Array
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["StripedStore", "Stripes", "plan_stripes"]
+__all__ = ["UNIT_NBYTES", "StripedStore", "Stripes", "plan_stripes"]
 
 UNIT_NBYTES = 4 * 1024**2
 """Bytes that lie on one member before the next one's turn comes: a block of a disk."""
@@ -147,6 +147,7 @@ class StripedStore:
         name: str = "striped",
         options: NvmeOptions | None = None,
         sample_nbytes: int = SAMPLE_NBYTES,
+        unit_nbytes: int = UNIT_NBYTES,
     ) -> StripedStore:
         """Open a store over several directories, each on a disk of its own, weighted by how fast they are now.
 
@@ -156,6 +157,7 @@ class StripedStore:
             name: What it is called.
             options: How the members work.
             sample_nbytes: How much to write and read to measure each.
+            unit_nbytes: Bytes that lie on one member before the next one's turn comes.
 
         Raises:
             StorageError: One of them cannot be written to.
@@ -165,7 +167,7 @@ class StripedStore:
         try:
             for at, one in enumerate(directories):
                 members.append(NvmeStore(one, rank=rank, name=f"{name}.{at}", options=options))
-            return cls(members, weights=[report.gbs for report in reports], name=name)
+            return cls(members, weights=[report.gbs for report in reports], name=name, unit_nbytes=unit_nbytes)
         except BaseException:
             for member in members:
                 member.close()
@@ -230,11 +232,15 @@ class StripedStore:
         return joined(tickets, result=source)
 
     def _pieces(self, name: str, offset: int, count: int) -> list[tuple[int, int, int, int]]:
+        return self.stripes_of(name, offset, count).pieces(int(offset), int(offset) + count)
+
+    def stripes_of(self, name: str, offset: int = 0, count: int = 0) -> Stripes:
+        """Return how a value lies over the members, if it has ``count`` bytes from ``offset`` on."""
         self._check_open()
         stripes = self._values.get(name)
         check_range(self, name, offset, count, nbytes=None if stripes is None else stripes.nbytes)
         assert stripes is not None
-        return stripes.pieces(int(offset), int(offset) + count)
+        return stripes
 
     def flush(self) -> None:
         """Flush all members; see `Store.flush`."""
@@ -244,11 +250,7 @@ class StripedStore:
 
     def delete(self, name: str) -> None:
         """Forget a value; see `Store.delete`."""
-        self._check_open()
-        stripes = self._values.get(name)
-        check_range(self, name, 0, 0, nbytes=None if stripes is None else stripes.nbytes)
-        assert stripes is not None
-        for at in sorted(set(stripes.pattern)):
+        for at in sorted(set(self.stripes_of(name).pattern)):
             self.members[at].delete(name)
         del self._values[name]
 

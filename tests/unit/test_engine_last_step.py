@@ -1,0 +1,159 @@
+"""A runtime that keeps its last step goes back to it whatever ends the next one, and goes on with the same bits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from unittest import mock
+
+import numpy as np
+import pytest
+from tier_runs import EVERYTHING, NUMEL, STATE, assert_as_in_memory, faults, open_runtime, steps, values, weights
+
+import zerort as zr
+from zerort.checkpoint import read_manifest, verify
+from zerort.checkpoint.room import expect_room
+from zerort.errors import CallError, StorageError
+from zerort.testing.threads import run_threads
+
+
+def opened(group, where, plan=EVERYTHING, **options):
+    rt = open_runtime(group, where / "scratch", plan, **{"last_step": where / "last", **options})
+    for at in range(2):
+        rt.register(f"unit{at}", values(at))
+    return rt
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fault"),
+    [
+        (2, "eio@5:op=write:times=all"),  # while gradients are put away
+        (1, "eio@15:op=write:times=all"),
+        (2, "eio@10:op=read:times=all"),
+        (1, "eio@5:op=sync:times=all"),  # while the step is kept
+        (2, "enospc@15:op=write:times=all"),
+        (1, "enospc@4:op=reserve:times=all"),  # new files, as the last step has the old ones
+    ],
+)
+def test_a_disk_that_fails_costs_one_step(tmp_path, ranks, fault):
+    def body(group):
+        with opened(group, tmp_path) as rt:
+            steps(rt, range(3))
+            with faults(group, f"{fault}:file=-r{ranks - 1}-"), pytest.raises(StorageError, match=f"rank {ranks - 1}"):
+                steps(rt, [3])
+            found = rt.resume()
+            assert found.updates == rt.updates == 3
+            steps(rt, [3, 4])
+            return weights(rt)
+
+    assert_as_in_memory(run_threads(ranks, body)[0], 5, ranks=ranks)
+    assert read_manifest(tmp_path / "last").meta["updates"] == 5
+    assert verify(tmp_path / "last") == []
+    assert os.listdir(tmp_path / "scratch") == []
+
+
+def test_the_next_run_goes_on_where_the_last_one_was(tmp_path):
+    def body(group, numbers):
+        with opened(group, tmp_path, STATE) as rt:
+            restored = rt.resume()
+            for number in numbers:
+                steps(rt, [number])
+            return restored, weights(rt)
+
+    assert run_threads(2, lambda group: body(group, range(2)))[0][0] is None
+    restored, found = run_threads(2, lambda group: body(group, range(2, 5)))[1]
+    assert restored.updates == 2
+    assert_as_in_memory(found, 5)
+
+
+def test_only_the_newest_step_is_kept_and_its_files_are_the_runs_own(tmp_path):
+    last = tmp_path / "last"
+
+    def body(group):
+        with opened(group, tmp_path) as rt:
+            for number in range(3):
+                steps(rt, [number])
+                names = [file.name for file in read_manifest(last).files]
+                assert sorted(os.listdir(last)) == ["manifest.json", *sorted(names)]
+                assert all(os.stat(last / name).st_nlink == 2 for name in names)
+
+    run_threads(1, body)
+
+
+def test_progress_is_kept_with_the_step(tmp_path):
+    def body(group):
+        with opened(group, tmp_path) as rt:
+            for unit in rt.units.values():
+                unit.reduce({"w": np.ones(NUMEL, np.float32)})
+            rt.step(progress={"batch": 7 + rt.rank})
+            assert rt.resume().progress == {"batch": 7 + rt.rank}
+
+    run_threads(2, body)
+
+
+def test_room_for_the_last_step_is_asked_for_before_the_first(tmp_path):
+    def body(group, free):
+        with (
+            open_runtime(group, tmp_path / "scratch", EVERYTHING, last_step=tmp_path / "last") as rt,
+            mock.patch("zerort.engine.scratch_store.free_nbytes") as free_nbytes,
+        ):
+            free_nbytes.side_effect = lambda path: free - rt.tiers.resting_nbytes
+            rt.register("unit0", values(0))
+            rt.register("unit1", values(1))
+            return rt.tiers.resting_nbytes
+
+    resting = run_threads(1, lambda group: body(group, 2**40))[0]
+    enough = resting * 7 // 4  # a checkpoint has no gradients: three of four parts are there twice
+    run_threads(1, lambda group: body(group, enough))
+    with pytest.raises(StorageError, match="for unit 'unit1', and the last step beside the next at"):
+        run_threads(1, lambda group: body(group, enough - 1))
+
+
+def test_on_another_disk_every_step_is_written_and_it_is_said(tmp_path):
+    elsewhere = tempfile.mkdtemp(dir="/dev/shm")
+
+    def body(group):
+        with pytest.warns(RuntimeWarning, match="Expected last_step on the disk of scratch, .*written there in every"):
+            rt = opened(group, tmp_path, last_step=f"{elsewhere}/last")
+        with rt:
+            steps(rt, range(2))
+            assert all(name.count("-") < 2 for name in os.listdir(f"{elsewhere}/last"))  # no links
+            steps(rt, [2])
+            assert rt.resume().updates == 3
+            with (
+                pytest.warns(RuntimeWarning, match="Expected last_step"),
+                mock.patch("zerort.engine.scratch_store.free_nbytes", return_value=300_000),
+                pytest.raises(StorageError, match="for the last step and the one before at /dev/shm"),
+            ):
+                rt.register("unit2", values(2))
+
+    try:
+        run_threads(1, body)
+    finally:
+        shutil.rmtree(elsewhere)
+
+
+def test_what_cannot_be_asked_for_is_said(tmp_path):
+    def body(group):
+        with open_runtime(group, tmp_path) as rt, pytest.raises(CallError, match="keeps its last step, got one with"):
+            rt.resume()
+
+    run_threads(1, body)
+    with pytest.raises(CallError, match="Expected last_step to be a directory, got ''"):
+        zr.RuntimeOptions(last_step="")
+
+
+def test_a_save_may_count_on_the_room_of_the_one_before(tmp_path):
+    old = tmp_path / "shard-00000-00000.0123456789abcdef.bin"
+    old.write_bytes(bytes(1000))
+    with mock.patch("zerort.checkpoint.room.free_nbytes", return_value=500):
+        assert not expect_room(str(tmp_path), written=200, linked=300)
+        assert expect_room(str(tmp_path), written=200, linked=1300)
+        with pytest.raises(StorageError, match="too full"):
+            expect_room(str(tmp_path), written=200, linked=1301)
+        with pytest.raises(StorageError, match="too full"):
+            expect_room(str(tmp_path), written=501, linked=0)
+        os.link(old, tmp_path / "another name")
+        with pytest.raises(StorageError, match="too full"):
+            expect_room(str(tmp_path), written=200, linked=1300)
