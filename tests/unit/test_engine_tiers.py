@@ -150,6 +150,7 @@ def test_too_little_room_is_refused_with_the_numbers_on_every_rank(tmp_path):
 
 
 def test_a_directory_that_cannot_be_is_refused_on_every_rank(tmp_path):
+    """The other rank, whose directory will do, leaves nothing there."""
     (tmp_path / "file").write_text("")
 
     def body(group):
@@ -160,6 +161,7 @@ def test_a_directory_that_cannot_be_is_refused_on_every_rank(tmp_path):
         tiers.close()
 
     run_threads(2, body)
+    assert os.listdir(tmp_path / "directory") == []
 
 
 def test_memory_in_a_disks_place_is_said_loudly(tmp_path):

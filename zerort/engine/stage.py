@@ -53,7 +53,10 @@ class Stage:
         """Have pinned memory for chunks of so many bytes on the GPU. Every rank calls this alike."""
         needed = max(_DEPTH * (slot_nbytes + _ROOM), _MEASURED)
         if self._options.update_on != "device" and (self._pinned is None or self._pinned.size < needed):
-            self.close()
+            self.close()  # no copy is under way then
+            pinned, self._pinned = self._pinned, None
+            if pinned is not None:
+                self._host.free(pinned)
             self._pinned = self._host.zeros(needed, "uint8")
 
     @property
