@@ -112,7 +112,7 @@ ENGINE = (
     ),
     Mutant(
         "engine/update.py",
-        "chunk.section.parameters.written = written",
+        "section.parameters.written = joined([back for _, back in pairs], result=None)",
         "pass",
         (TIERS, "an_update_is_the_same_on_either_side"),
         ranks=2,

@@ -1,6 +1,7 @@
 """What a runtime on GPUs has on the host: pinned, given back when it is no longer needed, on all ranks or on none."""
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -56,6 +57,34 @@ def test_what_streams_from_a_disk_passes_through_pinned_memory(group, tmp_path, 
         for unit, updates in zip(rt.units.values(), (4, 2), strict=True):
             with unit.gathered() as p:
                 assert (p["w"].get() == 1 - 0.5 * updates).all()
+
+
+def test_a_unit_is_gathered_when_its_own_update_is_back(group):
+    """What another one's update brings back is held up on the GPU, and stays so until the first unit was looked at."""
+    gate, passed = threading.Event(), []
+
+    def hold_up(_):
+        gate.wait(60)
+        passed.append(True)
+
+    class Held(zr.SGD):
+        def update_(self, param, *arrays, **settings):
+            super().update_(param, *arrays, **settings)
+            if param.size == LARGE:
+                lane = group.device.lane("copy out")
+                lane.submit(lambda: lane.cuda.launch_host_func(hold_up, None), after=())
+
+    offload = zr.OffloadOptions(chunk_nbytes=4 * LARGE, update_on="device")
+    with zr.open(group=group, plan=zr.Plan.zero(3, parameter=HOST), offload=offload, optimizer=Held(lr=0.5)) as rt:
+        small, large = rt.register("small", values(SMALL)), rt.register("large", values(LARGE))
+        step(rt)
+        with small.gathered() as p:
+            assert (p["w"].get() == 0.5).all()
+        assert not passed
+        gate.set()
+        with large.gathered() as p:
+            assert (p["w"].get() == 0.5).all()
+        assert passed
 
 
 def test_pinned_memory_that_grows_gives_the_smaller_one_back(group, tmp_path):
