@@ -300,7 +300,7 @@ class Section:
         if isinstance(self.bucket.rest, RestingGradient):
             return self.bucket.rest
         column = Column(self.name, self.state.cuts, array, device=self._device)
-        return SummedInMemory(column, self._setup.norm_block)
+        return SummedInMemory(column)
 
     @property
     def storage_error(self) -> StorageError | None:
