@@ -300,7 +300,7 @@ def test_who_gives_up_leaves_the_line_and_those_behind_still_wait(device):
     order, gate, trouble = CudaOrder(), threading.Event(), []
     first, third = (device.stream(name, order=order) for name in ("first", "third"))
     second = device.stream("second", order=order, trouble=lambda: next(iter(trouble), None))
-    stuck = first.submit(lambda: (first.take_turn(), gate.wait(20)))
+    stuck = first.submit(lambda: (first.take_turn(), gate.wait(60)))
     given_up, behind = (stream.submit(stream.take_turn) for stream in (second, third))
     with pytest.raises(TimeoutError):
         given_up.wait(timeout=0.2)

@@ -68,7 +68,7 @@ def test_a_group_that_is_stuck_holds_up_no_other_for_ever(job):
         2,
         """
         import cupy, threading
-        stuck, quick, patient = (open_group(timeout=timeout) for timeout in (60.0, 1.0, 60.0))
+        stuck, quick, patient = (open_group(timeout=timeout) for timeout in (60.0, 3.0, 60.0))
         gate, stream = threading.Event(), stuck._transport._stream
         if rank == 0:
             ticket = stream.submit(lambda: (stream.take_turn(), gate.wait(50)))

@@ -100,13 +100,12 @@ def test_a_call_does_not_wait_for_ever_for_its_turn(group):
     """The thread of another group of this GPU does not come back from NCCL."""
     part, gate = group.split(0), threading.Event()
     stream = part._transport._stream
-    stuck = stream.submit(lambda: (stream.take_turn(), gate.wait(20)))
+    stuck = stream.submit(lambda: (stream.take_turn(), gate.wait(60)))
     try:
         with pytest.raises(CollectiveTimeoutError, match=r"finish #\d all_reduce\(.*'loss'.* another group, before it"):
-            group.all_reduce(cupy.ones(10), name="loss").wait(timeout=10)
+            group.all_reduce(cupy.ones(10), name="loss").wait()
         with pytest.raises(CollectiveError, match="is broken since"):
             group.all_reduce(cupy.ones(10))
     finally:
         gate.set()
     stuck.wait()
-    assert (part.all_reduce(cupy.ones(10)).wait() == 1).all()
