@@ -8,12 +8,25 @@ DEVICE_AND_GROUPS = (
     # -- the order of groups ---------------------------------------------------------------------------------------
     Mutant(
         "device/cuda_order.py",
-        "self._moved.wait_for(lambda: self._served >= place)",
-        "pass",
+        "return self._moved.wait_for(lambda: self._first >= number, _EVERY)",
+        "return True",
         (DEVICE, "take_turns_on_the_host"),
     ),
-    Mutant("device/cuda_order.py", "stream.wait_event(self._last)", "pass", (DEVICE, "take_turns_on_the_gpu")),
-    Mutant("device/cuda_order.py", "self._last = event", "pass", (DEVICE, "take_turns_on_the_gpu")),
+    Mutant(
+        "device/cuda_order.py",
+        "found = trouble()",
+        "found = None",
+        (DEVICE, "who_gives_up_leaves_the_line"),
+    ),
+    Mutant("device/cuda_order.py", "stream.wait_event(self._line._last)", "pass", (DEVICE, "take_turns_on_the_gpu")),
+    Mutant("device/cuda_order.py", "self._line._last = event", "pass", (DEVICE, "take_turns_on_the_gpu")),
+    Mutant(
+        "comm/nccl.py",
+        "self._stream.take_turn()",
+        "pass",
+        (GROUPS, "a_group_of_parts_works_beside_its_whole"),
+        ranks=2,
+    ),
     Mutant(
         "comm/nccl.py",
         "order=order_of_nccl(self.device.ordinal),",

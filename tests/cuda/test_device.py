@@ -249,10 +249,15 @@ def test_streams_in_one_order_take_turns_on_the_host(device):
     first, second = (device.stream(name, order=order) for name in ("first", "second"))
 
     def slow():
+        first.take_turn()
         gate.wait(20)
         issued.append("first")
 
-    before, after = first.submit(slow), second.submit(lambda: issued.append("second"))
+    def quick():
+        second.take_turn()
+        issued.append("second")
+
+    before, after = first.submit(slow), second.submit(quick)
     with pytest.raises(TimeoutError):
         after.wait(timeout=0.2)
     gate.set()
@@ -266,8 +271,13 @@ def test_streams_in_one_order_take_turns_on_the_gpu(device):
     order = CudaOrder()
     streams = [device.stream(name, order=order) for name in ("first", "second", "third")]
     values = device.empty(50_000, "float32")
+
+    def add_one(stream):
+        stream.take_turn()
+        cupy.add(values, 1, out=values)
+
     tickets = [streams[0].submit(lambda: values.fill(0), after=())]
-    tickets += [stream.submit(lambda: cupy.add(values, 1, out=values), after=()) for stream in streams * 3]
+    tickets += [stream.submit(functools.partial(add_one, stream), after=()) for stream in streams * 3]
     for ticket in tickets:
         ticket.wait()
     assert (values == 9).all()
@@ -276,14 +286,32 @@ def test_streams_in_one_order_take_turns_on_the_gpu(device):
 def test_a_turn_passes_whatever_work_raises(device):
     order = CudaOrder()
     first, second = (device.stream(name, order=order) for name in ("first", "second"))
-    failed = first.submit(lambda: 1 / 0)
-    assert second.submit(lambda: "done").wait(timeout=20) == "done"
+    failed = first.submit(lambda: (first.take_turn(), 1 / 0))
+    second.submit(second.take_turn).wait(timeout=20)
     with pytest.raises(ZeroDivisionError):
         failed.wait()
     first.close()
     with pytest.raises(ClosedError):  # who is not let in takes no place
         first.submit(lambda: None)
-    assert second.submit(lambda: "done").wait(timeout=20) == "done"
+    second.submit(second.take_turn).wait(timeout=20)
+
+
+def test_who_gives_up_leaves_the_line_and_those_behind_still_wait(device):
+    order, gate, trouble = CudaOrder(), threading.Event(), []
+    first, third = (device.stream(name, order=order) for name in ("first", "third"))
+    second = device.stream("second", order=order, trouble=lambda: next(iter(trouble), None))
+    stuck = first.submit(lambda: (first.take_turn(), gate.wait(60)))
+    given_up, behind = (stream.submit(stream.take_turn) for stream in (second, third))
+    with pytest.raises(TimeoutError):
+        given_up.wait(timeout=0.2)
+    trouble.append(DeviceError("of no use"))
+    with pytest.raises(DeviceError, match="of no use"):
+        given_up.wait(timeout=20)
+    with pytest.raises(TimeoutError):
+        behind.wait(timeout=0.2)
+    gate.set()
+    behind.wait(timeout=20)
+    stuck.wait()
 
 
 def test_repr_tells(device):

@@ -60,3 +60,38 @@ def test_a_part_that_cannot_be_opened_leaves_the_whole_usable(job):
     assert ranks_that("raised True True", result.output) == ["0", "0", "1", "1", "2", "2"], result.output
     assert ranks_that("sums 3", result.output) == ["0", "0", "1", "1", "2", "2"], result.output
     assert ranks_that("has 2", result.output) == ["0", "2"], result.output
+
+
+def test_a_group_that_is_stuck_holds_up_no_other_for_ever(job):
+    """On rank 0 the thread of one group does not come back from NCCL. Two others wait for their turns behind it."""
+    result = job(
+        2,
+        """
+        import cupy, threading
+        stuck, quick, patient = (open_group(timeout=timeout) for timeout in (60.0, 3.0, 60.0))
+        gate, stream = threading.Event(), stuck._transport._stream
+        if rank == 0:
+            ticket = stream.submit(lambda: (stream.take_turn(), gate.wait(50)))
+            norm = patient.all_reduce(cupy.ones(10), name="norm")
+        else:
+            patient.close()
+        try:
+            quick.all_reduce(cupy.ones(10), name="loss").wait()
+        except (CollectiveTimeoutError, RankFailedError) as error:
+            say("rank", rank, "gave up", "'loss'" in str(error), error)
+        if rank == 0:
+            try:
+                norm.wait()
+            except RankFailedError as error:
+                say("rank", rank, "heard", "'norm'" in str(error), "rank 1: gone" in str(error))
+            gate.set()
+            ticket.wait()
+        say("rank", rank, "goes on", int(stuck.all_reduce(cupy.ones(3, np.int32)).wait()[0]))
+        for group in (patient, quick, stuck):
+            group.close()
+        """,
+    )
+    assert result.code == 0, result.output
+    assert ranks_that("gave up True", result.output) == ["0", "1"], result.output
+    assert ranks_that("heard True True", result.output) == ["0"], result.output
+    assert ranks_that("goes on 2", result.output) == ["0", "1"], result.output

@@ -13,8 +13,9 @@ cupy = pytest.importorskip("cupy")
 from arrays import put  # noqa: E402
 
 from zerort import native  # noqa: E402
+from zerort.device.cuda import CudaDevice  # noqa: E402
 from zerort.errors import CallError  # noqa: E402
-from zerort.optim import SGD, AdamW, Lion, clip_factor, norm_of, square_sums  # noqa: E402
+from zerort.optim import SGD, AdamW, Lion, clip_factor, norm_of, square_sums, square_sums_of  # noqa: E402
 from zerort.optim import kernels_cuda as cuda  # noqa: E402
 from zerort.optim.kernels import kernels_for  # noqa: E402
 
@@ -132,6 +133,17 @@ def test_square_sums_give_the_hosts_bits(dtype, numel):
     assert norm_of(square_sums(there, 1024)) == norm_of(square_sums(array, 1024))
     assert square_sums(there).tolist() == [cuda.square_sum(there)]
     assert clip_factor(norm_of(square_sums(there, 1024)), 1e9) == 1.0
+
+
+@pytest.mark.parametrize("block", [None, 1024])
+def test_square_sums_of_several_arrays_are_those_of_each(block):
+    arrays = [put(numbers(numel, seed=numel, spread=1.0)) for numel in (5_003, 0, 1, 300_000, 1_024)]
+    with CudaDevice(0) as device:
+        for given in (arrays, arrays[1:2], []):
+            found = square_sums_of(given, block, device=device)
+            assert len(found) == len(given)
+            for sums, array in zip(found, given, strict=True):
+                assert_same_bits(put(sums), device.fetch(square_sums(array, block)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -94,3 +94,18 @@ def test_an_entry_that_does_not_return_breaks_the_group(group, inside):
     assert isinstance(group._transport.broken, CollectiveTimeoutError)
     assert "finish #7 all_reduce within 1.0 s" in str(group._transport.broken)
     assert not left
+
+
+def test_a_call_does_not_wait_for_ever_for_its_turn(group):
+    """The thread of another group of this GPU does not come back from NCCL."""
+    part, gate = group.split(0), threading.Event()
+    stream = part._transport._stream
+    stuck = stream.submit(lambda: (stream.take_turn(), gate.wait(60)))
+    try:
+        with pytest.raises(CollectiveTimeoutError, match=r"finish #\d all_reduce\(.*'loss'.* another group, before it"):
+            group.all_reduce(cupy.ones(10), name="loss").wait()
+        with pytest.raises(CollectiveError, match="is broken since"):
+            group.all_reduce(cupy.ones(10))
+    finally:
+        gate.set()
+    stuck.wait()

@@ -160,6 +160,7 @@ def test_directories_on_one_disk_share_its_room(tmp_path):
 
 
 def test_a_directory_that_cannot_be_is_refused_on_every_rank(tmp_path):
+    """The other rank, whose directory will do, leaves nothing there."""
     (tmp_path / "file").write_text("")
 
     def body(group):
@@ -170,6 +171,7 @@ def test_a_directory_that_cannot_be_is_refused_on_every_rank(tmp_path):
         tiers.close()
 
     run_threads(2, body)
+    assert os.listdir(tmp_path / "directory") == []
 
 
 def test_memory_in_a_disks_place_is_said_loudly(tmp_path):

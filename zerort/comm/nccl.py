@@ -10,8 +10,9 @@ things travel that are on the host anyway, such as agreements and traces.
 
 [Note: order]
 One thread of a group enters NCCL, in the order of the calls, and the groups of a GPU take turns in the order of the
-program (`device.cuda_order`). A call is over for the host when it is queued; its Ticket is done when the GPU is. May
-import: device.cuda*, comm.transport, comm.nccl_*.
+program (`device.cuda_order`). A call that waits for its turn is watched like one that is on the GPU: another group's
+may never end. A call is over for the host when it is queued; its Ticket is done when the GPU is. May import:
+device.cuda*, comm.transport, comm.nccl_*.
 """
 
 from __future__ import annotations
@@ -110,6 +111,9 @@ class NcclTransport(Transport):
 
     def run(self, call: Call) -> None:
         """Do a call over CuPy arrays here, one over NumPy arrays on the host."""
+        assert self._stream is not None
+        with self._watch.line(_title(call)):
+            self._stream.take_turn()
         if call.where:
             super().run(call)
         else:
@@ -132,7 +136,7 @@ class NcclTransport(Transport):
 
     @contextlib.contextmanager
     def _entry(self, call: Call) -> Iterator[None]:
-        with self._watch.entry(f"#{call.sequence} {call.describe()} at {call.site}"):
+        with self._watch.entry(_title(call)):
             yield
         if trace.is_enabled():
             # So that its span is as long as the call, not as its queueing.
@@ -251,3 +255,7 @@ class NcclTransport(Transport):
     def details(self) -> str:
         """Say which GPU it is, and how the ranks agree."""
         return f"{self.device.name}; agreed over {self.host.kind}"
+
+
+def _title(call: Call) -> str:
+    return f"#{call.sequence} {call.describe()} at {call.site}"

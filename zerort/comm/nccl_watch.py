@@ -2,7 +2,8 @@
 
 A kernel of NCCL's that waits for a lost rank waits for ever, and so does whoever waits for the GPU. So while calls are
 under way a thread looks, ten times a second, whether NCCL reports an error, another rank has failed or gone, or time is
-up. Then the group breaks: the other ranks are told, and the communicator is aborted, which frees the GPU.
+up. Then the group breaks: the other ranks are told, and the communicator is aborted, which frees the GPU. A call that
+waits in line for other groups' calls is under way, too.
 
 [Note: the gate]
 A communicator must not be aborted or destroyed under a thread that is inside NCCL. So whoever enters goes through
@@ -45,10 +46,11 @@ _DEADLINE = 10.0
 
 @dataclass(eq=False, slots=True)
 class _Flight:
-    """A call that is in NCCL or on the GPU."""
+    """A call that is in line, in NCCL or on the GPU."""
 
     text: str
     began: float
+    held_up_by: str = "a rank's GPU is stuck, or busy with something else"
     event: Any = None  # behind it on the GPU, once it is queued
 
     def has_landed(self) -> bool:
@@ -95,6 +97,20 @@ class NcclWatch:
         threading.Thread(target=self._look, name=f"zerort-watch {title}", daemon=True).start()
 
     @contextlib.contextmanager
+    def line(self, text: str) -> Iterator[None]:
+        """Watch over a call that waits for those of other groups, which may never end."""
+        flight = _Flight(text, time.monotonic(), "a call of another group, before it on this GPU, does not end")
+        self._flights.append(flight)
+        try:
+            yield
+        finally:
+            self._forget(flight)
+
+    def _forget(self, flight: _Flight) -> None:
+        with self._asking:  # whoever looks at the first one must not find it gone
+            self._flights.remove(flight)
+
+    @contextlib.contextmanager
     def entry(self, text: str) -> Iterator[None]:
         """Enter NCCL to queue a call on the current stream. It is watched from here until the GPU has done it.
 
@@ -112,7 +128,7 @@ class NcclWatch:
             yield
             flight.event = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
         except BaseException as error:
-            self._flights.remove(flight)
+            self._forget(flight)
             if self._error is not None and isinstance(error, Exception):
                 raise self._why_ended(text) from error  # it was in there for so long that the communicator went
             raise
@@ -243,7 +259,6 @@ class NcclWatch:
         if now - flight.began > self._timeout:
             return CollectiveTimeoutError(
                 f"Expected {self._title} to finish {flight.text} within {self._timeout:.1f} s, got nothing on rank "
-                f"{self._rank}: a rank's GPU is stuck, or busy with something else. Set ZERORT_TIMEOUT=seconds to wait "
-                "longer."
+                f"{self._rank}: {flight.held_up_by}. Set ZERORT_TIMEOUT=seconds to wait longer."
             )
         return None

@@ -25,11 +25,11 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zerort.device.cuda_library import cupy, has_passed, new_stream
-from zerort.device.cuda_order import CudaOrder
+from zerort.device.cuda_order import CudaOrder, Place
 from zerort.device.host_stream import HostStream
 from zerort.device.ticket import AllOf, Ticket
 from zerort.errors import DeviceError
@@ -119,7 +119,7 @@ class CudaStream:
         priority: Of the CUDA stream, from CuPy 14 on; a lower number goes first.
         helping: As in `HostStream`.
         trouble: Returns what makes waiting useless, if anything does; asked by whoever waits.
-        order: In which this stream's work takes turns with that of other streams; None if it need not.
+        order: In which this stream's work takes turns with that of other streams (`take_turn`); None if it need not.
     """
 
     def __init__(
@@ -136,6 +136,7 @@ class CudaStream:
         self.trouble = trouble
         self._device = device
         self._shared_order = order
+        self._standing: Place | None = None  # of the work that is being done
         with device:
             self.cuda = new_stream(priority)
         self.host = HostStream(name, helping=helping)
@@ -170,7 +171,7 @@ class CudaStream:
         given: list[Any] = [keep, work]
 
         def issue() -> None:
-            with self._device, self.cuda, self._turn(place, event):
+            with self._device, self.cuda, self._in_line(place, event):
                 try:
                     if before is not None:
                         self.cuda.wait_event(before)
@@ -189,6 +190,17 @@ class CudaStream:
         with self._place() as place:
             event._issued = self.host.submit(issue, name=name, eager=eager)
         return ticket
+
+    def take_turn(self) -> None:
+        """Wait until it is the turn of the work that calls this, on the host and on the GPU, if it has a place in line.
+
+        It has its turn until it ends. Work that calls nothing leaves the line when it ends, without a turn.
+
+        Raises:
+            BaseException: What `trouble` returns meanwhile.
+        """
+        if self._standing is not None:
+            self._standing.take_turn(self.cuda, trouble=self.trouble)
 
     def after(self, ticket: Ticket[Any]) -> Ticket[None]:
         """Make what is submitted next wait for ``ticket``: on the GPU if it is the ticket of a CUDA stream."""
@@ -229,13 +241,18 @@ class CudaStream:
         """Refuse further work and do not wait for what was submitted."""
         self.host.abandon()
 
-    def _place(self) -> contextlib.AbstractContextManager[int]:
-        return contextlib.nullcontext(0) if self._shared_order is None else self._shared_order.place()
+    def _place(self) -> contextlib.AbstractContextManager[Place | None]:
+        return contextlib.nullcontext() if self._shared_order is None else self._shared_order.place()
 
-    def _turn(self, place: int, event: CudaEvent) -> contextlib.AbstractContextManager[None]:
-        if self._shared_order is None:
-            return contextlib.nullcontext()
-        return self._shared_order.turn(place, self.cuda, event._cuda)
+    @contextlib.contextmanager
+    def _in_line(self, place: Place | None, event: CudaEvent) -> Iterator[None]:
+        self._standing = place
+        try:
+            yield
+        finally:
+            self._standing = None
+            if place is not None:
+                place.leave(event._cuda)
 
     def _mark_caller(self) -> Any:
         """Return an event behind all that the caller has on its current stream; None if that is this stream."""

@@ -37,7 +37,7 @@ class HostMemory:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._is_apart = not isinstance(group.device, HostDevice)
-        self._arenas: list[PinnedMemory] = []
+        self._arenas: dict[int, PinnedMemory] = {}  # by the address of the array that was cut from it
 
     def zeros(self, numel: int, dtype: DtypeLike) -> Array:
         """Return a 1-D array of zeros that starts on a page. Every rank calls this; ``numel`` may differ."""
@@ -47,15 +47,22 @@ class HostMemory:
         from zerort.comm.nccl_pinned import open_pinned
 
         arena = open_pinned(self._group, numel * kind.itemsize, shared=False, name="host memory")
-        self._arenas.append(arena)
         if not numel:
             return np.empty(0, kind)
-        return arena.empty(numel, kind, alignment=_PAGE)
+        array = arena.empty(numel, kind, alignment=_PAGE)
+        self._arenas[array.ctypes.data] = arena
+        return array
+
+    def free(self, array: Array) -> None:
+        """Let go of an array from here, as it came: no copy is under way. It stays readable."""
+        arena = self._arenas.pop(array.ctypes.data, None)
+        if arena is not None:
+            arena.close()
 
     @property
     def nbytes(self) -> int:
-        """Bytes that were asked for."""
-        return sum(arena.nbytes for arena in self._arenas)
+        """Bytes that were asked for and are held."""
+        return sum(arena.nbytes for arena in self._arenas.values())
 
     def close(self) -> None:
         """Let go of it, once no copy is under way. Arrays stay readable."""
@@ -66,4 +73,4 @@ class HostMemory:
                     self._group.device.lane(name).submit(lambda: None, name="close").wait(_LAST_COPY)
         with contextlib.ExitStack() as stack:
             while self._arenas:
-                stack.callback(self._arenas.pop().close)
+                stack.callback(self._arenas.popitem()[1].close)

@@ -26,7 +26,7 @@ class HostParameters(ColumnParameters):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.written: Ticket[None] = Done(None)
-        """Done when the last update is in the host's memory."""
+        """Done when the last update of these is in the host's memory: that of others may still be on its way."""
         self._whole: Ticket[Array] | None = None
 
     def restore(self, *, out: Array | None = None) -> Ticket[Array]:

@@ -270,6 +270,9 @@ def _reserve_slots(rt: Runtime, unit: Unit) -> None:
     staged = max((section.staged_nbytes for section in unit.sections), default=0)
     if staged:
         rt.stage.reserve(staged)
+    streamed = max((section.streamed_nbytes for section in unit.sections), default=0)
+    if streamed:
+        rt.tiers.reserve(streamed)
     if unit.form.slot_nbytes:
         rt.slots.gathered.reserve(unit.form.slot_nbytes, count=rt.options.prefetch + 1 + unit.lender_count)
     buckets = [section.bucket for section in unit.sections if section.bucket is not None]

@@ -1,14 +1,17 @@
 """The disks under a runtime's `Tiers`: looked at, found large enough, and opened as this rank's store.
 
-May import: offload, device, engine.host_memory, engine.offload_options.
+May import: comm, offload, device, engine.host_memory, engine.offload_options.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Sequence
 
+from zerort.comm import Group
+from zerort.comm.agreement import raise_together
 from zerort.device import HostDevice
 from zerort.engine.host_memory import HostMemory
 from zerort.engine.offload_options import OffloadOptions
@@ -21,7 +24,7 @@ from zerort.offload.segments import round_up
 from zerort.offload.striped import UNIT_NBYTES
 from zerort.typing import Device
 
-__all__ = ["bridge", "disk_of", "expect_room", "look_at", "open_files"]
+__all__ = ["disk_of", "expect_room", "look_at", "open_together"]
 
 _SAMPLE_NBYTES = 16 * 1024**2
 """Written and read by the first rank of a host to see how fast its disk is."""
@@ -68,8 +71,42 @@ def disk_of(path: str) -> int:
     return os.stat(path).st_dev
 
 
-def open_files(directories: Sequence[str], options: OffloadOptions, *, rank: int) -> NvmeStore | StripedStore:
-    """Open this rank's store in one directory, or over several."""
+def open_together(
+    world: Group, directories: Sequence[str], options: OffloadOptions, *, host: HostMemory
+) -> tuple[Store, Store]:
+    """Open this rank's store in one directory, or over several. On all ranks, or on none.
+
+    Args:
+        world: All ranks.
+        directories: Where files go.
+        options: How values stream.
+        host: What passes through the host on its way to a GPU.
+
+    Returns:
+        The store for arrays of the host only, and the one for those of the group's device, too.
+
+    Raises:
+        StorageError: A rank cannot open its files; on every rank.
+    """
+    error: Exception | None = None
+    with contextlib.ExitStack() as unless_all_have:
+        try:
+            files = _open_files(directories, options, rank=world.rank)
+            unless_all_have.callback(files.close)
+        except Exception as caught:
+            error = caught
+        raise_together(world, error, name="offload")
+        try:
+            store = _bridge(files, world.device, host, options)
+            unless_all_have.callback(store.close)
+        except Exception as caught:
+            error = caught
+        raise_together(world, error, name="offload")
+        unless_all_have.pop_all()
+    return files, store
+
+
+def _open_files(directories: Sequence[str], options: OffloadOptions, *, rank: int) -> NvmeStore | StripedStore:
     settings = NvmeOptions(
         threads=options.threads, checksum=options.checksum, direct=options.direct, retries=options.retries
     )
@@ -83,7 +120,7 @@ def open_files(directories: Sequence[str], options: OffloadOptions, *, rank: int
     )
 
 
-def bridge(files: Store, device: Device, host: HostMemory, options: OffloadOptions) -> Store:
+def _bridge(files: Store, device: Device, host: HostMemory, options: OffloadOptions) -> Store:
     """Return a store that a device's arrays can be read from and written to. Every rank calls this."""
     if isinstance(device, HostDevice):
         return files

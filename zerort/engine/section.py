@@ -4,7 +4,7 @@
     frozen       parameters only: no gradient, no state, no reduction
 
 A section is what a plan is applied to: each of the three parts lies as its residence says, and rests where its
-`SectionTiers` say. May import: buffer, optim, comm, config, layout, engine.*.
+`SectionTiers` say. May import: buffer, optim, offload, comm, config, layout, engine.*.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ from zerort.engine.tensors import TensorSpec
 from zerort.errors import DeviceMemoryError, StorageError, ZerortError
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.native.dtypes import numpy_dtype
+from zerort.offload.blocks import PAGE_NBYTES
+from zerort.offload.segments import round_up
 from zerort.optim import Optimizer, TensorOptimizer
 from zerort.optim.kernels import bucket_kernels_for
 from zerort.typing import Array
@@ -172,6 +175,28 @@ class Section:
         return longest * sum(map(itemsize, widths))
 
     @property
+    def streamed_nbytes(self) -> int:
+        """Bytes of a chunk that passes through the host between a disk and a GPU, page by page; 0 if none does.
+
+        The same on every rank.
+        """
+        if self.state is None or isinstance(self._device, HostDevice):
+            return 0
+        widths = {
+            "parameter": [itemsize(self.layout.dtype)],
+            "gradient": [itemsize(self._setup.gradient_dtype or self.layout.dtype)],
+            "state": [column.dtype.itemsize for column in self.state.columns.values()],
+        }
+        cuts = [cut_chunks(count, most=self._setup.tiers.chunk_numel) for count in set(self.partition.counts)]
+        longest = max(last - first for one in cuts for first, last in pairwise(one))
+        return sum(
+            round_up(longest * width, PAGE_NBYTES)
+            for part, each in widths.items()
+            if getattr(self.tiers, part) is Tier.NVME
+            for width in each
+        )
+
+    @property
     def is_apart(self) -> bool:
         """Whether some of it rests elsewhere than where computing happens; the same on every rank."""
         return any(map(self._is_apart, (self.tiers.parameter, self.tiers.gradient, self.tiers.state)))
@@ -275,7 +300,7 @@ class Section:
         if isinstance(self.bucket.rest, RestingGradient):
             return self.bucket.rest
         column = Column(self.name, self.state.cuts, array, device=self._device)
-        return SummedInMemory(column, self._setup.norm_block)
+        return SummedInMemory(column)
 
     @property
     def storage_error(self) -> StorageError | None:

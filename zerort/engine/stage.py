@@ -53,7 +53,10 @@ class Stage:
         """Have pinned memory for chunks of so many bytes on the GPU. Every rank calls this alike."""
         needed = max(_DEPTH * (slot_nbytes + _ROOM), _MEASURED)
         if self._options.update_on != "device" and (self._pinned is None or self._pinned.size < needed):
-            self.close()
+            self.close()  # no copy is under way then
+            pinned, self._pinned = self._pinned, None
+            if pinned is not None:
+                self._host.free(pinned)
             self._pinned = self._host.zeros(needed, "uint8")
 
     @property
@@ -61,17 +64,17 @@ class Stage:
         """Memory that chunks take on their way, on both sides."""
         return 0 if self._staging is None else self._staging.nbytes
 
-    def run(self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]) -> Ticket[None]:
+    def run(self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]) -> Ticket[list[Ticket[None]]]:
         """Compute ``compute(number, array, array, …)`` for every chunk, on one side, and bring back what was changed.
 
         Returns:
             A Ticket that is done when arrays on the host are the caller's again. Those on the GPU are already, for what
-            comes next on the caller's stream.
+            comes next on the caller's stream. Its result, there at once, has such a Ticket for each chunk by itself.
         """
         if not any(self._is_mixed(chunk) for chunk in chunks):
             for number, chunk in enumerate(chunks):
                 compute(number, *(hop.array for hop in chunk))
-            return Done(None)
+            return Done([Done(None) for _ in chunks])
         place = self._place = self._place or self._choose(chunks)
         return self._staging_for(chunks, place).run(chunks, compute, on=place)
 

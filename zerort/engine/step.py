@@ -21,7 +21,7 @@ import numpy as np
 from zerort import native, trace
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine.report import StepReport
-from zerort.engine.summed import SummedGradient
+from zerort.engine.summed import SummedGradient, measure
 from zerort.engine.update import update_sections
 from zerort.errors import CallError, NonFiniteError, StorageError, UnitStateError
 from zerort.layout import Collective, Placement, transition
@@ -182,7 +182,7 @@ def _settle(rt: Runtime, section: Section) -> SummedGradient:
 
 def _measure(rt: Runtime, sections: list[Section], gradients: list[SummedGradient]) -> tuple[float, str]:
     """Return the norm of the summed gradients, and where they are not finite, as a phrase."""
-    sums = [gradient.square_sums() for gradient in gradients]
+    sums = measure(gradients, block=rt.setup.norm_block, device=rt.device)
     if rt.plan.state.placement is Placement.SHARDED and rt.mesh.shard.size > 1:
         sums = _gather_sums(rt, sections, sums)
     norm = norm_of(np.concatenate(sums)) if sums else 0.0
@@ -235,6 +235,8 @@ def digest_of(rt: Runtime) -> str:
     mine: list[tuple[int, int]] = []
     error: StorageError | None
     rt.stage.finish()
+    for section in sections:
+        section.parameters.wait()  # a gather in place may write to this rank's range, too: the same values
     try:
         mine = [section.shard.checksum() for section in sections]
         error = rt.tiers.failure()  # what was read may be what was there before a write that failed

@@ -1,6 +1,7 @@
 """The summed gradient of a section between its reduction and the update: in memory, or put away elsewhere.
 
     SummedGradient     what the step reads: a column, the sums of its squares, the first element that is not finite
+    measure            the sums of the squares of all of them, with one wait for a GPU
     RestingGradient    room for a reduction; when that is done: sum up squares, write, and the room is free again
 
 What is put away is summed up on the way, so that the norm is known without reading it back. May import: buffer, device,
@@ -9,7 +10,7 @@ optim, engine.column.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,11 +20,11 @@ from zerort.buffer import Slots
 from zerort.device import Ticket
 from zerort.engine.column import Column
 from zerort.errors import StorageError
-from zerort.optim import square_sums
+from zerort.optim import square_sums, square_sums_of
 from zerort.optim.kernels import kernels_for
-from zerort.typing import Array, Stream
+from zerort.typing import Array, Device, Stream
 
-__all__ = ["RestingGradient", "SummedGradient", "SummedInMemory"]
+__all__ = ["RestingGradient", "SummedGradient", "SummedInMemory", "measure"]
 
 
 class SummedGradient(Protocol):
@@ -33,8 +34,9 @@ class SummedGradient(Protocol):
     def column(self) -> Column:
         """This rank's range, or all of it if every rank updates all."""
 
-    def square_sums(self) -> Array:
-        """Return the sums of its squares, block by block; float64."""
+    @property
+    def sums(self) -> Array | None:
+        """The sums of its squares, block by block, if they are known already; float64."""
 
     def first_nonfinite(self) -> int:
         """Return the first element that is NaN or infinite, or -1."""
@@ -45,12 +47,11 @@ class SummedInMemory:
     """A summed gradient in memory."""
 
     column: Column
-    block: int | None
-    """Elements over which squares are summed; None: all."""
 
-    def square_sums(self) -> Array:
-        """Return the sums of its squares."""
-        return self.column.device.fetch(square_sums(self.column.memory, self.block))
+    @property
+    def sums(self) -> None:
+        """Nobody has summed up its squares."""
+        return None
 
     def first_nonfinite(self) -> int:
         """Return the first element that is NaN or infinite, or -1."""
@@ -80,7 +81,7 @@ class RestingGradient:
     def reset(self) -> None:
         """Forget the last one, and what the disk had against it."""
         self.error = None
-        self._sums = np.zeros(0)
+        self.sums: Array = np.zeros(0)
         self._first = -1
 
     @property
@@ -99,8 +100,8 @@ class RestingGradient:
 
         def put_away() -> Array:
             gradient = reduction.wait()
-            self._sums, self._first = self.column.device.fetch(square_sums(gradient, self._block)), -1
-            if not np.isfinite(self._sums).all():
+            self.sums, self._first = self.column.device.fetch(square_sums(gradient, self._block)), -1
+            if not np.isfinite(self.sums).all():
                 self._first = kernels_for(gradient).first_nonfinite(gradient)
             try:
                 self.column.write(0, gradient).wait()
@@ -112,10 +113,19 @@ class RestingGradient:
         slot.release(after=ticket)
         return ticket
 
-    def square_sums(self) -> Array:
-        """Return the sums of its squares."""
-        return self._sums
-
     def first_nonfinite(self) -> int:
         """Return the first element that is NaN or infinite, or -1."""
         return self._first
+
+
+def measure(gradients: Sequence[SummedGradient], *, block: int | None, device: Device) -> list[Array]:
+    """Return the sums of the squares of each: float64, on the host.
+
+    Args:
+        gradients: Some may have been summed up on their way to where they rest.
+        block: Elements over which squares are summed; None: all.
+        device: Of those that are in memory.
+    """
+    in_memory = [one.column.memory for one in gradients if one.sums is None]
+    found = iter(square_sums_of(in_memory, block, device=device))
+    return [next(found) if one.sums is None else one.sums for one in gradients]

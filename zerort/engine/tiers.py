@@ -28,7 +28,9 @@ from zerort.device import Ticket
 from zerort.engine.host_memory import HostMemory
 from zerort.engine.ledger import Ledger
 from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
+from zerort.engine.slot_memory import SlotMemory
 from zerort.errors import ClosedError, StorageError
+from zerort.offload.parts import most_slots
 from zerort.typing import Array, Stream
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ class Tiers:
         self._stream: Stream | None = None
         self._device = world.device
         self._host = HostMemory(world) if host is None else host
+        self._slot_memory = SlotMemory(self._host, count=most_slots(self.options.depth))
         self._counting = threading.Lock()
         self._torn = ""
         self._paths: list[str] = []  # the files of all ranks of this host
@@ -136,15 +139,9 @@ class Tiers:
             error = caught
         raise_together(self._world, error, name="offload")
         if self._store is None:
-            from zerort.engine.scratch_store import bridge, open_files
+            from zerort.engine.scratch_store import open_together
 
-            try:
-                self._files = open_files(self.directories, self.options, rank=self._world.rank)
-            except Exception as caught:
-                error = caught
-            raise_together(self._world, error, name="offload")
-            assert self._files is not None
-            self._store = bridge(self._files, self._device, self._host, self.options)
+            self._files, self._store = open_together(self._world, self.directories, self.options, host=self._host)
         everyone = gather_json(self._world, [host, *self._own_paths()], name="offload")
         self._paths = [path for other, *paths in everyone if other == host for path in paths]
 
@@ -158,6 +155,13 @@ class Tiers:
         if measures and not self.disks:
             self.disks = look_at(self.directories, what=what, rank=self._world.rank)
         expect_room(self.directories, needed, what=what)
+
+    def reserve(self, slot_nbytes: int) -> None:
+        """Have pinned memory for chunks of so many bytes that go on to a GPU. Every rank calls this alike."""
+        if slot_nbytes > self._slot_memory.slot_nbytes:
+            if self.settle() is None:  # else it remembers what failed; nothing is under way in either case
+                self._drop_pipeline()
+            self._slot_memory.reserve(slot_nbytes)
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
@@ -223,12 +227,13 @@ class Tiers:
     def _pipeline_for(self, chunks: Sequence[Sequence[Part]]) -> Pipeline:
         from zerort.offload import Pipeline
 
-        needed = Pipeline.slot_nbytes_of(chunks)
+        needed = max(Pipeline.slot_nbytes_of(chunks), self._slot_memory.slot_nbytes)
         if self._pipeline is not None and self._pipeline.slots.slot_nbytes < needed:
             pipeline, self._pipeline = self._pipeline, None
             pipeline.close()
         if self._pipeline is None:
-            self._pipeline = Pipeline(slot_nbytes=needed, depth=self.options.depth, name="offload")
+            memory = self._slot_memory.of(needed)
+            self._pipeline = Pipeline(slot_nbytes=needed, depth=self.options.depth, device=memory, name="offload")
         return self._pipeline
 
     # -- what a failure leaves -------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from zerort.comm.agreement import raise_together
-from zerort.device import HostDevice, Ticket
+from zerort.device import HostDevice, Ticket, joined
 from zerort.engine.column import Column
 from zerort.engine.host_parameters import HostParameters
 from zerort.engine.section import Section
@@ -161,7 +162,7 @@ def _compute(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None
     else:
         _stage(rt, here, settings)
 
-    def compute(number: int, *brought: Array) -> Ticket[None] | None:
+    def compute(number: int, *brought: Array) -> Ticket[Any] | None:
         chunk = streamed[number]
         if isinstance(rt.device, HostDevice):
             chunk.update(settings, chunk.arrays(brought))
@@ -177,9 +178,9 @@ def _stage(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
     written = rt.stage.run(
         [chunk.hops() for chunk in chunks], lambda number, *columns: chunks[number].update(settings, columns)
     )
-    for chunk in chunks:
-        if isinstance(chunk.section.parameters, HostParameters):
-            chunk.section.parameters.written = written
+    for section, pairs in groupby(zip(chunks, written.result, strict=True), key=lambda pair: pair[0].section):
+        if isinstance(section.parameters, HostParameters):
+            section.parameters.written = joined([back for _, back in pairs], result=None)
 
 
 def _chunks_of(section: Section, gradient: Column, present: set[str]) -> Iterator[_Chunk]:

@@ -20,7 +20,7 @@ from zerort.engine.column import cut_chunks
 from zerort.engine.offload_options import LEAST_CHUNK, OffloadOptions
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.sizing import PARTS, SectionSize
-from zerort.offload.parts import MOST_SLOTS
+from zerort.offload.parts import most_slots
 
 __all__ = ["WorkingMemory", "WorkingSize", "offload_within"]
 
@@ -77,7 +77,7 @@ class WorkingMemory:
     @property
     def depth(self) -> int:
         """Chunks that are in memory at once, at most."""
-        return MOST_SLOTS if self.offload.depth == "auto" else self.offload.depth
+        return most_slots(self.offload.depth)
 
     def of(self, tiers: Sequence[SectionTiers]) -> WorkingSize:
         """Return what is needed if the sections' parts rest in these tiers."""
@@ -132,9 +132,8 @@ def offload_within(memory: int, options: OffloadOptions) -> OffloadOptions:
     >>> [offload_within(memory, OffloadOptions()).chunk_nbytes for memory in (96 * 1024**2, 1024**4)]
     [1048576, 8388608]
     """
-    slots = MOST_SLOTS if options.depth == "auto" else options.depth
     values = 4  # of float32 in a chunk, about: two moments, master weights, parameter and gradient
-    share = max(memory // 8 // slots // values, LEAST_CHUNK)
+    share = max(memory // 8 // most_slots(options.depth) // values, LEAST_CHUNK)
     return replace(options, chunk_nbytes=min(options.chunk_nbytes, share))
 
 

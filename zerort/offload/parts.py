@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
@@ -16,9 +17,9 @@ from zerort.offload.chunk import GRAIN_NBYTES
 from zerort.offload.store import Store
 from zerort.typing import DtypeLike
 
-__all__ = ["MOST_SLOTS", "Part", "PipelineReport", "check_apart", "choose_depth", "cut_evenly"]
+__all__ = ["Part", "PipelineReport", "check_apart", "choose_depth", "cut_evenly", "most_slots"]
 
-MOST_SLOTS = 8
+_MOST_SLOTS = 8
 """Slots that ``depth="auto"`` takes at most."""
 
 
@@ -101,7 +102,16 @@ def cut_evenly(numel: int, *, most: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(marks))
 
 
-def choose_depth(read: float, compute: float, write: float, *, most: int = MOST_SLOTS) -> int:
+def most_slots(depth: int | Literal["auto"]) -> int:
+    """Return how many slots a pipeline of that depth may come to have.
+
+    >>> most_slots(3), most_slots("auto")
+    (3, 8)
+    """
+    return _MOST_SLOTS if depth == "auto" else depth
+
+
+def choose_depth(read: float, compute: float, write: float, *, most: int = _MOST_SLOTS) -> int:
     """Return how many slots keep the slowest stage busy, given each stage's seconds for one chunk.
 
     A slot is held for all three; while the slowest stage works on one chunk, the others must have the next one ready,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from zerort.device import HostStream, Ticket
 from zerort.errors import CallError, ClosedError
 from zerort.offload.later import Later
-from zerort.offload.parts import MOST_SLOTS, Part, PipelineReport, check_apart
+from zerort.offload.parts import Part, PipelineReport, check_apart, most_slots
 from zerort.offload.run import Run
 from zerort.offload.slots import Slots, nbytes_of
 from zerort.typing import Memory
@@ -54,7 +54,7 @@ class Pipeline:
             raise CallError(f'Expected a depth of at least 1, or "auto", got {depth!r}.')
         self.name = name
         self._depth: int | None = None if depth == "auto" else depth
-        self.slots = Slots(device, slot_nbytes=slot_nbytes, most=MOST_SLOTS if depth == "auto" else depth)
+        self.slots = Slots(device, slot_nbytes=slot_nbytes, most=most_slots(depth))
         """The memory; for the run."""
         self._feeder = HostStream(f"{name} feed")
         self._writer = HostStream(f"{name} write", helping=False)  # nobody waits for it while there is more to compute

@@ -22,7 +22,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +128,9 @@ class Staging:
         """The memory of the slots that exist, on both sides."""
         return sum(len(slots) for slots in self._slots.values()) * self.slot_nbytes
 
-    def run(self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object], *, on: Place) -> Ticket[None]:
+    def run(
+        self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object], *, on: Place
+    ) -> Ticket[list[Ticket[None]]]:
         """Bring every chunk to where it is computed with, compute, and bring back what was changed.
 
         Runs overlap as chunks do, unless one needs what another brings back to the host, or computes there.
@@ -143,7 +145,8 @@ class Staging:
 
         Returns:
             A Ticket that is done when arrays on the host are the caller's again, with what was computed. Arrays on the
-            device are, for whatever is put onto the current stream from now on.
+            device are, for whatever is put onto the current stream from now on. Its result, there at once, has such a
+            Ticket for each chunk by itself.
 
         Raises:
             CallError: A chunk does not fit into a slot, touches what another one writes, or has foreign arrays.
@@ -155,7 +158,7 @@ class Staging:
         if isinstance(self._device, HostDevice):
             for number, chunk in enumerate(chunks):
                 compute(number, *(hop.array for hop in chunk))
-            return Done(None)
+            return Done([Done(None) for _ in chunks])
         for hop in itertools.chain.from_iterable(chunks):
             if not (isinstance(hop.array, np.ndarray) or self._device.owns(hop.array)):
                 raise CallError(
@@ -170,16 +173,17 @@ class Staging:
                 f"{needed}. Cut chunks smaller, or make the staging with a larger slot_nbytes."
             )
         try:
-            if on == "device":
-                self._compute_on_device(chunks, compute)
-            else:
-                self._compute_on_host(chunks, compute)
+            compute_all = self._compute_on_device if on == "device" else self._compute_on_host
+            left = [joined(tickets, result=None) for tickets in compute_all(chunks, compute)]
         except BaseException:
             self._cancel()
             raise
-        return joined(tuple(self._pending), result=None)
+        return joined(tuple(self._pending), result=left)
 
-    def _compute_on_device(self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]) -> None:
+    def _compute_on_device(
+        self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]
+    ) -> Iterator[list[Ticket[Any]]]:
+        """Compute chunk by chunk, and yield what is left to do for each: copies back."""
         copy_in, computing, copy_out = map(self._device.lane, ("copy in", "compute", "copy out"))
         self._follow_caller(copy_in, computing)
         self._wait_for_runs(chunks, lane=copy_in)
@@ -193,6 +197,7 @@ class Staging:
             self._pending.append(computed)
             back = [(place, hop.array) for hop, place in laid.moves if hop.write]
             laid.slot.busy = self._copy(back, lane=copy_out, after=[computed])
+            yield laid.slot.busy
             if careful.failed:
                 break
             self._forget_what_is_done()
@@ -202,7 +207,10 @@ class Staging:
             self._pending.append(ended)
             self._runs.append(_Leaving(ended, spans_on_host(chunks, written=True)))
 
-    def _compute_on_host(self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]) -> None:
+    def _compute_on_host(
+        self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]
+    ) -> Iterator[list[Ticket[Any]]]:
+        """Do the same on the host."""
         copy_in, copy_out = map(self._device.lane, ("copy in", "copy out"))
         if self._runs:
             self._runs[-1].ended.wait()
@@ -218,6 +226,7 @@ class Staging:
             compute(laid.number, *laid.arrays)
             back = [(place, hop.array) for hop, place in laid.moves if hop.write]
             laid.slot.busy = self._copy(back, lane=copy_in, after=())
+            yield laid.slot.busy
             last = laid.slot.busy[-1:] or last
             ahead.extend(self._lay(number, chunk, "host", lane=copy_out) for number, chunk in itertools.islice(rest, 1))
             self._forget_what_is_done()

@@ -6,7 +6,7 @@
     adafactor.py      Adafactor: factored second moments; pieces.py cuts a shard of a matrix into rectangles
     groups.py         ParameterGroup: settings by name; resolve, unmatched, warn_of_unmatched
     schedules.py      constant, warmup_linear, warmup_cosine; any callable will do
-    norm.py           square_sums, norm_of, clip_factor: the global norm
+    norm.py           square_sums, square_sums_of, norm_of, clip_factor: the global norm
     loss_scale.py     LossScale, LossScaler: float16
     checks.py         what options may be
 
@@ -48,7 +48,7 @@ from zerort.optim.checks import check_bool, check_count, check_lr, check_number,
 from zerort.optim.elementwise import SGD, AdamW, Lion
 from zerort.optim.groups import Match, ParameterGroup, resolve, unmatched, warn_of_unmatched
 from zerort.optim.loss_scale import LossScale, LossScaler
-from zerort.optim.norm import clip_factor, norm_of, square_sums
+from zerort.optim.norm import clip_factor, norm_of, square_sums, square_sums_of
 from zerort.optim.optimizer import (
     JSON,
     ElementwiseOptimizer,
@@ -87,6 +87,7 @@ __all__ = [
     "norm_of",
     "resolve",
     "square_sums",
+    "square_sums_of",
     "unmatched",
     "warmup_cosine",
     "warmup_linear",

@@ -29,6 +29,7 @@ from zerort.native.scalars import adamw_scalars, lion_scalars, sgd_scalars
 __all__ = [
     "OPTIONS",
     "SOURCE",
+    "SUM_BLOCK",
     "adamw_",
     "add_into",
     "cast_into",
@@ -53,7 +54,8 @@ _NOT_FOUND = np.iinfo(np.uint64).max
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _GRADS = ("float32", "bfloat16", "float16")
 _HALVES = ("bfloat16", "float16")
-_SUM_BLOCK = 1024
+SUM_BLOCK = 1024
+"""Elements that are summed on the GPU where all are asked for: the host adds up the rest."""
 
 
 def adamw_(
@@ -173,12 +175,12 @@ def square_sums_into(out: Any, array: Any, block: int) -> None:
 def square_sum(array: Any) -> float:
     """Return the sum of the squares of all elements, computed in float64."""
     _check("array", array, _FLOATS)
-    sums = cupy.empty(_blocks(array, _SUM_BLOCK), np.float64)
-    square_sums_into(sums, array, _SUM_BLOCK)
+    sums = cupy.empty(_blocks(array, SUM_BLOCK), np.float64)
+    square_sums_into(sums, array, SUM_BLOCK)
     return float(sums.get().sum())
 
 
-def unscale_(array: Any, scale: float, *, block: int = _SUM_BLOCK) -> tuple[Any, Any]:
+def unscale_(array: Any, scale: float, *, block: int = SUM_BLOCK) -> tuple[Any, Any]:
     """Multiply ``array`` by ``scale`` in place, and measure the result in the same pass.
 
     Returns:
@@ -198,7 +200,7 @@ def first_nonfinite(array: Any) -> int:
 def look_for_nonfinite(array: Any) -> SupportsInt:
     """Look for the first NaN or infinity; the number is there for whoever asks, and waits: ``int(promise)``."""
     _check("array", array, _FLOATS)
-    return _Index(_measure(array, _SUM_BLOCK, None, None))
+    return _Index(_measure(array, SUM_BLOCK, None, None))
 
 
 class _Index:

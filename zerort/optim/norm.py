@@ -5,21 +5,24 @@
 
 A block's sum depends on its elements alone, and the sums are added in an order that their number alone decides: where
 blocks are cut at the same elements, the norm is the same to the bit on any number of ranks.
-May import: errors, typing, and the checks and kernels of this room.
+May import: device, errors, typing, and the checks and kernels of this room.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from zerort.device import HostDevice
 from zerort.errors import CallError
 from zerort.optim.checks import check_count, check_number
 from zerort.optim.kernels import kernels_for
-from zerort.typing import Array
+from zerort.typing import Array, Device
 
-__all__ = ["clip_factor", "norm_of", "square_sums"]
+__all__ = ["clip_factor", "norm_of", "square_sums", "square_sums_of"]
 
 
 def square_sums(grad: Array, block: int | None = None) -> Array:
@@ -41,6 +44,29 @@ def square_sums(grad: Array, block: int | None = None) -> Array:
     sums = np.empty_like(grad, np.float64, shape=(-(-grad.size // block),))  # where the gradient lies
     kernels_for(grad).square_sums_into(sums, grad, block)
     return sums
+
+
+def square_sums_of(grads: Sequence[Array], block: int | None = None, *, device: Device) -> list[Array]:
+    """Return the `square_sums` of several arrays, on the host, which waits once for a GPU, not for each of them.
+
+    >>> square_sums_of([np.ones(3, np.float32), np.ones(5, np.float32)], 2, device=HostDevice())
+    [array([2., 1.]), array([2., 2., 1.])]
+
+    Args:
+        grads: As in `square_sums`, on one device.
+        block: As in `square_sums`.
+        device: Theirs.
+    """
+    if isinstance(device, HostDevice) or not grads:
+        return [square_sums(grad, block) for grad in grads]
+    kernels = kernels_for(grads[0])
+    each = kernels.SUM_BLOCK if block is None else block
+    marks = list(itertools.accumulate((-(-grad.size // each) for grad in grads), initial=0))
+    sums = device.scratch(marks[-1], "float64")
+    for grad, first, last in zip(grads, marks, marks[1:], strict=False):
+        kernels.square_sums_into(sums[first:last], grad, each)
+    found = np.split(device.fetch(sums), marks[1:-1])
+    return found if block is not None else [np.array([part.sum()]) for part in found]
 
 
 def norm_of(sums: Array) -> float:

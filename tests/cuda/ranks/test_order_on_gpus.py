@@ -10,6 +10,7 @@ import pytest
 cupy = pytest.importorskip("cupy")
 
 import zerort as zr  # noqa: E402
+from zerort import trace  # noqa: E402
 from zerort.buffer import GradientBucket, Slots  # noqa: E402
 from zerort.comm import open_group  # noqa: E402
 from zerort.layout import FlatLayout, Partition, Placement  # noqa: E402
@@ -134,13 +135,12 @@ def test_values_are_assigned_behind_a_gather(gpus):
 def test_a_digest_is_of_what_was_written(gpus):
     if gpus.size == 3:
         return  # no number of virtual shards
-    digests = []
-    for parameter in (DEVICE, HOST):
-        plan = zr.Plan.zero(3, parameter=parameter, state=HOST)
+    digests = set()
+    for plan in (zr.Plan.zero(2), zr.Plan.zero(3, state=HOST), zr.Plan.zero(3, parameter=HOST, state=HOST)):
         with zr.open(group=gpus, plan=plan, deterministic=True, virtual_shards=gpus.size, offload=ON_GPUS) as rt:
-            digests += [gpu_runs.train(rt, "bfloat16", steps=1)[0].digest]
+            digests.add(gpu_runs.train(rt, "bfloat16", steps=1)[0].digest)
             host_reads(rt)
-    assert digests[0] == digests[1]
+    assert len(digests) == 1
 
 
 @pytest.mark.parametrize("plan", [zr.Plan.zero(0), zr.Plan.zero(3, parameter=HOST, state=HOST)])
@@ -172,3 +172,26 @@ def test_what_comes_back_late_is_what_a_disk_gets(gpus, shared_tmp_path):
         rt.step()
         with unit.gathered() as p:
             assert (p["w"].get() == 0.5).all()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_norm_of_all_units_is_waited_for_once(deterministic, gpus):
+    if deterministic and gpus.size == 3:
+        return  # no number of virtual shards
+    options = {"deterministic": True, "virtual_shards": gpus.size} if deterministic else {}
+    with zr.open(group=gpus, plan=zr.Plan.zero(2), **options) as rt:
+        for at in range(3):
+            rt.register(f"unit{at}", {"w": np.ones((at + 1) * NUMEL, np.float32)})
+            rt.units[f"unit{at}"].reduce({"w": cupy.ones((at + 1) * NUMEL, np.float32)})
+        trace.reset()
+        trace.enable()
+        try:
+            report = rt.step()
+        finally:
+            trace.disable()
+        spans = trace.spans()
+        trace.reset()
+    assert report.grad_norm == pytest.approx((6 * NUMEL) ** 0.5)
+    (measure,) = (span for span in spans if span.name == "measure")
+    copies = [one for one in spans if one.name == "copy out" and measure.begin_ns <= one.begin_ns < measure.end_ns]
+    assert len(copies) == 1
