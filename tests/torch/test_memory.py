@@ -77,7 +77,7 @@ def test_gradients_have_memory_from_backward_to_the_step_only(group, plan):
         tracemalloc.start()
         try:
             backward()
-            rt.wait_for_reductions()
+            rt.units.wait_for_reductions()
             during = tracemalloc.get_traced_memory()[0]  # NumPy's arrays are traced
             rt.step()
             after = tracemalloc.get_traced_memory()[0]

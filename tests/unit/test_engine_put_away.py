@@ -23,7 +23,7 @@ def test_a_gradient_that_was_put_away_takes_no_memory(tmp_path):
                 before, _ = tracemalloc.get_traced_memory()
                 for unit in units:
                     unit.reduce({"w": gradient})
-                rt.wait_for_reductions()
+                rt.units.wait_for_reductions()
                 after, _ = tracemalloc.get_traced_memory()
             finally:
                 tracemalloc.stop()

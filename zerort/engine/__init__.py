@@ -3,6 +3,7 @@
     opening.py        all ranks open a runtime alike, or all raise
     runtime.py        Runtime: register, step, save, load, resume, memory, close
     registration.py   from arrays by name to a unit, agreed on by all ranks
+    units.py          Units: what is asked of all units at once
     unit.py           Unit: gather, release, reduce, assign (gathered.py: its gathered form)
     values.py         the values that all ranks start from, or assign (assignment.py)
     section.py        the tensors of a unit that a plan is applied to: parameters, gradients, state

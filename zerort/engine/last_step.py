@@ -64,8 +64,7 @@ def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
     """
     directory = _directory(rt)
     linked = written = 0
-    known = [section for unit in rt.units.values() for section in unit.sections]
-    for section in (*known, *sections):
+    for section in (*rt.units.sections(), *sections):
         for value in values_in(section, rt.mesh.shard.rank):
             resting = value.mine.resting_nbytes if isinstance(value.mine, Column) else 0
             linked += resting

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +28,6 @@ from zerort.engine.options import RuntimeOptions
 from zerort.engine.prefetch import Prefetcher
 from zerort.engine.registration import register_unit
 from zerort.engine.report import MemoryReport, Restored, StepReport
-from zerort.engine.section import Section
 from zerort.engine.section_setup import SectionSetup
 from zerort.engine.slot_set import SlotSet
 from zerort.engine.stage import Stage
@@ -36,6 +35,7 @@ from zerort.engine.step import take_step
 from zerort.engine.tensors import Frozen, TensorSpec
 from zerort.engine.tiers import Tiers
 from zerort.engine.unit import Unit
+from zerort.engine.units import Units
 from zerort.engine.working import offload_within
 from zerort.errors import ClosedError, ZerortError
 from zerort.layout import Placement
@@ -81,7 +81,7 @@ class Runtime:
         self.options = options
         self.updates = 0
         """Updates done so far."""
-        self.units: dict[str, Unit] = {}
+        self.units = Units()
         self.attachments: list[Attachment] = []
         """Bindings that collect gradients on their own; asked before every step, and told after it."""
         self.ledger = Ledger()
@@ -233,11 +233,10 @@ class Runtime:
             StorageError: A disk failed, or is full; on every rank. `resume` goes back to the last step that was kept.
         """
         self.check_whole("step")
-        if not self._stepped:
-            self._stepped = True
-            if self.rank == 0:
-                shapes = {e.name: e.shape for section in self.trained_sections() for e in section.layout.extents}
-                warn_of_unmatched(self.groups, shapes)
+        if not self._stepped and self.rank == 0:
+            shapes = {e.name: e.shape for section in self.units.trained_sections() for e in section.layout.extents}
+            warn_of_unmatched(self.groups, shapes)
+        self._stepped = True
         with within(self.attachments):
             report = take_step(self)
             if self.options.last_step is not None:
@@ -250,7 +249,7 @@ class Runtime:
         """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this."""
         with within(self.attachments):
             self.complete_attachments("discard")
-            self.wait_for_reductions()
+            self.units.wait_for_reductions()
             self.tiers.unforesee()
             self.forget_gradients()
 
@@ -302,11 +301,11 @@ class Runtime:
 
     def memory(self) -> MemoryReport:
         """Return how many bytes this rank holds, counted from its arrays."""
-        sections = [section for unit in self.units.values() for section in unit.sections]
+        sections = list(self.units.sections())
         return MemoryReport(
             parameter=sum(section.parameters.nbytes for section in sections),
             gradient=sum(section.bucket.nbytes for section in sections if section.bucket is not None),
-            state=sum(section.state.nbytes for section in sections if section.state is not None),
+            state=sum(state.nbytes for state in self.units.states()),
             buckets=self.slots.buckets.nbytes + self.slots.summed.nbytes,
             gathered=self.slots.gathered.nbytes,
             gathered_peak=self.slots.gathered.peak_nbytes,
@@ -320,11 +319,10 @@ class Runtime:
             return
         self._closed = True
         try:
-            for wait in (self.wait_for_reductions, self.wait_for_gathers):
+            for wait in (self.units.wait_for_reductions, self.wait_for_gathers):
                 with contextlib.suppress(ZerortError):  # it was raised where it belonged, or nobody asked
                     wait()
-            for unit in self.units.values():
-                unit.close()
+            self.units.close()
             self.slots.close()
         finally:
             self.units.clear()
@@ -337,13 +335,6 @@ class Runtime:
 
     # -- what units and the step need ------------------------------------------------------------------------------
 
-    def trained_sections(self) -> Iterator[Section]:
-        """Yield every section that has optimizer state, in order."""
-        for unit in self.units.values():
-            for section in unit.sections:
-                if section.state is not None:
-                    yield section
-
     def complete_attachments(self, verb: Literal["step", "discard"]) -> None:
         """Let bindings reduce what they have collected. Every rank calls this."""
         for one in self.attachments:
@@ -351,8 +342,7 @@ class Runtime:
 
     def forget_gradients(self) -> None:
         """Start a new step's gradients."""
-        for unit in self.units.values():
-            unit.forget_gradients()
+        self.units.forget_gradients()
         for one in self.attachments:
             one.forget()
         self.slots.rest()
@@ -361,14 +351,8 @@ class Runtime:
         """Wait until no rank reads this one's parameters any more, and all is where it rests: they are to change."""
         self.prefetcher.drop()
         self.stage.finish()
-        for section in self.trained_sections():
+        for section in self.units.trained_sections():
             section.parameters.wait()
-
-    def wait_for_reductions(self) -> None:
-        """Wait for every reduction that was fired, and raise what went wrong in one."""
-        for section in self.trained_sections():
-            if section.bucket is not None and section.bucket.reduction is not None:
-                section.bucket.reduction.wait()
 
     def sum_over_shards(self, values: Array) -> Array:
         """Return the sum of every rank's ``values``, if ranks hold different parts of the state."""

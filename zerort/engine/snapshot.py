@@ -80,7 +80,7 @@ def meta_of(rt: Runtime) -> dict[str, Any]:
     """Return the numbers that are stored beside the values, the same on every rank."""
     return {
         "updates": rt.updates,
-        "steps": {name: count for section in rt.trained_sections() for name, count in section.state.steps.items()},  # type: ignore[union-attr]
+        "steps": {name: count for state in rt.units.states() for name, count in state.steps.items()},
         "loss_scale": rt.scaler.state() if rt.scaler is not None else None,
         "optimizer": rt.optimizer.describe(),
         "plan": str(rt.budget or rt.plan),
@@ -115,10 +115,9 @@ def restore_meta(rt: Runtime, manifest: Manifest) -> None:
     """Take the numbers over."""
     meta = manifest.meta
     rt.updates = updates_of(manifest)
-    for section in rt.trained_sections():
-        assert section.state is not None
-        for name in section.state.steps:
-            section.state.steps[name] = int(meta["steps"].get(name, 0))
+    for state in rt.units.states():
+        for name in state.steps:
+            state.steps[name] = int(meta["steps"].get(name, 0))
     if rt.scaler is not None and meta.get("loss_scale") is not None:
         rt.scaler.restore(meta["loss_scale"])
 

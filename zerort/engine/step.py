@@ -59,7 +59,8 @@ def _walk(rt: Runtime) -> StepReport:
     rt.complete_attachments("step")
     with rt.ledger.stall("reduce"):
         try:
-            rt.wait_for_reductions()  # before anything else is said: a rank that could not reduce has complained there
+            # Before anything else is said: a rank that could not reduce has complained there.
+            rt.units.wait_for_reductions()
         except CallError as error:
             if rt.mesh.replicate is not None:  # the other copies have heard nothing yet
                 rt.world.complain(str(error))
@@ -103,7 +104,7 @@ def _walk(rt: Runtime) -> StepReport:
 
 def _agree(rt: Runtime) -> _Facts:
     units = list(rt.units.values())
-    refused = next((section.storage_error for section in rt.trained_sections() if section.storage_error), None)
+    refused = next((section.storage_error for section in rt.units.trained_sections() if section.storage_error), None)
     refused = refused or rt.tiers.failure()
     trouble = next((unit.gradient_trouble for unit in units if unit.gradient_trouble), "")
     held = [unit.name for unit in units if unit.is_gathered]
@@ -161,7 +162,7 @@ def _rates(rt: Runtime) -> tuple[dict[int, float], Exception | None]:
     """Return the next update's learning rate of every optimizer in use, and what a schedule raised."""
     optimizers = {
         id(one): one
-        for section in rt.trained_sections()
+        for section in rt.units.trained_sections()
         if section.state is not None
         for one in section.state.optimizers
     }
@@ -231,7 +232,7 @@ def _publish(rt: Runtime, sections: list[Section]) -> None:
 
 def digest_of(rt: Runtime) -> str:
     """Return a checksum of all parameters, the same for any number of ranks and any plan. Every rank calls this."""
-    sections = [section for unit in rt.units.values() for section in unit.sections]
+    sections = list(rt.units.sections())
     mine: list[tuple[int, int]] = []
     error: StorageError | None
     rt.stage.finish()
@@ -262,9 +263,7 @@ def _report(
     clipped: bool = False,
     why: str = "",
 ) -> StepReport:
-    trainable = [
-        name for unit in rt.units.values() for s in unit.sections if s.state is not None for name in s.state.steps
-    ]
+    trainable = [name for state in rt.units.states() for name in state.steps]
     digest = digest_of(rt) if rt.options.deterministic else ""
     moved, tiered, stalls = rt.ledger.turn()
     return StepReport(

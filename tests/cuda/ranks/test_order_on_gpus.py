@@ -41,7 +41,7 @@ def host_reads(rt):
     if "cusim" in sys.modules:
         import cusim
 
-        for section in rt.trained_sections():
+        for section in rt.units.trained_sections():
             if isinstance(section.shard.memory, np.ndarray):
                 cusim.host_reads(section.shard.memory)
 

@@ -87,7 +87,7 @@ def test_bytes_rest_where_the_plan_says(gpus, shared_tmp_path):
     plan = zr.Plan.zero(3, parameter=HOST, gradient=HOST, state=NVME)
     with zr.open(group=gpus, plan=plan, scratch=shared_tmp_path, **OPTIONS) as rt:
         gpu_runs.register(rt, "bfloat16")
-        trained = [section for section in rt.trained_sections() if section.state is not None]
+        trained = [section for section in rt.units.trained_sections() if section.state is not None]
         for section in trained:
             assert isinstance(section.shard.memory, np.ndarray)
             assert section.shard.memory.nbytes == section.partition.counts[gpus.rank] * 2
@@ -107,7 +107,7 @@ def test_a_budget_fills_the_gpu_then_the_host_then_the_disk(gpus, all_on_gpus, s
             except PlanError:
                 continue
             gpu_runs.train(rt, "bfloat16")
-            assert {section.tiers.state for section in rt.trained_sections()} == {HOST, NVME}
+            assert {section.tiers.state for section in rt.units.trained_sections()} == {HOST, NVME}
             assert rt.memory().nvme > 0
             for name, value in gpu_runs.weights(rt).items():
                 np.testing.assert_array_equal(value, all_on_gpus["bfloat16"][name], err_msg=name)

@@ -185,4 +185,4 @@ def test_a_step_asks_a_gpu_for_few_numbers(gpus, monkeypatch):
     monkeypatch.setattr(kernels_cuda, "look_for_nonfinite", lambda array: asked.append(array.size) or look(array))
     with zr.open(group=gpus, plan=zr.Plan.zero(3), micro_steps=3) as rt:
         gpu_runs.train(rt, "float32", steps=1)
-        assert len(asked) == 3 * len(list(rt.trained_sections()))
+        assert len(asked) == 3 * len(list(rt.units.trained_sections()))
