@@ -160,12 +160,7 @@ def _agree(rt: Runtime) -> _Facts:
 
 def _rates(rt: Runtime) -> tuple[dict[int, float], Exception | None]:
     """Return the next update's learning rate of every optimizer in use, and what a schedule raised."""
-    optimizers = {
-        id(one): one
-        for section in rt.units.trained_sections()
-        if section.state is not None
-        for one in section.state.optimizers
-    }
+    optimizers = {id(one): one for state in rt.units.states() for one in state.optimizers}
     try:
         return {key: one.lr_at(rt.updates + 1) for key, one in optimizers.items()}, None
     except Exception as error:  # a schedule is the user's: nothing has changed yet, so all ranks can still stop
