@@ -26,6 +26,7 @@ ROOT = HERE.parents[1]
 FILES = (
     *("device/cuda*.py", "comm/nccl*.py", "optim/kernels_cuda.py", "buffer/*.py", "engine/*.py"),
     *(f"offload/{name}.py" for name in ("staging", "careful", "bridged", "passage", "later", "memory")),
+    *(f"offload/{name}.py" for name in ("pipeline", "run", "slots")),
 )
 """What is looked through for synchronisations, under zerort/."""
 
