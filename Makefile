@@ -21,9 +21,7 @@ endif
 TORCH   ?= torch==2.13.0
 
 # CuPy's wheel, as released, runs on the emulated device of tests/cusim; CUDA's headers are what that is compiled with.
-# Others that all tests pass with (make test-cuda VENV=.venv-other CUPY='...'):
-#   cupy-cuda12x==13.6.0 nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-nvrtc-cu12==12.9.86
-#   cupy-cuda13x==14.2.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-nvrtc==13.0.88
+# For CuPy 13 and CUDA 13 see tests/cusim/README.md: make test-cuda VENV=.venv-other CUPY='...'
 CUPY    ?= cupy-cuda12x==14.2.0 nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-nvrtc-cu12==12.9.86
 
 # Where the emulated device runs, its tests need CuPy.
