@@ -4,6 +4,7 @@ MPI     ?= mpich
 PYTHON  ?= python3
 RANKS   ?= 8
 SIZES   ?= 1 2 3 4 8
+SEEDS   ?= 200
 VENV    ?= .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
 BIN     := $(VENV)/bin
 MACHINE ?= $(shell uname -m)
@@ -20,6 +21,7 @@ endif
 TORCH   ?= torch==2.13.0
 
 # CuPy's wheel, as released, runs on the emulated device of tests/cusim; CUDA's headers are what that is compiled with.
+# For CuPy 13 and CUDA 13 see tests/cusim/README.md: make test-cuda VENV=.venv-other CUPY='...'
 CUPY    ?= cupy-cuda12x==14.2.0 nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-nvrtc-cu12==12.9.86
 
 # Where the emulated device runs, its tests need CuPy.
@@ -32,6 +34,10 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_osc = ^ucx
 endif
+
+# Each rank is a process that imports all it needs: compiled once, and without a plugin that no test of theirs uses.
+unexport PYTHONDONTWRITEBYTECODE
+ON_RANKS = $(BIN)/python -m zerort.testing $(filter-out $(1),$(SIZES)) -- -p no:hypothesispytest
 
 # In one place, wherever a rank is started.
 COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
@@ -75,10 +81,10 @@ test-jobs-and-others: $(VENV)/.dev $(CUDA)
 	exit $$((jobs + others))
 
 test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
-	$(BIN)/python -m zerort.testing $(SIZES) -- tests/ranks
+	$(call ON_RANKS) tests/ranks
 
 test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks, and its examples
-	$(BIN)/python -m zerort.testing $(filter-out 8,$(SIZES)) -- tests/torch
+	$(call ON_RANKS,8) tests/torch
 	$(BIN)/python -m pytest -q tests/jobs/test_examples_torch.py tests/jobs/test_bench_torch.py
 
 test-cuda: test-cuda-alone test-cuda-ranks ## Run what needs CuPy, on an emulated device: no GPU
@@ -89,7 +95,7 @@ test-cuda-alone: $(CUDA)
 	$(BIN)/python -m pytest -q tests/cuda --ignore=tests/cuda/ranks
 
 test-cuda-ranks: $(CUDA)
-	$(BIN)/python -m zerort.testing $(filter-out 8,$(SIZES)) -- tests/cuda/ranks
+	$(call ON_RANKS,8) tests/cuda/ranks
 else
 test-cuda-alone test-cuda-ranks:
 	@echo "*** LEFT OUT: the tests of the GPU path. The emulated device needs an x86-64 machine, this is $(MACHINE)."
@@ -104,8 +110,8 @@ coverage-cuda: $(VENV)/.coverage ## Show which lines of the GPU path its tests r
 	$(COVERAGE) combine --quiet build/coverage
 	$(COVERAGE) report
 
-soak: $(VENV)/.cuda ## Walk on emulated GPUs under 200 more orders of streams at each number of ranks
-	ZERORT_SEEDS=200 CUSIM_DELAY_US=1000 $(BIN)/python -m zerort.testing $(filter-out 8,$(SIZES)) -- tests/cuda/ranks/test_seeds.py
+soak: $(VENV)/.cuda ## Walk on emulated GPUs under SEEDS=200 more orders of streams at each number of ranks
+	ZERORT_SEEDS=$(SEEDS) CUSIM_DELAY_US=1000 $(call ON_RANKS,8) tests/cuda/ranks/test_seeds.py
 
 mutants: $(VENV)/.cuda ## Take each wait and each event out of the GPU path: a test must fail
 	$(BIN)/python tests/cuda/mutants.py

@@ -26,6 +26,7 @@ ROOT = HERE.parents[1]
 FILES = (
     *("device/cuda*.py", "comm/nccl*.py", "optim/kernels_cuda.py", "buffer/*.py", "engine/*.py"),
     *(f"offload/{name}.py" for name in ("staging", "careful", "bridged", "passage", "later", "memory")),
+    *(f"offload/{name}.py" for name in ("pipeline", "run", "slots")),
 )
 """What is looked through for synchronisations, under zerort/."""
 
@@ -38,6 +39,8 @@ SYNCHRONISES = re.compile(
 SEEDS = (0, 1, 2)
 LONGEST = 120
 """Seconds that the tests get; a mutant that hangs is caught, too."""
+SHOWN = 200
+"""Characters of what a test said against a mutant."""
 
 MUTANTS = (*mutants_device.DEVICE_AND_GROUPS, *mutants_offload.OFFLOAD, *mutants_engine.ENGINE)
 
@@ -80,8 +83,14 @@ def pytest_words(file, names, ranks):
     return ["-m", "zerort.testing", ranks, "--", *words] if ranks else ["-m", "pytest", *words]
 
 
+def told(output):
+    """Return what pytest's summary says of the first test that failed: a race, an order, a hang."""
+    lines = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return lines[0].partition("::")[2][:SHOWN] if lines else "without a word"
+
+
 def fate(mutant, directory):
-    """Return how a mutant ended: under which seed it was caught, or that it was not."""
+    """Return how a mutant ended: under which seed it was caught and what showed it, or that it was not."""
     file, *names = mutant.tests
     place = directory / "zerort" / mutant.file
     whole = place.read_text()
@@ -93,7 +102,7 @@ def fate(mutant, directory):
             except subprocess.TimeoutExpired:
                 return f"caught, it hangs (seed {seed})"
             if done.returncode == 1:
-                return f"caught (seed {seed})"
+                return f"caught (seed {seed}): {told(done.stdout)}"
             if done.returncode:  # no such test, say
                 return f"SURVIVED: pytest ended with {done.returncode}\n{done.stdout[-2000:]}"
     finally:

@@ -177,7 +177,6 @@ NOT_OF_THE_GPU = {
     },
     "engine/runtime.py": {
         "wait()": "the end: for errors, and for what the lines below give back",
-        "section.bucket.reduction.wait()": "for its error; `settle` orders what is computed",
         'return self.mesh.shard.all_reduce(values, name="statistics").wait()': _OF_THE_HOST,
     },
     "engine/snapshot.py": {
@@ -198,6 +197,9 @@ NOT_OF_THE_GPU = {
     "engine/tiers.py": {"self._pipeline.finish()": _OF_A_DISK},
     "engine/values.py": {
         'rt.world.broadcast(whole.reshape(-1), name="initial values").wait()': _OF_THE_HOST,
+    },
+    "engine/units.py": {
+        "section.bucket.reduction.wait()": "for its error; `settle` orders what is computed",
     },
 }
 """Lines that look like synchronisations, and why they are none of a GPU's."""

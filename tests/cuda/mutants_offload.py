@@ -3,6 +3,7 @@
 from mutant import Mutant
 
 STAGING, STORES, ORDER = "test_staging.py", "test_stores.py", "test_store_order.py"
+PIPELINE = "test_pipeline_order.py"
 
 OFFLOAD = (
     # -- staging ---------------------------------------------------------------------------------------------------
@@ -143,6 +144,46 @@ OFFLOAD = (
         "pass",
         (STORES, "TestBehindABridge"),
     ),
+    # -- the pipeline ----------------------------------------------------------------------------------------------
+    Mutant(
+        "offload/run.py", 'with self._stalled("wait"):\nticket.wait()', "pass", (PIPELINE, "what_a_run_has_written")
+    ),
+    Mutant("offload/run.py", "for read in fed.reads:\nread.wait()", "pass", (PIPELINE, "what_a_run_has_written")),
+    Mutant("offload/run.py", "joined(fed.reads, result=None).wait()", "pass", (PIPELINE, "what_a_run_has_written")),
+    Mutant(
+        "offload/run.py",
+        'with self._stalled("drain"):\nself._pipeline.finish()',
+        "pass",
+        (PIPELINE, "what_a_run_has_written"),
+    ),
+    Mutant(
+        "offload/run.py",
+        "with contextlib.suppress(Exception):\nticket.wait()",
+        "pass",
+        (PIPELINE, "nothing_is_asked_of_a_store"),
+    ),
+    Mutant(
+        "offload/run.py",
+        "with contextlib.suppress(Exception):\nread.wait()",
+        "pass",
+        (PIPELINE, "slots_are_free_when_a_run_has_failed"),
+    ),
+    Mutant(
+        "offload/run.py",
+        "with contextlib.suppress(Exception):\nself._pipeline.finish()",
+        "pass",
+        (PIPELINE, "slots_are_free_when_a_run_has_failed"),
+    ),
+    Mutant("offload/slots.py", "joined(self.writes, result=None).wait()", "pass", (STORES, "state_on_a_disk_streams")),
+    Mutant(
+        "offload/slots.py",
+        "joined([ticket for slot in self._all for ticket in slot.writes], result=None).wait()",
+        "pass",
+        (PIPELINE, "what_a_run_has_written"),
+    ),
+    Mutant("offload/pipeline.py", "self.finish()", "pass", (PIPELINE, "slots_are_free_when_a_pipeline_is_closed")),
+    Mutant("offload/pipeline.py", "later.attempt(ticket.wait)", "pass", (PIPELINE, "what_a_run_leaves_to_the_gpu")),
+    Mutant("offload/pipeline.py", "self._writer.synchronize()", "pass", (PIPELINE, "what_a_run_leaves_to_the_gpu")),
     # -- stores in memory ------------------------------------------------------------------------------------------
     Mutant(
         "offload/memory.py",
@@ -161,6 +202,9 @@ OFFLOAD = (
 NOT_OF_THE_GPU = {
     "offload/staging.py": {
         "self._pending.popleft().wait()  # raises what it raised": "it is done",
+    },
+    "offload/slots.py": {
+        "ticket.wait()": "it is done",
     },
     "offload/bridged.py": {
         'f"{type(lost[0]).__name__}: {lost[0]}. Call wait() on every ticket, or flush().",': "words",

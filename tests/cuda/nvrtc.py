@@ -4,6 +4,7 @@ Prints a line ``sm_XX kernel kernel …`` for each architecture from Volta on th
 A process of its own: where the tests run, an emulated NVRTC may have taken the name.
 """
 
+import contextlib
 import ctypes
 import re
 import sys
@@ -11,30 +12,35 @@ from importlib import metadata
 from pathlib import Path
 
 
-def find_library(package="nvidia-cuda-nvrtc-cu12"):
+def find_library():
     """Return where pip put NVRTC; None if it did not."""
-    try:
-        files = metadata.files(package) or []
-    except metadata.PackageNotFoundError:
-        return None
-    return next((str(file.locate()) for file in files if re.fullmatch(r"libnvrtc\.so\.\d+", file.name)), None)
+    return _find(r"libnvrtc\.so\.\d+", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
 
 
-def find_headers(package="nvidia-cuda-runtime-cu12"):
+def find_headers():
     """Return the folder of CUDA's headers that pip installed; None if it did not."""
-    try:
-        files = metadata.files(package) or []
-    except metadata.PackageNotFoundError:
-        return None
-    return next((str(Path(file.locate()).parent) for file in files if file.name == "cuda_fp16.h"), None)
+    header = _find(r"cuda_fp16\.h", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime")
+    return None if header is None else str(Path(header).parent)
+
+
+def _find(name, *packages):
+    """Return where a file of one of the packages is, CUDA 12's or, from CUDA 13 on, those without a number."""
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            for file in metadata.files(package) or []:
+                if re.fullmatch(name, file.name):
+                    return str(file.locate())
+    return None
 
 
 OLDEST = 70
-"""Volta: what CUDA 12 still makes code for, and CuPy still runs on, of the GPUs that train."""
+"""Volta: the oldest of the GPUs that train for which CUDA 12 makes code. CUDA 13 begins at Turing, 75."""
 
 
 class Nvrtc:
     def __init__(self, path):
+        for part in Path(path).parent.glob("libnvrtc-builtins.so.*"):  # CUDA 13's NVRTC does not look beside itself
+            ctypes.CDLL(str(part))
         self.library = ctypes.CDLL(path)
         self.library.nvrtcGetErrorString.restype = ctypes.c_char_p
 

@@ -1,6 +1,7 @@
 """The command, on emulated GPUs."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -10,8 +11,10 @@ pytest.importorskip("cupy")
 cusim = pytest.importorskip("cusim")
 
 
-def zerort(*words, **settings):
+def zerort(*words, path=(), **settings):
+    """Run the command; Python finds modules and packages in the folders of ``path`` first."""
     env = cusim.environment(**{"devices": 2, "mem_mb": 128, **settings})
+    env["PYTHONPATH"] = os.pathsep.join([*map(str, path), env["PYTHONPATH"]])
     return subprocess.run(
         [sys.executable, "-m", "zerort", *map(str, words)],
         env=env,
@@ -22,13 +25,27 @@ def zerort(*words, **settings):
     )
 
 
-def test_the_doctor_sees_gpus_nccl_peers_and_pinned_memory(tmp_path):
-    done = zerort("doctor", tmp_path, "--json", pinned_mb=1)
+@pytest.fixture
+def second_nccl(tmp_path):
+    """A wheel that pip brought along with torch, say: its name and its files are all that is looked at."""
+    wheel = tmp_path / "nvidia_nccl_cu12-2.99.0.dist-info"
+    wheel.mkdir()
+    (wheel / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-nccl-cu12\nVersion: 2.99.0\n")
+    (wheel / "RECORD").write_text("nvidia/nccl/lib/libnccl.so.2,,\n")
+    return tmp_path / "nvidia/nccl/lib/libnccl.so.2"
+
+
+def test_the_doctor_sees_gpus_nccl_peers_and_pinned_memory(tmp_path, second_nccl):
+    done = zerort("doctor", tmp_path, "--json", path=[tmp_path], pinned_mb=1)
     found = {finding["topic"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert "2 x " in found["gpu"]["text"], found
     assert "128MiB" in found["gpu"]["text"]
-    assert found["nccl"]["text"].startswith("2.")
-    assert "libnccl.so" in found["nccl"]["text"]
+    loaded, _, other = found["nccl"]["text"].partition("; another one is installed: ")
+    assert loaded.startswith("2.")
+    assert "libnccl.so" in loaded
+    assert other == str(second_nccl.resolve())
+    assert found["nccl"]["state"] == "warn"
+    assert found["nccl"]["cure"].startswith("Beside torch, import torch before zerort opens a group")
     assert found["peer access"]["text"] == "between all 2 GPUs"
     assert found["pinned memory"]["state"] == "warn"
     assert "Expected to pin 67,108,864 bytes" in found["pinned memory"]["text"]

@@ -196,6 +196,22 @@ def test_arrays_live_until_the_gpu_is_done(device):
     assert not stream._held
 
 
+def test_only_a_lack_of_memory_is_told_as_one(device):
+    """Whatever else keeps an array from being made is raised as it is: at once, and after room was made."""
+    asked = []
+
+    def fail_without_room():
+        asked.append(len(asked))
+        if len(asked) == 2:
+            raise cupy.cuda.memory.OutOfMemoryError(8, 0, 0)
+        raise ZeroDivisionError
+
+    for times in (1, 3):
+        with pytest.raises(ZeroDivisionError):
+            device.allocate(8, fail_without_room)
+        assert len(asked) == times
+
+
 def test_memory_comes_back(device):
     gc.collect()
     before, _ = device.memory()

@@ -204,11 +204,12 @@ def test_the_arrays_device_decides():
 def test_the_real_compiler_takes_every_kernel():
     """To PTX, for every architecture from Volta on that this NVRTC knows; no product is fused with a sum."""
     if nvrtc.find_library() is None or nvrtc.find_headers() is None:
-        pytest.skip("pip install nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12")
+        pytest.skip("pip install nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12, or both without -cu12 for CUDA 13")
     # Isolated: what emulates a GPU for this process must not reach that one.
     words = [sys.executable, "-I", nvrtc.__file__, str(cuda.SOURCE), nvrtc.find_headers(), *cuda.OPTIONS]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     found = {line.split()[0]: set(line.split()[1:]) for line in done.stdout.splitlines()}
-    assert {"sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"} <= set(found)
+    oldest = {"sm_70"} if nvrtc.find_library().endswith(".12") else set()
+    assert {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"} | oldest <= set(found)
     assert all(kernels == {"cast", "add", "adamw", "sgd", "lion", "measure"} for kernels in found.values()), found

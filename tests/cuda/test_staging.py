@@ -256,8 +256,10 @@ def test_arrays_of_the_host_are_in_order_from_run_to_run(device, pinned):
 
     with Staging(device, slot_nbytes=4096) as staging:
         chunks = in_chunks([Hop(here)], 1000)[:2]
+        gate, _ = stop(device, "copy out")
         staging.run(chunks, double, on="device")
-        staging.run(chunks[::-1], double, on="device")  # a copy back, then the same bytes are copied in
+        staging.run(chunks[::-1], double, on="device")  # a copy back, not begun yet, then the same bytes are copied in
+        gate.set()
         staging.run(chunks, double, on="host")  # a copy back, then the host computes
         staging.run(in_chunks([Hop(there), Hop(other, write=False)], 1000), add, on="device")
         staging.run([[Hop(other)]], double, on="host")  # a copy in, then the host computes

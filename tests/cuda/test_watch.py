@@ -109,3 +109,49 @@ def test_a_call_does_not_wait_for_ever_for_its_turn(group):
     finally:
         gate.set()
     stuck.wait()
+
+
+def test_whoever_the_end_throws_out_of_nccl_hears_why(group):
+    """What NCCL says to a thread under which the communicator goes names neither the call nor the reason."""
+    watch = group._transport._watch
+
+    def be_thrown_out():
+        with watch.entry("#7 all_reduce"):
+            until_broken(group)
+            raise RuntimeError("NCCL_ERROR_INTERNAL_ERROR")
+
+    with pytest.raises(CollectiveTimeoutError, match=r"finish #7 all_reduce within 1\.0 s"):
+        be_thrown_out()
+    with pytest.raises(CollectiveTimeoutError, match="finish #7 all_reduce"), watch.entry("#8 all_gather"):
+        pytest.fail("someone came in")
+
+
+def test_an_abort_that_does_not_come_to_its_end_is_told(group, monkeypatch):
+    """NCCL waits for what is on the GPU before its calls, and that may be for ever."""
+    monkeypatch.setattr("zerort.comm.nccl_watch._DEADLINE", 0.1)
+    gate, ones = threading.Event(), cupy.ones(1000)
+    with cupy.cuda.Stream(non_blocking=True) as busy:
+        cupy.cuda.Stream.null.synchronize()
+        busy.launch_host_func(lambda _: gate.wait(20), None)
+        group.all_reduce(ones)
+    group.barrier().wait()  # the hosts': it comes when the call before it is in NCCL
+    try:
+        with pytest.warns(RuntimeWarning, match=r"NCCL to abort group 'world' .* The GPU stays busy"):
+            group._transport._watch.abort()
+    finally:
+        gate.set()
+
+
+def test_a_process_whose_gpu_had_a_fault_ends_all_the_same(group):
+    """Whether calls are under way can no longer be asked: an abort waits for none."""
+    cusim = pytest.importorskip("cusim", reason="a real GPU would be lost to the other tests")
+    write = cupy.RawKernel('extern "C" __global__ void write() { *(volatile char *)64 = 1; }', "write")
+    watch = group._transport._watch
+    with watch.entry("#7 all_reduce"):
+        write((1,), (1,), ())
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="IllegalAddress"):
+        cupy.cuda.runtime.deviceSynchronize()
+    watch.end()
+    with pytest.raises(CollectiveError), watch.entry("#8 all_gather"):
+        pytest.fail("someone came in")
+    cusim.clear()

@@ -55,9 +55,10 @@ def build() -> Path:
     sources = sorted((HERE / "src").glob("*.cpp"))
     device = sorted(path for path in DEVICE_HEADERS.rglob("*.h"))
     whole = _cache() / _hash([*sources, *device], [headers, *NAMES])
-    with _lock(_cache() / "lock"):
-        if not (whole / "done").exists():
-            _compile(command, sources, headers, whole)
+    if not (whole / "done").exists():  # whoever finds it does not wait for another CuPy's
+        with _lock(_cache() / "lock"):
+            if not (whole / "done").exists():
+                _compile(command, sources, headers, whole)
     return whole
 
 

@@ -1,5 +1,6 @@
 """Starting: what is missing is said, with what to do about it; the wheel stays as it is."""
 
+import fcntl
 import hashlib
 import os
 import re
@@ -11,20 +12,29 @@ import cupy_backends
 import pytest
 
 import cusim
-from cusim.build import HERE, versions
+from cusim.build import HERE, build, versions
 
 RUNTIME = next(Path(cupy_backends.__file__).parent.glob("cuda/api/runtime.*.so"))
 
 
-def python(code, **environment):
+def python(code, timeout=None, **environment):
     """Run code in a Python that has not started the emulator."""
     env = {**os.environ, "PYTHONPATH": str(HERE.parent), **environment}
-    return subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True)
+    words = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=timeout)
 
 
 def test_starting_twice_is_starting_once():
     cusim.start()
     assert cusim.started() is cusim.started()
+
+
+def test_whoever_finds_it_built_waits_for_nobody():
+    """In one checkout it may be in the making for another CuPy, which takes a minute."""
+    with (build().parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = python("import cusim.build; print('built', cusim.build.build())", timeout=50)
+    assert done.stdout.startswith("built"), done.stderr
 
 
 def test_cupy_must_not_be_imported_before():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import cupy
 import numpy as np
+import pytest
+from mpi4py import MPI
 
 import zerort as zr
 from zerort.native import cast_into
@@ -11,6 +13,11 @@ from zerort.native.dtypes import numpy_dtype
 
 SHAPES = {"w": (90, 70), "b": (70,), "c": (61, 41), "empty": (0, 3)}
 UNITS = 3
+
+
+def at_most(ranks):
+    """Leave tests out with more ranks: what they show each rank does by itself, and more of them take their time."""
+    return pytest.mark.skipif(MPI.COMM_WORLD.size > ranks, reason=f"at most {ranks} ranks")
 
 
 def first_values(dtype):

@@ -20,7 +20,7 @@ from zerort.engine import Attachment
 from zerort.errors import StaleViewError
 from zerort.native.dtypes import numpy_dtype
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, gpu_runs.at_most(2)]
 
 SHAPES = {"w": (40, 30), "b": (30,)}
 UNITS, STEPS = 3, 3

@@ -159,20 +159,27 @@ def test_memory_that_one_gpu_lacks_no_rank_gets(group, device):
     assert group.empty(1000, "uint8").nbytes == 1000
 
 
-def test_results_take_the_place_of_what_finished_calls_hold(group, device):
+@pytest.fixture
+def room(group):
+    """Bytes, all that CuPy's pool may still take: to use up a whole GPU takes long."""
+    group.all_reduce(cupy.ones(1)).wait()  # after which the group holds nothing of calls before
+    pool, nbytes = cupy.get_default_memory_pool(), 5 * 1024**2
+    pool.free_all_blocks()
+    pool.set_limit(size=pool.total_bytes() + nbytes)
+    yield nbytes
+    pool.set_limit(size=0)
+    pool.free_all_blocks()
+
+
+def test_results_take_the_place_of_what_finished_calls_hold(group, room):
     """A call that nobody waited for holds its arrays until someone looks, at the latest when memory runs out."""
-    group.all_reduce(cupy.ones(1)).wait()
-    cupy.get_default_memory_pool().free_all_blocks()
-    numel = device.memory()[1] * 2 // 5  # of all, not of what is free: the same on every rank
+    numel = room * 2 // 5
     first = cupy.zeros(numel, np.uint8)
     group.all_reduce(first)  # dropped, with a result as large: less than half of that is left
     del first
     group.barrier().wait()
     group._calls._stream.cuda.synchronize()
-    second = group._transport.device_arrays.empty(numel, np.dtype(np.uint8))
-    assert second.nbytes == numel
-    del second
-    cupy.get_default_memory_pool().free_all_blocks()
+    assert group._transport.device_arrays.empty(numel, np.dtype(np.uint8)).nbytes == numel
 
 
 def test_only_arrays_of_the_gpu_can_be_freed(group):

@@ -60,6 +60,7 @@ def test_where_values_rest_does_not_show(plan, dtype, gpus, all_on_gpus, shared_
             np.testing.assert_array_equal(value, all_on_gpus[dtype][name], err_msg=name)
 
 
+@gpu_runs.at_most(2)
 @pytest.mark.parametrize("update_on", ["host", "device"])
 @pytest.mark.parametrize("plan", [PLANS[3], PLANS[6]])
 def test_an_update_is_the_same_on_either_side(update_on, plan, gpus, all_on_gpus, shared_tmp_path):
@@ -70,6 +71,7 @@ def test_an_update_is_the_same_on_either_side(update_on, plan, gpus, all_on_gpus
             np.testing.assert_array_equal(value, all_on_gpus["bfloat16"][name], err_msg=name)
 
 
+@gpu_runs.at_most(3)
 @pytest.mark.parametrize("plan", [PLANS[3], PLANS[7]])
 def test_a_checkpoint_of_what_rests_elsewhere(plan, gpus, all_on_gpus, shared_tmp_path):
     with zr.open(group=gpus, plan=plan, scratch=shared_tmp_path, **OPTIONS) as rt:
@@ -128,6 +130,7 @@ def test_copies_of_the_model_sum_gradients_on_the_gpu(gpus):
         zr.open(mesh=zr.mesh(replicate=2, group=gpus), plan=zr.Plan.zero(3, gradient=HOST))
 
 
+@gpu_runs.at_most(2)
 @pytest.mark.parametrize("plan", [PLANS[3], pytest.param(zr.Plan.zero(3), id="3")])
 def test_saves_and_loads_follow_the_callers_stream(plan, gpus, all_on_gpus, shared_tmp_path):
     """Other threads read and write then, and the caller's stream may be any."""

@@ -101,6 +101,7 @@ def test_the_fixed_tree_gives_the_hosts_bits(gpus, hosts):
     assert [report.digest for report in reports] == [report.digest for report in on_host]
 
 
+@gpu_runs.at_most(2)
 @pytest.mark.parametrize("optimizer", [zr.SGD(lr=0.1, momentum=0.9, nesterov=True), zr.SGD(lr=0.1), zr.Lion(lr=1e-3)])
 def test_other_optimizers(optimizer, gpus, hosts):
     assert len(compare(gpus, hosts, "bfloat16", plan=zr.Plan.zero(3), optimizer=optimizer)) == STEPS

@@ -24,20 +24,24 @@ struct Page {
 
 class Recorder {
  public:
-  bool on = false;
+  // Before a kernel: what it has been given was registered by then.
+  void begin() { registered_ = registered_bounds(); }
 
-  void add(uintptr_t address, unsigned size, bool write) {
-    if (!on) return;
-    if (views_.in_worker_view(address)) address += views_.device - views_.worker;
-    else if (!views_.in_device_view(address) && !maybe_registered(address)) return;
-    while (size) {  // once, unless the access crosses a page or 64 bytes
-      unsigned bit = address % 64, bits = size < 64 - bit ? size : 64 - bit;
-      uint64_t mask = (bits == 64 ? ~0ull : (1ull << bits) - 1) << bit;
-      Page *page = find(address / kPageBytes);
-      (write ? page->written : page->read)[address % kPageBytes / 64] |= mask;
-      address += bits;
-      size -= bits;
-    }
+  // Every load and store of every kernel comes here: only what is usual stands in line.
+  template <unsigned size, bool write>
+  void add(uintptr_t address) {
+    if (!find_in_device_view(&address)) return;
+    unsigned bit = address % 64;
+    const Slot &slot = cache_[address / kPageBytes % kCached];
+    if (slot.number == address / kPageBytes && bit + size <= 64)
+      word_of<write>(slot.page, address) |= ((1ull << size) - 1) << bit;
+    else
+      add_pieces<write>(address, size);
+  }
+
+  template <bool write>
+  void add_range(uintptr_t address, unsigned long size) {
+    if (find_in_device_view(&address)) add_pieces<write>(address, size);
   }
 
   std::map<uintptr_t, std::unique_ptr<Page>> take() {
@@ -46,9 +50,32 @@ class Recorder {
   }
 
  private:
+  // False for what is of no interest: the kernel's own stack.
+  bool find_in_device_view(uintptr_t *address) const {
+    if (views_.in_worker_view(*address)) *address += views_.device - views_.worker;
+    else if (!views_.in_device_view(*address) && !registered_.has(*address)) return false;
+    return true;
+  }
+
+  template <bool write>
+  [[gnu::noinline]] void add_pieces(uintptr_t address, unsigned long size) {
+    while (size) {  // once, unless the access crosses a page or 64 bytes
+      unsigned bit = address % 64;
+      unsigned long bits = std::min(size, 64ul - bit);
+      word_of<write>(find(address / kPageBytes), address) |= (bits == 64 ? ~0ull : (1ull << bits) - 1) << bit;
+      address += bits;
+      size -= bits;
+    }
+  }
+
+  template <bool write>
+  static uint64_t &word_of(Page *page, uintptr_t address) {
+    return (write ? page->written : page->read)[address % kPageBytes / 64];
+  }
+
   Page *find(uintptr_t number) {
     auto &slot = cache_[number % kCached];
-    if (slot.page && slot.number == number) return slot.page;
+    if (slot.number == number) return slot.page;
     auto &page = pages_[number];
     if (!page) page.reset(new Page{});
     slot = {number, page.get()};
@@ -57,19 +84,28 @@ class Recorder {
 
   static constexpr int kCached = 64;
   struct Slot {
-    uintptr_t number;
+    uintptr_t number;  // 0: empty; no one has memory there
     Page *page;
   };
   const Views views_ = views();
+  Bounds registered_;
   Slot cache_[kCached] = {};
   std::map<uintptr_t, std::unique_ptr<Page>> pages_;
 };
 
-// Reached through a plain pointer, as a thread_local with a constructor is checked on every access. Kept for good.
+// Of this thread while a kernel runs; reached through a plain pointer, as a thread_local with a constructor is checked on
+// every access.
 thread_local Recorder *recorder = nullptr;
+thread_local Recorder *kept = nullptr;  // from one kernel to the next, for good
 
-inline void keep(void *pointer, unsigned size, bool write) {
-  if (recorder) recorder->add((uintptr_t)pointer, size, write);
+template <unsigned size, bool write>
+inline void keep(void *pointer) {
+  if (recorder) recorder->add<size, write>((uintptr_t)pointer);
+}
+
+template <bool write>
+inline void keep_range(void *pointer, unsigned long size) {
+  if (recorder) recorder->add_range<write>((uintptr_t)pointer, size);
 }
 
 // Turns bits into ranges, joining those that touch.
@@ -130,14 +166,15 @@ bool clip(const std::string &operation, const std::vector<Access> &found, std::v
 }  // namespace
 
 void begin_accesses() {
-  if (!recorder) recorder = new Recorder;
-  recorder->on = true;
+  if (!kept) kept = new Recorder;
+  kept->begin();
+  recorder = kept;
 }
 
 bool end_accesses(const std::string &operation, std::vector<Access> *out) {
-  recorder->on = false;
+  recorder = nullptr;
   std::vector<Access> found;
-  auto pages = recorder->take();
+  auto pages = kept->take();
   for (bool write : {false, true}) {
     Ranges ranges(write, &found);
     for (auto &[number, page] : pages)
@@ -151,18 +188,18 @@ bool end_accesses(const std::string &operation, std::vector<Access> *out) {
 }  // namespace cusim
 
 // What -fsanitize=thread calls.
-#define CUSIM_ACCESS(size)                                                                              \
-  extern "C" void __tsan_read##size(void *p) { cusim::keep(p, size, false); }           \
-  extern "C" void __tsan_write##size(void *p) { cusim::keep(p, size, true); }           \
-  extern "C" void __tsan_unaligned_read##size(void *p) { cusim::keep(p, size, false); } \
-  extern "C" void __tsan_unaligned_write##size(void *p) { cusim::keep(p, size, true); }
+#define CUSIM_ACCESS(size)                                                              \
+  extern "C" void __tsan_read##size(void *p) { cusim::keep<size, false>(p); }           \
+  extern "C" void __tsan_write##size(void *p) { cusim::keep<size, true>(p); }           \
+  extern "C" void __tsan_unaligned_read##size(void *p) { cusim::keep<size, false>(p); } \
+  extern "C" void __tsan_unaligned_write##size(void *p) { cusim::keep<size, true>(p); }
 CUSIM_ACCESS(1)
 CUSIM_ACCESS(2)
 CUSIM_ACCESS(4)
 CUSIM_ACCESS(8)
 CUSIM_ACCESS(16)
-extern "C" void __tsan_read_range(void *p, unsigned long size) { cusim::keep(p, (unsigned)size, false); }
-extern "C" void __tsan_write_range(void *p, unsigned long size) { cusim::keep(p, (unsigned)size, true); }
+extern "C" void __tsan_read_range(void *p, unsigned long size) { cusim::keep_range<false>(p, size); }
+extern "C" void __tsan_write_range(void *p, unsigned long size) { cusim::keep_range<true>(p, size); }
 extern "C" void __tsan_vptr_update(void **, void *) {}
 extern "C" void __tsan_vptr_read(void **) {}
 extern "C" void __tsan_func_entry(void *) {}
@@ -170,5 +207,5 @@ extern "C" void __tsan_func_exit() {}
 extern "C" void __tsan_init() {}
 
 extern "C" void cusim_atomic_access(void *pointer, unsigned size) {
-  cusim::keep(pointer, size, true);
+  cusim::keep_range<true>(pointer, size);
 }

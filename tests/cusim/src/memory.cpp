@@ -261,8 +261,6 @@ uintptr_t device_address(uintptr_t address) {
 
 bool in_device_memory(uintptr_t address) { return views().in_device_view(address) || views().in_worker_view(address); }
 
-bool maybe_registered(uintptr_t address) {
-  return address >= table().lowest.load(std::memory_order_relaxed) && address < table().highest.load(std::memory_order_relaxed);
-}
+Bounds registered_bounds() { return {table().lowest, table().highest}; }
 
 }  // namespace cusim

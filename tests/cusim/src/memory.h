@@ -52,7 +52,11 @@ void *worker_view(const void *pointer);
 uintptr_t device_address(uintptr_t address);  // of either view
 bool in_device_memory(uintptr_t address);     // an address of either view, allocated or not
 
-// Bounds of all pinned, managed and registered memory: a quick "no" for accesses to a kernel's own stack.
-bool maybe_registered(uintptr_t address);
+// Round all pinned, managed and registered memory there has been: a quick "no" for accesses to a kernel's own stack.
+struct Bounds {
+  uintptr_t first = UINTPTR_MAX, end = 0;
+  bool has(uintptr_t address) const { return address >= first && address < end; }
+};
+Bounds registered_bounds();
 
 }  // namespace cusim
