@@ -67,6 +67,54 @@ def test_the_next_run_goes_on_where_the_last_one_was(tmp_path):
     assert_as_in_memory(found, 5)
 
 
+def test_a_run_that_forgot_to_resume_does_not_overwrite_the_last_step_of_another(tmp_path):
+    def first(group):
+        with opened(group, tmp_path) as rt:
+            steps(rt, range(2))
+            rt.save(tmp_path / "elsewhere")
+
+    def second(group):
+        with opened(group, tmp_path) as rt:
+            before = weights(rt)
+            with pytest.raises(CallError, match=r"Expected rt\.resume\(\) before the first step"):
+                steps(rt, [0])
+            assert rt.updates == 0
+            for name, value in weights(rt).items():
+                np.testing.assert_array_equal(value, before[name])
+            assert read_manifest(tmp_path / "last").meta["updates"] == 2
+            rt.load(tmp_path / "elsewhere")  # whoever loads has chosen where to go on
+            steps(rt, [2])
+
+    run_threads(2, first)
+    run_threads(2, second)
+    assert read_manifest(tmp_path / "last").meta["updates"] == 3
+
+
+def test_progress_is_looked_at_before_anything_changes(tmp_path):
+    def body(group):
+        with opened(group, tmp_path) as rt:
+            steps(rt, [0])
+            at = {"seen": np.arange(3)} if group.rank == 1 else {"seen": 3}
+            for unit in rt.units.values():
+                unit.reduce({name: np.ones_like(value) for name, value in values(0).items()})
+            with pytest.raises(CallError, match="Expected progress as JSON knows it"):
+                rt.step(progress=at)
+            assert rt.updates == 1
+            assert rt.step(progress={"seen": 3}).updated  # the gradients are still there
+            return rt.resume()
+
+    found = run_threads(2, body)
+    assert [(one.updates, one.progress) for one in found] == [(2, {"seen": 3})] * 2
+
+
+def test_progress_without_a_step_that_is_kept_is_refused(tmp_path):
+    def body(group):
+        with opened(group, tmp_path, last_step=None) as rt, pytest.raises(CallError, match="keeps none"):
+            rt.step(progress=1)
+
+    run_threads(1, body)
+
+
 def test_only_the_newest_step_is_kept_and_its_files_are_the_runs_own(tmp_path):
     last = tmp_path / "last"
 

@@ -63,6 +63,30 @@ def test_a_file_system_without_o_direct_is_served_without(tmp_path: Path, call: 
     assert (found == 7).all()
 
 
+def test_who_is_refused_o_direct_while_another_gives_it_up_goes_on_too(tmp_path: Path) -> None:
+    data, found = aligned_buffer(4096), aligned_buffer(4096)
+    data[:] = 7
+    real, refusals = os.preadv, []
+
+    def refuse(descriptor, parts, at):
+        if len(refusals) < 2:
+            refusals.append(at)
+            if len(refusals) == 1:  # in the middle of this read another one is refused, and gives O_DIRECT up
+                assert file.read(aligned_buffer(4096), 0) == 4096
+            raise OSError(errno.EINVAL, "no O_DIRECT here")
+        return real(descriptor, parts, at)
+
+    with BlockFile(str(tmp_path / "f"), create_nbytes=4096) as file:
+        if not file.direct:
+            pytest.skip("no O_DIRECT in the directory for tests")
+        file.write(data, 0)
+        with mock.patch.object(os, "preadv", refuse):
+            assert file.read(found, 0) == 4096
+        assert not file.direct
+    assert (found == 7).all()
+    assert len(refusals) == 2
+
+
 def test_short_moves_go_on_where_they_stopped(tmp_path: Path) -> None:
     real_write, real_read = os.pwritev, os.preadv
     data = aligned_buffer(4 * 4096)

@@ -184,6 +184,19 @@ def test_a_sync_that_fails_is_raised(store):
         store.flush()
 
 
+def test_a_sync_that_failed_once_is_not_believed_the_next_time(store, tmp_path):
+    store.write("value", some()).wait()
+    with injected("eio@1:op=sync"), pytest.raises(StorageError, match="Input/output error"):
+        store.flush()
+    for refused in (store.flush, lambda: store.link("value", str(tmp_path / "link"))):
+        with pytest.raises(CorruptStorageError, match="as was said before"):
+            refused()
+    store.delete("value")
+    store.create("value", NBYTES)
+    store.write("value", some()).wait()
+    store.flush()
+
+
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"kill"}))
 def test_any_fault_at_any_operation_is_survived_or_named(tmp_path, kind):
     """Three steps over state on a disk: they end with the right bytes, or with an error that names the file."""

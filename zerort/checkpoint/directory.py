@@ -15,6 +15,7 @@ import contextlib
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterable
 
 from zerort.checkpoint.failure import storage_error
@@ -163,8 +164,18 @@ def delete_save(path: str, token: str) -> None:
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
-    """Say whether a save at ``path`` was ever completed. Whether it can be read, `read_manifest` says."""
-    return os.path.isfile(os.path.join(path, MANIFEST))
+    """Say whether a save at ``path`` was ever completed. Whether it can be read, `read_manifest` says.
+
+    Raises:
+        StorageError: The file system does not tell.
+    """
+    file = os.path.join(os.path.abspath(os.fspath(path)), MANIFEST)
+    try:
+        return stat.S_ISREG(os.stat(file).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise storage_error(error, path=file) from error
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:

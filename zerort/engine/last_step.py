@@ -31,7 +31,26 @@ from zerort.layout import itemsize
 if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
 
-__all__ = ["keep", "resume", "room_beside"]
+__all__ = ["keep", "prepare", "resume", "room_beside"]
+
+
+def prepare(rt: Runtime, *, progress: Any) -> None:
+    """Look at what will be kept with a step, before anything changes. Every rank calls this.
+
+    Raises:
+        CallError: ``progress`` cannot be kept, or another run's last step would be lost; on every rank.
+    """
+    error: Exception | None = None
+    try:
+        checkpoint.as_json(progress, what="progress")
+        if rt.is_new and rt.rank == 0 and checkpoint.exists(_directory(rt)):
+            raise CallError(
+                f"Expected rt.resume() before the first step, got none, and {_directory(rt)} holds the last step of "
+                "another run. Call rt.resume() once all units are registered, name another directory, or delete it."
+            )
+    except Exception as caught:
+        error = caught
+    raise_together(rt.world, error, name="last step")
 
 
 def keep(rt: Runtime, *, progress: Any) -> None:
@@ -43,7 +62,13 @@ def resume(rt: Runtime) -> Restored | None:
     """Load the last step that was kept; see `Runtime.resume`. Every rank calls this."""
     if rt.options.last_step is None:
         raise CallError("Expected a runtime that keeps its last step, got one without. zr.open(last_step=directory).")
-    if not gather_json(rt.world, checkpoint.exists(_directory(rt)), name="resume")[0]:
+    found, error = False, None
+    try:
+        found = rt.rank == 0 and checkpoint.exists(_directory(rt))
+    except Exception as caught:
+        error = caught
+    raise_together(rt.world, error, name="resume")
+    if not gather_json(rt.world, found, name="resume")[0]:
         return None
     return load(rt, _directory(rt), optimizer=True, strict=True)
 

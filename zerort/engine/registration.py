@@ -170,8 +170,8 @@ def _make_unit(
     for local, (unit, other) in ties.items():
         places[local] = unit.place_of(other)
     made = Unit(rt, name, sections=sections, places=places)
-    _reserve_slots(rt, made)
     try:
+        _reserve_slots(rt, made)
         raise_together(rt.world, error, name="register")  # all have written their parts
     except ZerortError:
         made.withdraw()

@@ -81,6 +81,8 @@ class Runtime:
         self.options = options
         self.updates = 0
         """Updates done so far."""
+        self.is_new = True
+        """Whether no step was taken and nothing loaded yet."""
         self.units = Units()
         self.attachments: list[Attachment] = []
         """Bindings that collect gradients on their own; asked before every step, and told after it."""
@@ -230,7 +232,8 @@ class Runtime:
             UnitStateError: Gradients are missing, or a unit is still gathered; on every rank.
             NonFiniteError: A gradient holds NaN or infinity (``nonfinite="raise"``, no loss scaling); on every rank.
                 Nothing was updated.
-            StorageError: A disk failed, or is full; on every rank. `resume` goes back to the last step that was kept.
+            StorageError: A disk failed, or is full; on every rank. `resume` goes back to the last step that was kept:
+                the one before, or this one if nothing but tidying up was left to do.
         """
         self.check_whole("step")
         if not self._stepped and self.rank == 0:
@@ -238,12 +241,7 @@ class Runtime:
             warn_of_unmatched(self.groups, shapes)
         self._stepped = True
         with within(self.attachments):
-            report = take_step(self)
-            if self.options.last_step is not None:
-                from zerort.engine.last_step import keep
-
-                keep(self, progress=progress)
-            return report
+            return take_step(self, progress=progress)
 
     def discard_gradients(self) -> None:
         """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this."""

@@ -68,6 +68,7 @@ def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Res
     if optimizer:
         snapshot.restore_meta(rt, manifest)
         rt.tiers.mend()
+    rt.is_new = False
     every = tuple(manifest.progress)
     mine = every[rt.rank] if rt.rank < len(every) else every[0]
     return Restored(updates=snapshot.updates_of(manifest), progress=mine, every_progress=every)

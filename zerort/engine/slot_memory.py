@@ -29,6 +29,11 @@ class SlotMemory:
         self.slot_nbytes = 0
         """Bytes of a slot, at most."""
 
+    @property
+    def nbytes(self) -> int:
+        """What is reserved."""
+        return 0 if self._room is None else self._room.nbytes
+
     def reserve(self, slot_nbytes: int) -> None:
         """Have room for larger slots, while no pipeline has any. Every rank calls this alike."""
         room, self._room, self.slot_nbytes = self._room, None, 0

@@ -14,7 +14,7 @@ optim, comm, engine.*.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -46,8 +46,26 @@ class _Facts(NamedTuple):
     """The learning rate of every optimizer in use, by its `id`."""
 
 
-def take_step(rt: Runtime) -> StepReport:
-    """Do one step; see the module's docstring. Every rank calls this."""
+def take_step(rt: Runtime, *, progress: Any) -> StepReport:
+    """Do one step, and keep it if the runtime keeps its last one. Every rank calls this."""
+    if rt.options.last_step is None:
+        if progress is not None:
+            raise CallError(
+                "Expected progress where a step is kept, got some in a runtime that keeps none. "
+                "zr.open(last_step=directory), or rt.save(path, progress=…)."
+            )
+        return _do(rt)
+    from zerort.engine.last_step import keep, prepare  # here: checkpoints take their time to import
+
+    prepare(rt, progress=progress)
+    report = _do(rt)
+    keep(rt, progress=progress)
+    return report
+
+
+def _do(rt: Runtime) -> StepReport:
+    """Do one step; see the module's docstring."""
+    rt.is_new = False
     try:
         return _walk(rt)
     finally:

@@ -110,8 +110,8 @@ class Tiers:
 
     @property
     def memory_nbytes(self) -> int:
-        """Memory that chunks take on their way."""
-        return 0 if self._pipeline is None else self._pipeline.nbytes
+        """Memory that chunks take on their way, or that is kept for them."""
+        return max(self._slot_memory.nbytes, 0 if self._pipeline is None else self._pipeline.nbytes)
 
     # -- before anything is put there ------------------------------------------------------------------------------
 
@@ -146,8 +146,11 @@ class Tiers:
         self._paths = [path for other, *paths in everyone if other == host for path in paths]
 
     def _own_paths(self) -> list[str]:
-        stores: Any = getattr(self._files, "members", (self._files,))
-        return [store.path for store in stores]
+        return [store.path for store in self._members()]
+
+    def _members(self) -> Sequence[Any]:
+        """Return this rank's stores, one for each directory."""
+        return () if self._files is None else getattr(self._files, "members", (self._files,))
 
     def _look(self, needed: int, *, what: str, measures: bool) -> None:
         from zerort.engine.scratch_store import expect_room, look_at
@@ -287,8 +290,8 @@ class Tiers:
 
     @property
     def is_torn(self) -> bool:
-        """Whether parameters and state of this rank are not those of one update."""
-        return bool(self._torn) or self.failure() is not None
+        """Whether parameters and state of this rank are not those of one update, or not for sure: a sync has failed."""
+        return bool(self._torn) or self.failure() is not None or any(store.has_lost for store in self._members())
 
     def mend(self) -> None:
         """Note that parameters and state are whole again."""

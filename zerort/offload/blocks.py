@@ -121,6 +121,7 @@ class BlockFile:
     ) -> None:
         self.path = path
         self._faults = faults.current()
+        self._giving_up = threading.Lock()  # O_DIRECT, for all who use this file
         flags = os.O_RDWR if writable else os.O_RDONLY
         if create_nbytes is not None:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
@@ -211,15 +212,17 @@ class BlockFile:
         return moved
 
     def _retry(self, move: Callable[[int, Any, int], int], data: Sequence[Array], offset: int) -> int:
+        was_direct = self.direct  # another thread may give it up meanwhile
         try:
             return move(self._descriptor, data, offset)
         except OSError as error:
-            if error.errno != errno.EINVAL or not self.direct:
+            if error.errno != errno.EINVAL or not was_direct:
                 raise
         # Some file systems take O_DIRECT at open and refuse it here, or want more than page alignment.
-        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
-        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-        self.direct = False
+        with self._giving_up:
+            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+            self.direct = False
         return move(self._descriptor, data, offset)
 
     def takes(self, out: Array, offset: int) -> bool:

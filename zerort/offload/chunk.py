@@ -93,6 +93,8 @@ class ChunkFile:
         self._file_nbytes = round_up(nbytes, PAGE_NBYTES)
         self.sums: Array | None = None
         """The checksum of each grain, uint32; None without."""
+        self.is_lost = False
+        """Whether a sync failed: nobody knows what of it is on the disk, until all of it is written again."""
         self.is_shared = False
         """Whether the file has another name, under which it must stay as it is."""
         self._owning = threading.Lock()
@@ -193,9 +195,19 @@ class ChunkFile:
         self.direct &= file.direct
 
     def sync(self) -> None:
-        """Return when what was written is on the disk."""
+        """Return when what was written is on the disk.
+
+        A sync that failed is not tried again: a kernel tells once of what it could not write, and then takes it for
+        written.
+        """
+        if self.is_lost:
+            raise self._damage(0, "bytes that are on the disk", "some that it could not take, as was said before")
         with self.open(writable=True) as file:
-            self._try(file.sync, 0)
+            try:
+                file.sync()
+            except OSError as error:
+                self.is_lost = True
+                raise refusal(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
 
     def link(self, path: str) -> LinkedFile:
         """Give the file, synced, another name, under which it stays as it is now; for a file with checksums.
@@ -222,6 +234,8 @@ class ChunkFile:
             CorruptStorageError: It is gone.
             StorageError: There is no room for a new file, or the file system refused.
         """
+        if whole:
+            self.is_lost = False
         if not self.is_shared:
             return
         with self._owning:

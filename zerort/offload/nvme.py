@@ -149,6 +149,11 @@ class NvmeStore:
         """The bytes of all values together."""
         return sum(value.chunk.nbytes for value in list(self._values.values()))
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether a sync has failed and what it was for is not written again: such a value is no longer to be saved."""
+        return any(value.chunk.is_lost for value in list(self._values.values()))
+
     def create(self, name: str, nbytes: int) -> None:
         """Make a value and reserve its room on the disk; see `Store.create`."""
         with self._lock:
@@ -227,8 +232,12 @@ class NvmeStore:
                         operation.wait()
         for value in list(self._values.values()):
             if value.dirty:
-                value.dirty = False
-                value.chunk.sync()
+                value.dirty = False  # first: what is written meanwhile makes it dirty again
+                try:
+                    value.chunk.sync()
+                except BaseException:
+                    value.dirty = True
+                    raise
 
     def can_link(self, directory: str) -> bool:
         """Say whether values' files can have a second name in a directory, and whether their checksums are known."""
