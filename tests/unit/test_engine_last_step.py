@@ -129,6 +129,22 @@ def test_only_the_newest_step_is_kept_and_its_files_are_the_runs_own(tmp_path):
     run_threads(1, body)
 
 
+def test_a_relative_directory_is_where_it_was_when_the_runtime_opened(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def body(group):
+        with opened(group, tmp_path, last_step="last") as rt:
+            steps(rt, range(1))
+            monkeypatch.chdir(tmp_path / "other")
+            assert rt.resume().updates == 1
+            steps(rt, [1])
+
+    run_threads(1, body)
+    assert read_manifest(tmp_path / "last").meta["updates"] == 2
+    assert os.listdir(tmp_path / "other") == []
+
+
 def test_progress_is_kept_with_the_step(tmp_path):
     def body(group):
         with opened(group, tmp_path) as rt:

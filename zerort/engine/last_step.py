@@ -111,7 +111,7 @@ def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
 
 def _directory(rt: Runtime) -> str:
     assert rt.options.last_step is not None
-    return os.path.abspath(os.fspath(rt.options.last_step))
+    return os.fspath(rt.options.last_step)  # absolute since the runtime was opened
 
 
 def _is_linked(rt: Runtime, directory: str) -> bool:
