@@ -1,4 +1,4 @@
-"""The disks under a runtime's `Tiers`: looked at, found large enough, and opened as this rank's store.
+"""The disks under a runtime's `Tiers`: cleaned up, looked at, opened as this rank's store, and found large enough.
 
 May import: comm, offload, device, engine.host_memory, engine.offload_options.
 """
@@ -20,6 +20,7 @@ from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES
 from zerort.offload.chunk import GRAIN_NBYTES
 from zerort.offload.preflight import file_system, inspect
 from zerort.offload.refusal import free_nbytes, no_room
+from zerort.offload.scratch import clean_up
 from zerort.offload.segments import round_up
 from zerort.offload.striped import UNIT_NBYTES
 from zerort.typing import Device
@@ -34,11 +35,13 @@ _BRIDGE_DEPTH = 3
 
 
 def look_at(directories: Sequence[str], *, what: str, rank: int) -> tuple[DirectoryReport, ...]:
-    """Return what directories can do; warn of those that are no disks.
+    """Delete what dead runs left in directories, and return what these can do; warn of those that are no disks.
 
     Raises:
         StorageError: One of them cannot be used.
     """
+    for one in directories:  # now: what is asked for next needs their room
+        clean_up(one)
     found = tuple(inspect(one, what=what, rank=rank, sample_nbytes=_SAMPLE_NBYTES) for one in directories)
     for one in directories:
         if file_system(one) in ("tmpfs", "ramfs"):

@@ -129,21 +129,34 @@ class Tiers:
         told = gather_json(self._world, [socket.gethostname(), nbytes, beside], name="offload")
         if not any(need for _, need, _ in told):
             return
-        host = told[self._world.rank][0]
-        is_first = all(other != host for other, *_ in told[: self._world.rank])
+        hosts = [host for host, *_ in told]
+        here = hosts[self._world.rank]
+        if self._store is None:
+            self._open(hosts, what=what)
         error: Exception | None = None
         try:
-            needed = sum(need + more for other, need, more in told if other == host)
-            self._look(needed, what=what, measures=is_first)
+            from zerort.engine.scratch_store import expect_room
+
+            expect_room(self.directories, sum(need + more for host, need, more in told if host == here), what=what)
         except Exception as caught:
             error = caught
         raise_together(self._world, error, name="offload")
-        if self._store is None:
-            from zerort.engine.scratch_store import open_together
 
-            self._files, self._store = open_together(self._world, self.directories, self.options, host=self._host)
-        everyone = gather_json(self._world, [host, *self._own_paths()], name="offload")
-        self._paths = [path for other, *paths in everyone if other == host for path in paths]
+    def _open(self, hosts: Sequence[str], *, what: str) -> None:
+        """Open the store, on all ranks or on none. The first rank of each host looks at its disks."""
+        from zerort.engine.scratch_store import look_at, open_together
+
+        here, rank = hosts[self._world.rank], self._world.rank
+        error: Exception | None = None
+        try:
+            if hosts.index(here) == rank and not self.disks:
+                self.disks = look_at(self.directories, what=what, rank=rank)
+        except Exception as caught:
+            error = caught
+        raise_together(self._world, error, name="offload")
+        self._files, self._store = open_together(self._world, self.directories, self.options, host=self._host)
+        paths = gather_json(self._world, self._own_paths(), name="offload")
+        self._paths = [path for host, some in zip(hosts, paths, strict=True) if host == here for path in some]
 
     def _own_paths(self) -> list[str]:
         return [store.path for store in self._members()]
@@ -151,13 +164,6 @@ class Tiers:
     def _members(self) -> Sequence[Any]:
         """Return this rank's stores, one for each directory."""
         return () if self._files is None else getattr(self._files, "members", (self._files,))
-
-    def _look(self, needed: int, *, what: str, measures: bool) -> None:
-        from zerort.engine.scratch_store import expect_room, look_at
-
-        if measures and not self.disks:
-            self.disks = look_at(self.directories, what=what, rank=self._world.rank)
-        expect_room(self.directories, needed, what=what)
 
     def reserve(self, slot_nbytes: int) -> None:
         """Have pinned memory for chunks of so many bytes that go on to a GPU. Every rank calls this alike."""
