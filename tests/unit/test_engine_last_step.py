@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -16,6 +18,39 @@ from zerort.checkpoint import read_manifest, verify
 from zerort.checkpoint.room import expect_room
 from zerort.errors import CallError, StorageError
 from zerort.testing.threads import run_threads
+
+VALUE = 4 * NUMEL  # bytes of one kind of value of a unit
+PAGES = 32 * 1024  # what files are larger than their values, together; less than one of them
+
+
+@contextlib.contextmanager
+def disk(where, nbytes):
+    """Have a directory on a disk of so many bytes, as far as somebody asks for its room."""
+
+    def free(path):
+        if not str(path).startswith(str(where)):
+            return 2**40
+        taken = {}
+        for directory, _, names in os.walk(where):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(os.path.join(directory, name))
+                    taken[status.st_ino] = status.st_size * (name != "manifest.json")
+        return nbytes - sum(taken.values())
+
+    with (
+        mock.patch("zerort.engine.scratch_store.free_nbytes", free),
+        mock.patch("zerort.checkpoint.room.free_nbytes", free),
+    ):
+        yield
+
+
+@pytest.fixture
+def elsewhere():
+    """A directory on another file system than the tests' own."""
+    where = tempfile.mkdtemp(dir="/dev/shm")
+    yield where
+    shutil.rmtree(where)
 
 
 def opened(group, where, plan=EVERYTHING, **options):
@@ -174,28 +209,53 @@ def test_room_for_the_last_step_is_asked_for_before_the_first(tmp_path):
         run_threads(1, lambda group: body(group, enough - 1))
 
 
-def test_on_another_disk_every_step_is_written_and_it_is_said(tmp_path):
-    elsewhere = tempfile.mkdtemp(dir="/dev/shm")
-
+def test_on_another_disk_every_step_is_written_and_it_is_said_once(tmp_path, elsewhere):
     def body(group):
-        with pytest.warns(RuntimeWarning, match="Expected last_step on the disk of scratch, .*written there in every"):
+        with pytest.warns(RuntimeWarning, match="Expected last_step below the mount of scratch, .*scratch, 1") as found:
             rt = opened(group, tmp_path, last_step=f"{elsewhere}/last")
+        assert len(found) == 1
         with rt:
             steps(rt, range(2))
             assert all(name.count("-") < 2 for name in os.listdir(f"{elsewhere}/last"))  # no links
             steps(rt, [2])
             assert rt.resume().updates == 3
             with (
-                pytest.warns(RuntimeWarning, match="Expected last_step"),
                 mock.patch("zerort.engine.scratch_store.free_nbytes", return_value=300_000),
                 pytest.raises(StorageError, match="for the last step and the one before at /dev/shm"),
             ):
                 rt.register("unit2", values(2))
 
-    try:
-        run_threads(1, body)
-    finally:
-        shutil.rmtree(elsewhere)
+    run_threads(1, body)
+
+
+@pytest.mark.filterwarnings("ignore:Expected links from")  # the store says so, too
+def test_where_links_are_refused_every_step_is_written_to_the_disk_of_scratch(tmp_path):
+    def body(group):
+        with pytest.warns(RuntimeWarning, match="Expected last_step below the mount of scratch, .*scratch, 100%"):
+            rt = opened(group, tmp_path)
+        with rt:
+            steps(rt, range(2))
+            assert all(name.count("-") < 2 for name in os.listdir(tmp_path / "last"))
+            return weights(rt)
+
+    with mock.patch("os.link", side_effect=OSError(errno.EXDEV, "Invalid cross-device link")):
+        with disk(tmp_path, 20 * VALUE + PAGES):  # what rests there, and two checkpoints
+            assert_as_in_memory(run_threads(1, body)[0], 2, ranks=1)
+        shutil.rmtree(tmp_path / "last")
+        with disk(tmp_path, 19 * VALUE + PAGES), pytest.raises(StorageError, match="'unit1', and the last step beside"):
+            run_threads(1, body)
+
+
+def test_a_directory_that_cannot_be_looked_at_is_told_on_every_rank(tmp_path):
+    def body(group):
+        with (
+            open_runtime(group, tmp_path / "scratch", EVERYTHING, last_step=tmp_path / "last") as rt,
+            pytest.raises(StorageError, match="Stale file handle"),
+        ):
+            rt.register("unit0", values(0))
+
+    with mock.patch("zerort.engine.last_step.disk_of", side_effect=OSError(errno.ESTALE, "Stale file handle")):
+        run_threads(2, body)
 
 
 def test_what_cannot_be_asked_for_is_said(tmp_path):

@@ -115,29 +115,30 @@ class Tiers:
 
     # -- before anything is put there ------------------------------------------------------------------------------
 
-    def prepare(self, nbytes: int, *, what: str, beside: int = 0) -> None:
+    def prepare(self, nbytes: int, *, what: str, beside: Callable[[], int] = lambda: 0) -> None:
         """Open the store if any rank needs it, and refuse what has no room. Every rank calls this.
 
         Args:
             nbytes: What this rank is about to put there.
             what: What that is, as a noun phrase.
-            beside: What steps will take there besides.
+            beside: Returns what steps of this rank will take there besides; called on every rank, with the store open.
 
         Raises:
             StorageError: A directory cannot be used, or has too little room for all ranks of its host; on every rank.
         """
-        told = gather_json(self._world, [socket.gethostname(), nbytes, beside], name="offload")
-        if not any(need for _, need, _ in told):
+        told = gather_json(self._world, [socket.gethostname(), nbytes], name="offload")
+        if not any(need for _, need in told):
             return
-        hosts = [host for host, *_ in told]
-        here = hosts[self._world.rank]
+        hosts = [host for host, _ in told]
         if self._store is None:
             self._open(hosts, what=what)
+        needs = gather_json(self._world, nbytes + beside(), name="offload")
+        needed = sum(need for host, need in zip(hosts, needs, strict=True) if host == hosts[self._world.rank])
         error: Exception | None = None
         try:
             from zerort.engine.scratch_store import expect_room
 
-            expect_room(self.directories, sum(need + more for host, need, more in told if host == here), what=what)
+            expect_room(self.directories, needed, what=what)
         except Exception as caught:
             error = caught
         raise_together(self._world, error, name="offload")
@@ -189,6 +190,13 @@ class Tiers:
         from zerort.offload.shares import shares_of
 
         return [] if self._files is None else shares_of(self._files, name, nbytes=nbytes, directory=directory)
+
+    def copied_parts(self, directory: str) -> list[float]:
+        """Return for each of `directories` its part of all bytes, if files of it cannot be linked; see `shares`."""
+        from zerort.offload.shares import copied_parts
+
+        assert self._files is not None
+        return copied_parts(self._files, directory)
 
     def foresee(self) -> None:
         """Begin to read what the last update began with: the next one will, too. Gradients need not be there yet.
