@@ -209,6 +209,48 @@ def test_room_for_the_last_step_is_asked_for_before_the_first(tmp_path):
         run_threads(1, lambda group: body(group, enough - 1))
 
 
+@pytest.mark.parametrize(
+    ("plan", "count"),
+    [(EVERYTHING, 8 + 6), (STATE, 4 + 4 + 2 * 2)],  # what rests; of a checkpoint, what rests once and the others twice
+    ids=["everything", "state"],
+)
+def test_a_run_that_fits_its_disk_fits_there_again(tmp_path, plan, count):
+    def body(group):
+        with opened(group, tmp_path, plan) as rt:
+            rt.resume()
+            steps(rt, range(rt.updates, rt.updates + 2))
+            return rt.updates
+
+    with disk(tmp_path, count * VALUE + PAGES):
+        assert [run_threads(1, body)[0] for _ in range(3)] == [2, 4, 6]
+    shutil.rmtree(tmp_path / "last")
+    with disk(tmp_path, (count - 1) * VALUE + PAGES), pytest.raises(StorageError, match="and the last step beside"):
+        run_threads(1, body)
+
+
+@pytest.mark.filterwarnings("ignore:Expected last_step below the mount of scratch")
+def test_a_last_step_that_fits_another_disk_fits_there_again(tmp_path, elsewhere):
+    def body(group):
+        with opened(group, tmp_path, last_step=f"{elsewhere}/last") as rt:
+            rt.resume()
+            steps(rt, range(rt.updates, rt.updates + 1))
+            return rt.updates
+
+    with disk(elsewhere, 2 * 6 * VALUE + PAGES):
+        assert [run_threads(1, body)[0] for _ in range(2)] == [1, 2]
+
+
+def test_a_unit_that_comes_after_a_step_does_not_pay_for_what_is_kept(tmp_path):
+    def body(group):
+        with open_runtime(group, tmp_path / "scratch", STATE, last_step=tmp_path / "last") as rt:
+            for at in range(2):
+                rt.register(f"unit{at}", values(at))
+                steps(rt, [at])
+
+    with disk(tmp_path, (4 + 4 + 2 * 2) * VALUE + PAGES):
+        run_threads(1, body)
+
+
 def test_on_another_disk_every_step_is_written_and_it_is_said_once(tmp_path, elsewhere):
     def body(group):
         with pytest.warns(RuntimeWarning, match="Expected last_step below the mount of scratch, .*scratch, 1") as found:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerort import checkpoint
 from zerort.checkpoint.failure import together
+from zerort.checkpoint.room import beside_nbytes
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine.column import Column
 from zerort.engine.report import Restored
@@ -78,8 +79,8 @@ def resume(rt: Runtime) -> Restored | None:
 def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
     """Return the bytes that steps take on the disk of scratch beside what rests there. Every rank calls this.
 
-    Rank 0 asks for those of all ranks, the others for none: it is one directory. If that is on another disk, or on one
-    of several, its room is looked at here.
+    Less what is kept already, by this run or the one before. Rank 0 asks for all ranks, the others for nothing: it is
+    one directory. If that is on another disk, or on one of several, its room is looked at here.
 
     Args:
         rt: The runtime, its store open.
@@ -99,7 +100,7 @@ def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
         if copied is not None and not any(section.tiers.streams for section in rt.units.sections()):
             _warn_of_copies(rt, directory, copied)  # once: nothing rested before
         linked, written = sum(one.linked for one in told), sum(one.written for one in told)
-        beside = linked + 2 * written
+        beside = beside_nbytes(directory, written=written, linked=linked)
         if {disk_of(one) for one in rt.tiers.directories} == {disk_of(directory)}:
             return beside
         needed = beside + sum(one.resting for one in told)
