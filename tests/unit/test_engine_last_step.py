@@ -323,3 +323,31 @@ def test_a_save_may_count_on_the_room_of_the_one_before(tmp_path):
         os.link(old, tmp_path / "another name")
         with pytest.raises(StorageError, match="too full"):
             expect_room(str(tmp_path), written=200, linked=1300)
+
+
+def test_a_save_elsewhere_on_the_disk_leaves_room_for_the_steps_after_it(tmp_path):
+    def body(group):
+        with opened(group, tmp_path) as rt:
+            steps(rt, range(2))
+            rt.save(tmp_path / "last")  # is no other
+            with disk(tmp_path, (8 + 6) * VALUE + PAGES):
+                with pytest.raises(StorageError, match=r"files of the last step in .*/last, so that the next"):
+                    rt.save(tmp_path / "checkpoint")
+                steps(rt, [2])
+            with disk(tmp_path, (8 + 6 + 6) * VALUE + PAGES):
+                rt.save(tmp_path / "checkpoint")
+                steps(rt, range(3, 6))  # each asks for its room
+
+    run_threads(1, body)
+
+
+def test_a_save_beside_one_of_each_step_asks_for_the_next_of_these(tmp_path):
+    path, kept = str(tmp_path / "checkpoint"), str(tmp_path / "last")
+    with mock.patch("zerort.checkpoint.room.free_nbytes", return_value=800):
+        assert not expect_room(path, written=200, linked=300, kept=kept)
+        assert not expect_room(path, written=300, linked=200, kept=kept)  # it is written twice, too
+        for written, linked in ((200, 301), (301, 200)):
+            assert not expect_room(path, written=written, linked=linked, kept=path)
+            assert not expect_room(path, written=written, linked=linked, kept="/dev/shm/last")
+            with pytest.raises(StorageError, match="hold on to the files of the last step"):
+                expect_room(path, written=written, linked=linked, kept=kept)
