@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
+import subprocess
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -110,6 +113,40 @@ def test_another_file_in_a_linked_ones_place_is_found_and_no_draft_is_left(tmp_p
         assert os.listdir(store.path) == ["v.chunk"]
 
 
+def test_a_directory_is_tried_once_and_again_after_what_may_pass(tmp_path):
+    with NvmeStore(tmp_path / "scratch") as store:
+        with mock.patch("os.link", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+            assert not store.can_link(str(tmp_path))
+        assert store.can_link(str(tmp_path))
+        with mock.patch("os.link") as link:
+            assert store.can_link(str(tmp_path))
+        link.assert_not_called()
+        assert os.listdir(store.path) == []
+    assert os.listdir(tmp_path) == ["scratch"]
+
+
+@pytest.fixture
+def another_mount(tmp_path):
+    """Yield a directory of the tests' own disk that is a mount of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a directory needs root")
+    where = tmp_path / "mounted"
+    where.mkdir()
+    mounted = subprocess.run(["mount", "--bind", where, where], check=False, capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this container may not mount a directory")
+    yield where
+    subprocess.run(["umount", where], check=True)
+
+
+def test_another_mount_of_the_same_disk_takes_no_links(tmp_path, another_mount):
+    with NvmeStore(tmp_path / "scratch") as store:
+        assert os.stat(another_mount).st_dev == os.stat(store.path).st_dev
+        with pytest.warns(RuntimeWarning, match="got Invalid cross-device link: a checkpoint there is written instead"):
+            assert not store.can_link(str(another_mount))
+        assert store.can_link(str(tmp_path))
+
+
 # -- a runtime ---------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +237,25 @@ def test_without_checksums_of_what_is_there_it_is_written(tmp_path):
             assert verify(path) == []
 
     run_threads(1, body)
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
+def test_where_links_are_refused_a_save_writes_and_it_is_said_once(tmp_path, code):
+    def body(group):
+        one, two = tmp_path / "one", tmp_path / "two"
+        with opened(group, tmp_path / "scratch") as rt:
+            train(rt, range(1))
+            with pytest.warns(
+                RuntimeWarning, match=f"Expected links from .* got {os.strerror(code)}: a check"
+            ) as found:
+                rt.save(one)
+            assert len(found) == 1
+            rt.save(two)
+        assert linked_names(one) == linked_names(two) == []
+        assert verify(one) == verify(two) == []
+
+    with mock.patch("os.link", side_effect=OSError(code, os.strerror(code))):
+        run_threads(1, body)
 
 
 def test_of_state_that_is_partly_in_memory_the_rest_is_linked(tmp_path):

@@ -15,7 +15,7 @@ from zerort.checkpoint import Value, load, read_manifest, save, verify
 from zerort.engine.column import Column
 from zerort.layout import FlatLayout, Partition
 from zerort.offload import MemoryStore, NvmeOptions, NvmeStore, StripedStore
-from zerort.offload.shares import shares_of
+from zerort.offload.shares import copied_parts, shares_of
 from zerort.testing.threads import run_threads
 
 LAYOUT = FlatLayout.build({"a": (400, 500), "b": (13,), "c": (301, 151), "d": (1,), "e": (400_001,)}, dtype="float32")
@@ -140,6 +140,16 @@ def test_what_is_in_no_file_has_no_shares(tmp_path):
         assert shares_of(store, "v", nbytes=4 * UNIT + 5, directory="/dev/shm") == []
     with MemoryStore() as store:
         assert shares_of(store, "v", nbytes=5, directory=str(tmp_path)) == []
+
+
+def test_what_cannot_be_linked_is_known_by_member(tmp_path, elsewhere):
+    members = [NvmeStore(one, options=OPTIONS) for one in (tmp_path / "a", elsewhere)]
+    with StripedStore(members, weights=[1, 3]) as store:
+        assert copied_parts(store, str(tmp_path)) == [0, 0.75]
+        assert copied_parts(store, elsewhere) == [0.25, 0]
+        assert copied_parts(members[0], str(tmp_path)) == [0]
+    with MemoryStore() as store:
+        assert copied_parts(store, str(tmp_path)) == [1]
 
 
 def test_where_the_next_step_needs_its_room_the_checkpoint_before_is_gone_when_a_save_returns(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -16,6 +18,39 @@ from zerort.checkpoint import read_manifest, verify
 from zerort.checkpoint.room import expect_room
 from zerort.errors import CallError, StorageError
 from zerort.testing.threads import run_threads
+
+VALUE = 4 * NUMEL  # bytes of one kind of value of a unit
+PAGES = 32 * 1024  # what files are larger than their values, together; less than one of them
+
+
+@contextlib.contextmanager
+def disk(where, nbytes):
+    """Have a directory on a disk of so many bytes, as far as somebody asks for its room."""
+
+    def free(path):
+        if not str(path).startswith(str(where)):
+            return 2**40
+        taken = {}
+        for directory, _, names in os.walk(where):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(os.path.join(directory, name))
+                    taken[status.st_ino] = status.st_size * (name != "manifest.json")
+        return nbytes - sum(taken.values())
+
+    with (
+        mock.patch("zerort.engine.scratch_store.free_nbytes", free),
+        mock.patch("zerort.checkpoint.room.free_nbytes", free),
+    ):
+        yield
+
+
+@pytest.fixture
+def elsewhere():
+    """A directory on another file system than the tests' own."""
+    where = tempfile.mkdtemp(dir="/dev/shm")
+    yield where
+    shutil.rmtree(where)
 
 
 def opened(group, where, plan=EVERYTHING, **options):
@@ -129,6 +164,22 @@ def test_only_the_newest_step_is_kept_and_its_files_are_the_runs_own(tmp_path):
     run_threads(1, body)
 
 
+def test_a_relative_directory_is_where_it_was_when_the_runtime_opened(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def body(group):
+        with opened(group, tmp_path, last_step="last") as rt:
+            steps(rt, range(1))
+            monkeypatch.chdir(tmp_path / "other")
+            assert rt.resume().updates == 1
+            steps(rt, [1])
+
+    run_threads(1, body)
+    assert read_manifest(tmp_path / "last").meta["updates"] == 2
+    assert os.listdir(tmp_path / "other") == []
+
+
 def test_progress_is_kept_with_the_step(tmp_path):
     def body(group):
         with opened(group, tmp_path) as rt:
@@ -158,28 +209,95 @@ def test_room_for_the_last_step_is_asked_for_before_the_first(tmp_path):
         run_threads(1, lambda group: body(group, enough - 1))
 
 
-def test_on_another_disk_every_step_is_written_and_it_is_said(tmp_path):
-    elsewhere = tempfile.mkdtemp(dir="/dev/shm")
-
+@pytest.mark.parametrize(
+    ("plan", "count"),
+    [(EVERYTHING, 8 + 6), (STATE, 4 + 4 + 2 * 2)],  # what rests; of a checkpoint, what rests once and the others twice
+    ids=["everything", "state"],
+)
+def test_a_run_that_fits_its_disk_fits_there_again(tmp_path, plan, count):
     def body(group):
-        with pytest.warns(RuntimeWarning, match="Expected last_step on the disk of scratch, .*written there in every"):
+        with opened(group, tmp_path, plan) as rt:
+            rt.resume()
+            steps(rt, range(rt.updates, rt.updates + 2))
+            return rt.updates
+
+    with disk(tmp_path, count * VALUE + PAGES):
+        assert [run_threads(1, body)[0] for _ in range(3)] == [2, 4, 6]
+    shutil.rmtree(tmp_path / "last")
+    with disk(tmp_path, (count - 1) * VALUE + PAGES), pytest.raises(StorageError, match="and the last step beside"):
+        run_threads(1, body)
+
+
+@pytest.mark.filterwarnings("ignore:Expected last_step below the mount of scratch")
+def test_a_last_step_that_fits_another_disk_fits_there_again(tmp_path, elsewhere):
+    def body(group):
+        with opened(group, tmp_path, last_step=f"{elsewhere}/last") as rt:
+            rt.resume()
+            steps(rt, range(rt.updates, rt.updates + 1))
+            return rt.updates
+
+    with disk(elsewhere, 2 * 6 * VALUE + PAGES):
+        assert [run_threads(1, body)[0] for _ in range(2)] == [1, 2]
+
+
+def test_a_unit_that_comes_after_a_step_does_not_pay_for_what_is_kept(tmp_path):
+    def body(group):
+        with open_runtime(group, tmp_path / "scratch", STATE, last_step=tmp_path / "last") as rt:
+            for at in range(2):
+                rt.register(f"unit{at}", values(at))
+                steps(rt, [at])
+
+    with disk(tmp_path, (4 + 4 + 2 * 2) * VALUE + PAGES):
+        run_threads(1, body)
+
+
+def test_on_another_disk_every_step_is_written_and_it_is_said_once(tmp_path, elsewhere):
+    def body(group):
+        with pytest.warns(RuntimeWarning, match="Expected last_step below the mount of scratch, .*scratch, 1") as found:
             rt = opened(group, tmp_path, last_step=f"{elsewhere}/last")
+        assert len(found) == 1
         with rt:
             steps(rt, range(2))
             assert all(name.count("-") < 2 for name in os.listdir(f"{elsewhere}/last"))  # no links
             steps(rt, [2])
             assert rt.resume().updates == 3
             with (
-                pytest.warns(RuntimeWarning, match="Expected last_step"),
                 mock.patch("zerort.engine.scratch_store.free_nbytes", return_value=300_000),
                 pytest.raises(StorageError, match="for the last step and the one before at /dev/shm"),
             ):
                 rt.register("unit2", values(2))
 
-    try:
-        run_threads(1, body)
-    finally:
-        shutil.rmtree(elsewhere)
+    run_threads(1, body)
+
+
+@pytest.mark.filterwarnings("ignore:Expected links from")  # the store says so, too
+def test_where_links_are_refused_every_step_is_written_to_the_disk_of_scratch(tmp_path):
+    def body(group):
+        with pytest.warns(RuntimeWarning, match="Expected last_step below the mount of scratch, .*scratch, 100%"):
+            rt = opened(group, tmp_path)
+        with rt:
+            steps(rt, range(2))
+            assert all(name.count("-") < 2 for name in os.listdir(tmp_path / "last"))
+            return weights(rt)
+
+    with mock.patch("os.link", side_effect=OSError(errno.EXDEV, "Invalid cross-device link")):
+        with disk(tmp_path, 20 * VALUE + PAGES):  # what rests there, and two checkpoints
+            assert_as_in_memory(run_threads(1, body)[0], 2, ranks=1)
+        shutil.rmtree(tmp_path / "last")
+        with disk(tmp_path, 19 * VALUE + PAGES), pytest.raises(StorageError, match="'unit1', and the last step beside"):
+            run_threads(1, body)
+
+
+def test_a_directory_that_cannot_be_looked_at_is_told_on_every_rank(tmp_path):
+    def body(group):
+        with (
+            open_runtime(group, tmp_path / "scratch", EVERYTHING, last_step=tmp_path / "last") as rt,
+            pytest.raises(StorageError, match="Stale file handle"),
+        ):
+            rt.register("unit0", values(0))
+
+    with mock.patch("zerort.engine.last_step.disk_of", side_effect=OSError(errno.ESTALE, "Stale file handle")):
+        run_threads(2, body)
 
 
 def test_what_cannot_be_asked_for_is_said(tmp_path):
@@ -205,3 +323,31 @@ def test_a_save_may_count_on_the_room_of_the_one_before(tmp_path):
         os.link(old, tmp_path / "another name")
         with pytest.raises(StorageError, match="too full"):
             expect_room(str(tmp_path), written=200, linked=1300)
+
+
+def test_a_save_elsewhere_on_the_disk_leaves_room_for_the_steps_after_it(tmp_path):
+    def body(group):
+        with opened(group, tmp_path) as rt:
+            steps(rt, range(2))
+            rt.save(tmp_path / "last")  # is no other
+            with disk(tmp_path, (8 + 6) * VALUE + PAGES):
+                with pytest.raises(StorageError, match=r"files of the last step in .*/last, so that the next"):
+                    rt.save(tmp_path / "checkpoint")
+                steps(rt, [2])
+            with disk(tmp_path, (8 + 6 + 6) * VALUE + PAGES):
+                rt.save(tmp_path / "checkpoint")
+                steps(rt, range(3, 6))  # each asks for its room
+
+    run_threads(1, body)
+
+
+def test_a_save_beside_one_of_each_step_asks_for_the_next_of_these(tmp_path):
+    path, kept = str(tmp_path / "checkpoint"), str(tmp_path / "last")
+    with mock.patch("zerort.checkpoint.room.free_nbytes", return_value=800):
+        assert not expect_room(path, written=200, linked=300, kept=kept)
+        assert not expect_room(path, written=300, linked=200, kept=kept)  # it is written twice, too
+        for written, linked in ((200, 301), (301, 200)):
+            assert not expect_room(path, written=written, linked=linked, kept=path)
+            assert not expect_room(path, written=written, linked=linked, kept="/dev/shm/last")
+            with pytest.raises(StorageError, match="hold on to the files of the last step"):
+                expect_room(path, written=written, linked=linked, kept=kept)

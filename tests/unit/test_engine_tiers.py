@@ -22,6 +22,7 @@ from zerort.engine.scratch_store import expect_room
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.tiers import Tiers
 from zerort.errors import CallError, PlanError, StorageError
+from zerort.offload.scratch import this_owner
 from zerort.testing.threads import run_threads
 
 DEVICE = zr.Tier.DEVICE
@@ -148,6 +149,22 @@ def test_too_little_room_is_refused_with_the_numbers_on_every_rank(tmp_path):
         tiers.close()
 
     run_threads(2, body)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_run_left_is_deleted_before_room_is_asked_for(tmp_path):
+    host, _, pid, start = this_owner()
+    left = tmp_path / f"zerort-offload-{host}-00000000-{pid}-{start}-r0-0123abcd"  # of before the machine was booted
+
+    def body(group):
+        tiers = Tiers(group, scratch=tmp_path, options=SMALL, ledger=Ledger())
+        tiers.prepare(500, what="unit 'a'")  # on each of two ranks
+        tiers.close()
+
+    left.mkdir()
+    (left / "value.chunk").write_bytes(bytes(1))
+    with mock.patch("zerort.engine.scratch_store.free_nbytes", side_effect=lambda path: 1000 - left.exists()):
+        run_threads(2, body)
     assert os.listdir(tmp_path) == []
 
 

@@ -76,6 +76,7 @@ def save(
     *,
     meta: Mapping[str, JSON],
     progress: JSON = None,
+    kept: str | None = None,
 ) -> Saved:
     """Write a checkpoint, which replaces the one at ``path`` when all of it is on the disk, and not before.
 
@@ -85,6 +86,7 @@ def save(
         values: What to save; nobody changes it meanwhile.
         meta: What is the same on every rank: step, loss scale, optimizer, plan.
         progress: What is this rank's own: random state, data position.
+        kept: A directory in which the same values are saved after each step: it must find room after this save, too.
 
     Raises:
         CallError: Values, meta or progress cannot be saved, or differ between the ranks.
@@ -93,7 +95,7 @@ def save(
     """
     where = os.path.abspath(os.fspath(path))
     with trace.span("checkpoint.save", track="checkpoint", path=where):
-        return _Save(where, group, values, meta=meta, progress=progress).run()
+        return _Save(where, group, values, meta=meta, progress=progress).run(kept=kept)
 
 
 class _Save:
@@ -117,7 +119,7 @@ class _Save:
             raise CallError(f"Expected meta to be a mapping, got {type(meta).__name__}. Pass a dict.")
         return as_json(meta, what="meta"), as_json(progress, what="progress")
 
-    def run(self) -> Saved:
+    def run(self, *, kept: str | None) -> Saved:
         group, path = self._group, self._path
         expect_same(group, path, what="the checkpoint's path", error=CallError)
         expect_same(group, describe_values(self._values), what="the values to save", error=CallError)
@@ -130,10 +132,9 @@ class _Save:
         taken = sum(one.share.nbytes for some in held.values() for one in some)
         head = [new_token(), socket.gethostname(), shard.nbytes, self._progress, phases, [*linked.items()], taken]
         heads = gather_json(group, head, name="save heads")
-        token, sizes = heads[0][0], [head[2] for head in heads]
-        hosts = [head[1] for head in heads]
+        token, hosts, sizes = heads[0][0], [head[1] for head in heads], [head[2] for head in heads]
         files = [DataFile(data_name(rank, token), nbytes) for rank, nbytes in enumerate(sizes) if nbytes]
-        self._check_room(written=sum(sizes), linked=sum(head[6] for head in heads))
+        self._check_room(written=sum(sizes), linked=sum(head[6] for head in heads), kept=kept)
         threads = worker_count(hosts.count(hosts[group.rank]))
         with trace.span("checkpoint.write", track="checkpoint", nbytes=shard.nbytes, threads=threads):
             checksums, direct = self._write(shard, token, hosts, files, threads, held)
@@ -167,13 +168,13 @@ class _Save:
 
         together(self._group, make, path=self._path, name="save directory")
 
-    def _check_room(self, *, written: int, linked: int) -> None:
+    def _check_room(self, *, written: int, linked: int, kept: str | None) -> None:
         """No rank goes on where there is no room for all of them."""
 
         def check() -> None:
             if self._group.rank == 0:
                 try:
-                    self._is_tight = expect_room(self._path, written=written, linked=linked)
+                    self._is_tight = expect_room(self._path, written=written, linked=linked, kept=kept)
                 except StorageError:
                     self._unmake()
                     raise

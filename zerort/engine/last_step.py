@@ -15,18 +15,21 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerort import checkpoint
+from zerort.checkpoint.failure import together
+from zerort.checkpoint.room import beside_nbytes
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine.column import Column
 from zerort.engine.report import Restored
 from zerort.engine.saving import load, save
-from zerort.engine.scratch_store import disk_of, expect_room
+from zerort.engine.scratch_store import expect_room
 from zerort.engine.section import Section
 from zerort.engine.snapshot import values_in
 from zerort.errors import CallError
 from zerort.layout import itemsize
+from zerort.offload.preflight import disk_of, nearest
 
 if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
@@ -74,57 +77,77 @@ def resume(rt: Runtime) -> Restored | None:
 
 
 def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
-    """Return the bytes that steps of this rank take on its scratch disks beside what rests there.
+    """Return the bytes that steps take on the disk of scratch beside what rests there. Every rank calls this.
 
-    While a step is written, all of the one before is still there: what rests on the disk once more, and what is in
-    memory twice, as a save writes it before the old one goes. A directory on another disk has to hold everything twice,
-    and is looked at here. Every rank calls this.
+    Less what is kept already, by this run or the one before. Rank 0 asks for all ranks, the others for nothing: it is
+    one directory. If that is on another disk, or on one of several, its room is looked at here.
 
     Args:
-        rt: The runtime.
+        rt: The runtime, its store open.
         sections: What is about to be registered.
 
     Raises:
-        StorageError: Another disk has too little room; on every rank.
+        StorageError: That disk has too little room, or the file system refused; on every rank.
     """
     directory = _directory(rt)
-    linked = written = 0
-    for section in (*rt.units.sections(), *sections):
-        for value in values_in(section, rt.mesh.shard.rank):
-            resting = value.mine.resting_nbytes if isinstance(value.mine, Column) else 0
-            linked += resting
-            written += value.mine.size * itemsize(value.layout.dtype) - resting
-    if rt.mesh.copy:  # the first copy of the model saves
-        linked = written = 0
-    is_linked = _is_linked(rt, directory)
-    copied = sum(gather_json(rt.world, 0 if is_linked else linked + written, name="last step"))
-    error: Exception | None = None
-    if copied and rt.rank == 0:
-        try:
-            _warn_of_copies(rt, directory)
-            expect_room([directory], 2 * copied, what="the last step and the one before")
-        except Exception as caught:
-            error = caught
-    raise_together(rt.world, error, name="last step")
-    return linked + 2 * written if is_linked else 0
+    mine = together(rt.world, lambda: _count(rt, sections, directory), path=directory, name="last step")
+    told = [_Counted(*one) for one in gather_json(rt.world, mine, name="last step")]
+
+    def ask() -> int:
+        if rt.rank:
+            return 0
+        copied = next((one.copied for one in told if any(one.copied)), None)
+        if copied is not None and not any(section.tiers.streams for section in rt.units.sections()):
+            _warn_of_copies(rt, directory, copied)  # once: nothing rested before
+        linked, written = sum(one.linked for one in told), sum(one.written for one in told)
+        beside = beside_nbytes(directory, written=written, linked=linked)
+        if {disk_of(one) for one in rt.tiers.directories} == {disk_of(directory)}:
+            return beside
+        needed = beside + sum(one.resting for one in told)
+        expect_room([directory], needed, what="the last step and the one before")
+        return 0
+
+    return together(rt.world, ask, path=directory, name="last step")
+
+
+class _Counted(NamedTuple):
+    """What one rank takes on the disk of its last step."""
+
+    linked: int
+    """Bytes of a checkpoint that rest there, and get a second name."""
+    written: int
+    """The other bytes of a checkpoint."""
+    resting: int
+    """Bytes that are about to rest there."""
+    copied: list[float]
+    """For each scratch directory its part of what rests on disks, if its files cannot be linked."""
+
+
+def _count(rt: Runtime, sections: Sequence[Section], directory: str) -> _Counted:
+    copied = rt.tiers.copied_parts(nearest(directory))
+    here = 1 - sum(copied)
+    new = sum(column.resting_nbytes for section in sections for column in section.columns)
+    total = resting = 0
+    if rt.mesh.copy == 0:  # the first copy of the model saves
+        for section in (*rt.units.sections(), *sections):
+            for value in values_in(section, rt.mesh.shard.rank):
+                total += value.mine.size * itemsize(value.layout.dtype)
+                resting += value.mine.resting_nbytes if isinstance(value.mine, Column) else 0
+    linked = round(here * resting)
+    return _Counted(linked, total - linked, round(here * new), copied)
 
 
 def _directory(rt: Runtime) -> str:
     assert rt.options.last_step is not None
-    return os.path.abspath(os.fspath(rt.options.last_step))
+    return os.fspath(rt.options.last_step)  # absolute since the runtime was opened
 
 
-def _is_linked(rt: Runtime, directory: str) -> bool:
-    """Say whether all files of the scratch directories can have second names in a directory."""
-    disks = {disk_of(one) for one in (directory, *rt.tiers.directories)}
-    return rt.tiers.options.checksum and len(disks) == 1
-
-
-def _warn_of_copies(rt: Runtime, directory: str) -> None:
-    where = "on the disk of scratch" if rt.tiers.options.checksum else "in a run that keeps checksums of its files"
+def _warn_of_copies(rt: Runtime, directory: str, copied: Sequence[float]) -> None:
+    where = "below the mount of scratch" if rt.tiers.options.checksum else "in a run that keeps checksums of its files"
+    apart = ", ".join(one for one, part in zip(rt.tiers.directories, copied, strict=True) if part)
     warnings.warn(
         f"Expected last_step {where}, so that keeping a step costs a sync and links, got {directory}: parameters and "
-        "state are written there in every step.",
+        f"state that rest in {apart}, {sum(copied):.0%} of all that rest on disks, are written there in every step.",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -83,6 +84,8 @@ def _prepare(
     options: dict[str, Any],
 ) -> Runtime:
     settings = RuntimeOptions(**options)
+    if settings.last_step is not None:  # resolved once, as scratch is: it does not follow os.chdir
+        settings = replace(settings, last_step=os.path.abspath(settings.last_step))
     plan = Plan.zero(3) if plan is None else plan
     optimizer = AdamW(lr=1e-3) if optimizer is None else optimizer
     budget = plan if isinstance(plan, Budget) else None

@@ -193,14 +193,16 @@ def _pack(sections: Sequence[Section], values: Mapping[str, Array]) -> Exception
 def _make_resting(rt: Runtime, name: str, sections: Sequence[Section]) -> None:
     """Make what of the unit rests on a disk, on all ranks or on none."""
     columns = [column for section in sections for column in section.columns]
-    what, beside = f"unit {name!r}", 0
+    nbytes, what = sum(column.resting_nbytes for column in columns), f"unit {name!r}"
     error: Exception | None = None
     try:
-        if rt.options.last_step is not None:
+        if rt.options.last_step is None:
+            rt.tiers.prepare(nbytes, what=what)
+        else:
             from zerort.engine.last_step import room_beside  # here: checkpoints take their time to import
 
-            what, beside = f"{what}, and the last step beside the next", room_beside(rt, sections)
-        rt.tiers.prepare(sum(column.resting_nbytes for column in columns), what=what, beside=beside)
+            what += ", and the last step beside the next"
+            rt.tiers.prepare(nbytes, what=what, beside=lambda: room_beside(rt, sections))
         try:
             for column in columns:
                 column.create()

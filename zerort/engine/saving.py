@@ -6,6 +6,7 @@ checkpoint, comm, engine.*.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,8 @@ def save(rt: Runtime, path: str | Path, *, progress: Any) -> Path:
     rt.wait_for_gathers()
     _wait_for_caller(rt)
     values = [snapshot.over_world(rt, value) for value in snapshot.values_of(rt)]
-    checkpoint.save(where, rt.world, values, meta=snapshot.meta_of(rt), progress=progress)
+    kept = None if rt.options.last_step is None else os.fspath(rt.options.last_step)
+    checkpoint.save(where, rt.world, values, meta=snapshot.meta_of(rt), progress=progress, kept=kept)
     return where
 
 

@@ -1,4 +1,4 @@
-"""The disks under a runtime's `Tiers`: looked at, found large enough, and opened as this rank's store.
+"""The disks under a runtime's `Tiers`: cleaned up, looked at, opened as this rank's store, and found large enough.
 
 May import: comm, offload, device, engine.host_memory, engine.offload_options.
 """
@@ -6,7 +6,6 @@ May import: comm, offload, device, engine.host_memory, engine.offload_options.
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Sequence
 
@@ -18,13 +17,14 @@ from zerort.engine.offload_options import OffloadOptions
 from zerort.offload import BridgedStore, DirectoryReport, NvmeOptions, NvmeStore, Store, StripedStore
 from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES
 from zerort.offload.chunk import GRAIN_NBYTES
-from zerort.offload.preflight import file_system, inspect
+from zerort.offload.preflight import disk_of, file_system, inspect
 from zerort.offload.refusal import free_nbytes, no_room
+from zerort.offload.scratch import clean_up
 from zerort.offload.segments import round_up
 from zerort.offload.striped import UNIT_NBYTES
 from zerort.typing import Device
 
-__all__ = ["disk_of", "expect_room", "look_at", "open_together"]
+__all__ = ["expect_room", "look_at", "open_together"]
 
 _SAMPLE_NBYTES = 16 * 1024**2
 """Written and read by the first rank of a host to see how fast its disk is."""
@@ -34,11 +34,13 @@ _BRIDGE_DEPTH = 3
 
 
 def look_at(directories: Sequence[str], *, what: str, rank: int) -> tuple[DirectoryReport, ...]:
-    """Return what directories can do; warn of those that are no disks.
+    """Delete what dead runs left in directories, and return what these can do; warn of those that are no disks.
 
     Raises:
         StorageError: One of them cannot be used.
     """
+    for one in directories:  # now: what is asked for next needs their room
+        clean_up(one)
     found = tuple(inspect(one, what=what, rank=rank, sample_nbytes=_SAMPLE_NBYTES) for one in directories)
     for one in directories:
         if file_system(one) in ("tmpfs", "ramfs"):
@@ -62,13 +64,6 @@ def expect_room(directories: Sequence[str], needed: int, *, what: str) -> None:
         raise no_room(
             " + ".join(directories), what=what, needed=needed, why="all ranks of this host together need more"
         )
-
-
-def disk_of(path: str) -> int:
-    """Return the number of the file system that holds a path, or will hold it once it is made."""
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    return os.stat(path).st_dev
 
 
 def open_together(

@@ -115,35 +115,49 @@ class Tiers:
 
     # -- before anything is put there ------------------------------------------------------------------------------
 
-    def prepare(self, nbytes: int, *, what: str, beside: int = 0) -> None:
+    def prepare(self, nbytes: int, *, what: str, beside: Callable[[], int] = lambda: 0) -> None:
         """Open the store if any rank needs it, and refuse what has no room. Every rank calls this.
 
         Args:
             nbytes: What this rank is about to put there.
             what: What that is, as a noun phrase.
-            beside: What steps will take there besides.
+            beside: Returns what steps of this rank will take there besides; called on every rank, with the store open.
 
         Raises:
             StorageError: A directory cannot be used, or has too little room for all ranks of its host; on every rank.
         """
-        told = gather_json(self._world, [socket.gethostname(), nbytes, beside], name="offload")
-        if not any(need for _, need, _ in told):
+        told = gather_json(self._world, [socket.gethostname(), nbytes], name="offload")
+        if not any(need for _, need in told):
             return
-        host = told[self._world.rank][0]
-        is_first = all(other != host for other, *_ in told[: self._world.rank])
+        hosts = [host for host, _ in told]
+        if self._store is None:
+            self._open(hosts, what=what)
+        needs = gather_json(self._world, nbytes + beside(), name="offload")
+        needed = sum(need for host, need in zip(hosts, needs, strict=True) if host == hosts[self._world.rank])
         error: Exception | None = None
         try:
-            needed = sum(need + more for other, need, more in told if other == host)
-            self._look(needed, what=what, measures=is_first)
+            from zerort.engine.scratch_store import expect_room
+
+            expect_room(self.directories, needed, what=what)
         except Exception as caught:
             error = caught
         raise_together(self._world, error, name="offload")
-        if self._store is None:
-            from zerort.engine.scratch_store import open_together
 
-            self._files, self._store = open_together(self._world, self.directories, self.options, host=self._host)
-        everyone = gather_json(self._world, [host, *self._own_paths()], name="offload")
-        self._paths = [path for other, *paths in everyone if other == host for path in paths]
+    def _open(self, hosts: Sequence[str], *, what: str) -> None:
+        """Open the store, on all ranks or on none. The first rank of each host looks at its disks."""
+        from zerort.engine.scratch_store import look_at, open_together
+
+        here, rank = hosts[self._world.rank], self._world.rank
+        error: Exception | None = None
+        try:
+            if hosts.index(here) == rank and not self.disks:
+                self.disks = look_at(self.directories, what=what, rank=rank)
+        except Exception as caught:
+            error = caught
+        raise_together(self._world, error, name="offload")
+        self._files, self._store = open_together(self._world, self.directories, self.options, host=self._host)
+        paths = gather_json(self._world, self._own_paths(), name="offload")
+        self._paths = [path for host, some in zip(hosts, paths, strict=True) if host == here for path in some]
 
     def _own_paths(self) -> list[str]:
         return [store.path for store in self._members()]
@@ -151,13 +165,6 @@ class Tiers:
     def _members(self) -> Sequence[Any]:
         """Return this rank's stores, one for each directory."""
         return () if self._files is None else getattr(self._files, "members", (self._files,))
-
-    def _look(self, needed: int, *, what: str, measures: bool) -> None:
-        from zerort.engine.scratch_store import expect_room, look_at
-
-        if measures and not self.disks:
-            self.disks = look_at(self.directories, what=what, rank=self._world.rank)
-        expect_room(self.directories, needed, what=what)
 
     def reserve(self, slot_nbytes: int) -> None:
         """Have pinned memory for chunks of so many bytes that go on to a GPU. Every rank calls this alike."""
@@ -183,6 +190,13 @@ class Tiers:
         from zerort.offload.shares import shares_of
 
         return [] if self._files is None else shares_of(self._files, name, nbytes=nbytes, directory=directory)
+
+    def copied_parts(self, directory: str) -> list[float]:
+        """Return for each of `directories` its part of all bytes, if files of it cannot be linked; see `shares`."""
+        from zerort.offload.shares import copied_parts
+
+        assert self._files is not None
+        return copied_parts(self._files, directory)
 
     def foresee(self) -> None:
         """Begin to read what the last update began with: the next one will, too. Gradients need not be there yet.

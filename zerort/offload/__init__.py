@@ -1,7 +1,7 @@
 """Values that sleep below memory: stores, and the one loop that streams them through it.
 
     store.py  memory.py  nvme.py  striped.py    `Store`: bytes by name, in memory, on a disk, on several
-    shares.py                                   which files hold a value, for a checkpoint that takes them over
+    shares.py  second_names.py                  which files hold a value, for a checkpoint that takes them over
     bridged.py  passage.py  later.py            the same for arrays on a GPU
     pipeline.py  run.py  parts.py  slots.py     `Pipeline`: read, compute, write back, `depth` chunks at a time
     staging.py  hops.py                         `Staging`: host to GPU and back, `depth` chunks at a time

@@ -25,6 +25,7 @@ from zerort.offload.chunk import GRAIN_NBYTES, ChunkFile, LinkedFile
 from zerort.offload.crew import Crew, Operation
 from zerort.offload.refusal import refusal
 from zerort.offload.scratch import Scratch, clean_up
+from zerort.offload.second_names import SecondNames
 from zerort.offload.segments import cut
 from zerort.offload.store import as_bytes, check_new, check_range
 from zerort.typing import Array
@@ -102,6 +103,7 @@ class NvmeStore:
             self._direct = options.direct and self._probe(where)
         except OSError as error:
             raise refusal(error, path=where, what="offloaded values", rank=rank) from error
+        self._second_names = SecondNames(self.path)
         self._values: dict[str, _Value] = {}
         self._lock = threading.Lock()
         self._device = HostDevice(name)
@@ -241,10 +243,7 @@ class NvmeStore:
 
     def can_link(self, directory: str) -> bool:
         """Say whether values' files can have a second name in a directory, and whether their checksums are known."""
-        try:
-            return self.options.checksum and os.stat(directory).st_dev == os.stat(self.path).st_dev
-        except OSError:  # not seen from here, or not there
-            return False
+        return self.options.checksum and self._second_names.fit_in(directory)
 
     def link(self, name: str, path: str) -> LinkedFile:
         """Give a value's file another name, under which it stays as it is now, on the disk.

@@ -25,7 +25,16 @@ from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_
 from zerort.offload.refusal import free_nbytes, no_room, refusal
 from zerort.typing import Array
 
-__all__ = ["SAMPLE_NBYTES", "THREADS", "DirectoryReport", "file_system", "inspect", "measure"]
+__all__ = [
+    "SAMPLE_NBYTES",
+    "THREADS",
+    "DirectoryReport",
+    "disk_of",
+    "file_system",
+    "inspect",
+    "measure",
+    "nearest",
+]
 
 SAMPLE_NBYTES = 64 * 1024**2
 """Bytes that are written and read, twice, to measure a disk: a tenth of a second on a good one."""
@@ -182,3 +191,19 @@ def file_system(path: str) -> str:
             if inside and len(at) >= len(best):  # the last of several on one place is the one that is seen
                 best, found = at, kind
     return found
+
+
+def nearest(path: str) -> str:
+    """Return an absolute path, or what is there of it: the nearest directory above.
+
+    >>> nearest("/proc/self/nowhere/at/all")
+    '/proc/self'
+    """
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def disk_of(path: str) -> int:
+    """Return the number of the file system that holds a path, or will hold it once it is made."""
+    return os.stat(nearest(path)).st_dev

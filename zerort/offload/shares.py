@@ -17,7 +17,7 @@ from zerort.offload.store import Store
 from zerort.offload.striped import StripedStore
 from zerort.typing import Array
 
-__all__ = ["Share", "Stretch", "shares_of"]
+__all__ = ["Share", "Stretch", "copied_parts", "shares_of"]
 
 
 class Stretch(NamedTuple):
@@ -62,7 +62,7 @@ def shares_of(store: Store, name: str, *, nbytes: int, directory: str) -> list[S
         store: Which holds the value.
         name: The value.
         nbytes: Of the value.
-        directory: Where the second names would be: on the same disk as the files.
+        directory: Where the second names would be.
     """
     if isinstance(store, StripedStore):
         laid: dict[int, list[Stretch]] = {}
@@ -75,4 +75,21 @@ def shares_of(store: Store, name: str, *, nbytes: int, directory: str) -> list[S
         Share(one, name, tuple(stretches))
         for one, stretches in files
         if isinstance(one, NvmeStore) and one.can_link(directory)
+    ]
+
+
+def copied_parts(store: Store, directory: str) -> list[float]:
+    """Return which part of a store's bytes lies in files that can have no second name in a directory.
+
+    Args:
+        store: The store.
+        directory: Where the second names would be.
+
+    Returns:
+        For each member, or for the store itself: its part of all bytes; 0 if its files can have one.
+    """
+    stores, weights = (store.members, store.weights) if isinstance(store, StripedStore) else ((store,), (1.0,))
+    return [
+        0.0 if isinstance(one, NvmeStore) and one.can_link(directory) else weight / sum(weights)
+        for one, weight in zip(stores, weights, strict=True)
     ]

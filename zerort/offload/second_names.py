@@ -1,0 +1,70 @@
+"""`SecondNames`: where files of a directory can have another name. Tried, as no number tells it.
+
+Two places with one device number can still be two mounts, between which the kernel refuses links (bind mounts of
+one disk in a container), and there are file systems without links. May import: offload.scratch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import warnings
+
+from zerort.offload.scratch import SUFFIX
+
+__all__ = ["SecondNames"]
+
+_REFUSALS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
+"""What a link says where there will never be one. Anything else may pass."""
+
+
+class SecondNames:
+    """Which directories take second names of the files in one.
+
+    Args:
+        path: The scratch directory of the files.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._known: dict[str, bool] = {}
+        self._has_warned = False
+
+    def fit_in(self, directory: str) -> bool:
+        """Say whether files can have second names in a directory. Each is tried once."""
+        if directory not in self._known:
+            try:
+                if os.stat(directory).st_dev != os.stat(self._path).st_dev:
+                    return False
+                self._try(directory)
+                self._known[directory] = True
+            except OSError as error:
+                if error.errno not in _REFUSALS:  # not seen from here, not there, or full
+                    return False
+                self._known[directory] = False
+                self._warn(directory, error)
+        return self._known[directory]
+
+    def _try(self, directory: str) -> None:
+        token = secrets.token_hex(8)
+        first = os.path.join(self._path, f"{token}{SUFFIX}")
+        second = os.path.join(directory, f".zerort-link-{token}")
+        try:
+            os.close(os.open(first, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.link(first, second)
+        finally:
+            for one in (second, first):
+                with contextlib.suppress(OSError):  # it was not made
+                    os.unlink(one)
+
+    def _warn(self, directory: str, error: OSError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"Expected links from {self._path} to {directory}, as both are on one device, got {error.strerror}: a "
+                "checkpoint there is written instead. Name a directory below the same mount.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
