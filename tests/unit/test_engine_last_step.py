@@ -117,7 +117,10 @@ def test_a_run_that_forgot_to_resume_does_not_overwrite_the_last_step_of_another
             for name, value in weights(rt).items():
                 np.testing.assert_array_equal(value, before[name])
             assert read_manifest(tmp_path / "last").meta["updates"] == 2
-            rt.load(tmp_path / "elsewhere")  # whoever loads has chosen where to go on
+            rt.load(tmp_path / "elsewhere", optimizer=False)  # where a run begins is not where one goes on
+            with pytest.raises(CallError, match="holds the last step of another run"):
+                steps(rt, [0])
+            rt.load(tmp_path / "elsewhere")  # whoever loads all of it has chosen where to go on
             steps(rt, [2])
 
     run_threads(2, first)
@@ -130,24 +133,64 @@ def test_progress_is_looked_at_before_anything_changes(tmp_path):
         with opened(group, tmp_path) as rt:
             steps(rt, [0])
             at = {"seen": np.arange(3)} if group.rank == 1 else {"seen": 3}
-            for unit in rt.units.values():
-                unit.reduce({name: np.ones_like(value) for name, value in values(0).items()})
-            with pytest.raises(CallError, match="Expected progress as JSON knows it"):
-                rt.step(progress=at)
-            assert rt.updates == 1
-            assert rt.step(progress={"seen": 3}).updated  # the gradients are still there
+            ones = {name: np.ones_like(value) for name, value in values(0).items()}
+            for progress in (at, {"seen": 3}):
+                for unit in rt.units.values():
+                    unit.reduce(ones)
+                if progress is at:
+                    with pytest.raises(CallError, match="Expected progress as JSON knows it"):
+                        rt.step(progress=at)
+                    assert rt.updates == 1
+            assert rt.step(progress={"seen": 3}).updated
             return rt.resume()
 
     found = run_threads(2, body)
     assert [(one.updates, one.progress) for one in found] == [(2, {"seen": 3})] * 2
 
 
-def test_progress_without_a_step_that_is_kept_is_refused(tmp_path):
+def test_progress_without_a_step_that_is_kept_is_refused_on_every_rank(tmp_path):
     def body(group):
-        with opened(group, tmp_path, last_step=None) as rt, pytest.raises(CallError, match="keeps none"):
-            rt.step(progress=1)
+        with opened(group, tmp_path, last_step=None) as rt:
+            for unit in rt.units.values():
+                unit.reduce({name: np.ones_like(value) for name, value in values(0).items()})
+            with pytest.raises(CallError, match="keeps none"):
+                rt.step(progress=1 if group.rank == 0 else None)
+            assert rt.updates == 0
 
-    run_threads(1, body)
+    run_threads(2, body)
+
+
+def test_what_one_rank_could_not_reduce_is_told_on_every_rank(tmp_path):
+    def body(group):
+        with opened(group, tmp_path, zr.Plan.zero(3)) as rt:
+            gradients = {name: np.ones_like(value) for name, value in values(0).items()}
+            if group.rank == 1:
+                with pytest.raises(CallError, match="in the parameter's shape"):
+                    rt.units["unit0"].reduce({name: value[:-1] for name, value in gradients.items()})
+            else:
+                rt.units["unit0"].reduce(gradients)
+                with pytest.raises(CallError, match="in the parameter's shape"):
+                    rt.step()
+
+    run_threads(2, body)
+
+
+def test_a_last_step_that_is_no_directory_is_refused_before_anything_changes(tmp_path):
+    (tmp_path / "last").write_text("mine")
+
+    def with_something_on_a_disk(group):
+        with pytest.raises(StorageError, match="Expected a directory or nothing"):
+            opened(group, tmp_path)
+
+    def in_memory(group):
+        with opened(group, tmp_path, zr.Plan.zero(3)) as rt:
+            with pytest.raises(StorageError, match="Expected a directory or nothing"):
+                steps(rt, [0])
+            assert rt.updates == 0
+
+    run_threads(2, with_something_on_a_disk)
+    run_threads(2, in_memory)
+    assert (tmp_path / "last").read_text() == "mine"
 
 
 def test_only_the_newest_step_is_kept_and_its_files_are_the_runs_own(tmp_path):
@@ -351,3 +394,19 @@ def test_a_save_beside_one_of_each_step_asks_for_the_next_of_these(tmp_path):
             assert not expect_room(path, written=written, linked=linked, kept="/dev/shm/last")
             with pytest.raises(StorageError, match="hold on to the files of the last step"):
                 expect_room(path, written=written, linked=linked, kept=kept)
+
+
+def test_what_no_step_changes_needs_no_room_beside_its_links(tmp_path):
+    def body(group):
+        with open_runtime(group, tmp_path / "scratch", EVERYTHING) as rt:
+            rt.register("base", values(0), frozen=True)
+            head = rt.register("head", values(1))
+            head.reduce({name: np.ones_like(value) for name, value in values(1).items()})
+            rt.step()
+            with mock.patch("zerort.checkpoint.save.expect_room", wraps=expect_room) as asked:
+                rt.save(tmp_path / "elsewhere")
+            return asked.call_args.kwargs["linked"]
+
+    (linked,) = run_threads(1, body)
+    trained = sum(value.nbytes for value in values(1).values())
+    assert 3 * trained <= linked < 4 * trained  # parameters and two moments of the head, in whole pages

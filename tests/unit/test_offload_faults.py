@@ -184,10 +184,11 @@ def test_a_sync_that_fails_is_raised(store):
         store.flush()
 
 
-def test_a_sync_that_failed_once_is_not_believed_the_next_time(store, tmp_path):
+@pytest.mark.parametrize("synced_by", ["flush", "link"])
+def test_a_sync_that_failed_once_is_not_believed_the_next_time(store, tmp_path, synced_by):
     store.write("value", some()).wait()
     with injected("eio@1:op=sync"), pytest.raises(StorageError, match="Input/output error"):
-        store.flush()
+        store.flush() if synced_by == "flush" else store.link("value", str(tmp_path / "link"))
     for refused in (store.flush, lambda: store.link("value", str(tmp_path / "link"))):
         with pytest.raises(CorruptStorageError, match="as was said before"):
             refused()

@@ -6,7 +6,8 @@
     manifest.json                  the checkpoint: what it names is all there is
 
 A save counts from the moment its manifest is renamed onto ``manifest.json``; before that the files of the one before
-are untouched, after that they are deleted. Only names of these forms are ever deleted. May import: errors.
+are untouched, after that they are deleted. Only names of these forms are ever deleted. May import: errors,
+offload.second_names.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterable
 from zerort.checkpoint.failure import storage_error
 from zerort.checkpoint.manifest import DATA_NAME, Manifest, decode
 from zerort.errors import CheckpointError, StorageError
+from zerort.offload.second_names import TRIAL
 
 __all__ = [
     "MANIFEST",
@@ -40,6 +42,7 @@ __all__ = [
 MANIFEST = "manifest.json"
 
 _DRAFT_NAME = re.compile(r"manifest\.json\.[0-9a-f]{16}\.tmp")
+_TRIAL_NAME = re.compile(rf"{re.escape(TRIAL)}[0-9a-f]{{16}}")
 
 
 def new_token() -> str:
@@ -149,7 +152,7 @@ def stale_names(path: str, *, keep: Iterable[str] = ()) -> list[str]:
         return [
             name
             for name in sorted(os.listdir(path))
-            if name not in kept and (DATA_NAME.fullmatch(name) or _DRAFT_NAME.fullmatch(name))
+            if name not in kept and any(one.fullmatch(name) for one in (DATA_NAME, _DRAFT_NAME, _TRIAL_NAME))
         ]
     return []
 

@@ -129,7 +129,8 @@ class _Save:
         held = together(group, lambda: linkable(self._values, path), path=path, name="save links")
         linked = {at: ranges_of(some, width=self._values[at].mine.dtype.itemsize) for at, some in held.items()}
         shard = plan_shard(self._values, group.rank, phases=phases, linked=linked)
-        taken = sum(one.share.nbytes for some in held.values() for one in some)
+        changing = [some for at, some in held.items() if not self._values[at].is_frozen]
+        taken = sum(one.share.nbytes for some in changing for one in some)
         head = [new_token(), socket.gethostname(), shard.nbytes, self._progress, phases, [*linked.items()], taken]
         heads = gather_json(group, head, name="save heads")
         token, hosts, sizes = heads[0][0], [head[1] for head in heads], [head[2] for head in heads]

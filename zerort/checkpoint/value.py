@@ -79,6 +79,8 @@ class Value:
     """Which rank holds which range of the buffer."""
     mine: Array | Resting
     """This rank's range: 1-D, ``partition.counts[rank]`` elements. A load fills it in place."""
+    is_frozen: bool = False
+    """Whether no step changes it: then files that are linked need no room for others."""
 
     @property
     def array(self) -> Array:

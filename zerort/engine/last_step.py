@@ -12,13 +12,15 @@ checkpoint, comm, layout, offload, engine.*.
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerort import checkpoint
-from zerort.checkpoint.failure import together
+from zerort.checkpoint.directory import make_directory
+from zerort.checkpoint.failure import storage_error, together
 from zerort.checkpoint.room import beside_nbytes
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine.column import Column
@@ -34,26 +36,37 @@ from zerort.offload.preflight import disk_of, nearest
 if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
 
-__all__ = ["keep", "prepare", "resume", "room_beside"]
+__all__ = ["keep", "objection", "resume", "room_beside"]
 
 
-def prepare(rt: Runtime, *, progress: Any) -> None:
-    """Look at what will be kept with a step, before anything changes. Every rank calls this.
+def objection(rt: Runtime, *, progress: Any) -> Exception | None:
+    """Return why a step cannot be kept, as far as this rank knows, before anything changes.
 
-    Raises:
-        CallError: ``progress`` cannot be kept, or another run's last step would be lost; on every rank.
+    That is what its caller wants to be kept with it, or another run's last step, which would be lost, or a directory
+    that cannot be written to.
     """
-    error: Exception | None = None
     try:
         checkpoint.as_json(progress, what="progress")
-        if rt.is_new and rt.rank == 0 and checkpoint.exists(_directory(rt)):
-            raise CallError(
-                f"Expected rt.resume() before the first step, got none, and {_directory(rt)} holds the last step of "
-                "another run. Call rt.resume() once all units are registered, name another directory, or delete it."
-            )
-    except Exception as caught:
-        error = caught
-    raise_together(rt.world, error, name="last step")
+        if rt.is_new and rt.rank == 0:
+            _expect_usable(_directory(rt))
+            if checkpoint.exists(_directory(rt)):
+                raise CallError(
+                    f"Expected rt.resume() before the first step, got none, and {_directory(rt)} holds the last step "
+                    "of another run. Call rt.resume() once all units are registered, or name another directory."
+                )
+    except Exception as error:
+        return error
+    return None
+
+
+def _expect_usable(directory: str) -> None:
+    """Make the directory if need be, and raise unless files can be put there."""
+    try:
+        make_directory(directory)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), directory)
+    except OSError as error:
+        raise storage_error(error, path=directory) from error
 
 
 def keep(rt: Runtime, *, progress: Any) -> None:
@@ -96,6 +109,7 @@ def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
     def ask() -> int:
         if rt.rank:
             return 0
+        _expect_usable(directory)
         copied = next((one.copied for one in told if any(one.copied)), None)
         if copied is not None and not any(section.tiers.streams for section in rt.units.sections()):
             _warn_of_copies(rt, directory, copied)  # once: nothing rested before

@@ -82,7 +82,7 @@ class Runtime:
         self.updates = 0
         """Updates done so far."""
         self.is_new = True
-        """Whether no step was taken and nothing loaded yet."""
+        """Whether no step was taken yet, and no other run's state loaded."""
         self.units = Units()
         self.attachments: list[Attachment] = []
         """Bindings that collect gradients on their own; asked before every step, and told after it."""

@@ -70,7 +70,7 @@ def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Res
     if optimizer:
         snapshot.restore_meta(rt, manifest)
         rt.tiers.mend()
-    rt.is_new = False
+        rt.is_new = False  # parameters alone are where a run begins, not where one goes on
     every = tuple(manifest.progress)
     mine = every[rt.rank] if rt.rank < len(every) else every[0]
     return Restored(updates=snapshot.updates_of(manifest), progress=mine, every_progress=every)

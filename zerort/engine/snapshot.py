@@ -62,7 +62,10 @@ def _parameters_of(section: Section, rank: int) -> Value:
     own = section.partition.of(rank)
     if state is None or state.master is None:
         mine = _range_of(section.shard, own, first=own.first)
-        return Value(kind="parameter", layout=section.layout, partition=section.partition, mine=mine)
+        is_frozen = state is None
+        return Value(
+            kind="parameter", layout=section.layout, partition=section.partition, mine=mine, is_frozen=is_frozen
+        )
     layout = replace(section.layout, dtype="float32")
     master = _range_of(state.master, own, first=state.owned.first)
     return Value(kind="parameter", layout=layout, partition=section.partition, mine=master)

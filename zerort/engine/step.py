@@ -48,32 +48,19 @@ class _Facts(NamedTuple):
 
 def take_step(rt: Runtime, *, progress: Any) -> StepReport:
     """Do one step, and keep it if the runtime keeps its last one. Every rank calls this."""
-    if rt.options.last_step is None:
-        if progress is not None:
-            raise CallError(
-                "Expected progress where a step is kept, got some in a runtime that keeps none. "
-                "zr.open(last_step=directory), or rt.save(path, progress=…)."
-            )
-        return _do(rt)
-    from zerort.engine.last_step import keep, prepare  # here: checkpoints take their time to import
-
-    prepare(rt, progress=progress)
-    report = _do(rt)
-    keep(rt, progress=progress)
-    return report
-
-
-def _do(rt: Runtime) -> StepReport:
-    """Do one step; see the module's docstring."""
-    rt.is_new = False
     try:
-        return _walk(rt)
+        report = _walk(rt, progress)
     finally:
         rt.forget_gradients()
         rt.prefetcher.end_step()
+    if rt.options.last_step is not None:
+        from zerort.engine.last_step import keep  # here: checkpoints take their time to import
+
+        keep(rt, progress=progress)
+    return report
 
 
-def _walk(rt: Runtime) -> StepReport:
+def _walk(rt: Runtime, progress: Any) -> StepReport:
     rt.complete_attachments("step")
     with rt.ledger.stall("reduce"):
         try:
@@ -86,7 +73,8 @@ def _walk(rt: Runtime) -> StepReport:
     with rt.ledger.stall("gather"):
         rt.wait_for_gathers()
     with rt.ledger.stall("step"):
-        facts = _agree(rt)
+        facts = _agree(rt, objection=_objection(rt, progress))
+    rt.is_new = False
     if not facts.present:
         return _report(rt, facts, updated=False, why="no rank has a gradient", grad_norm=0.0, loss_scale=rt.loss_scale)
     sections = [
@@ -120,7 +108,21 @@ def _walk(rt: Runtime) -> StepReport:
     return _report(rt, facts, updated=True, grad_norm=norm, clipped=clip < 1.0, loss_scale=used_scale)
 
 
-def _agree(rt: Runtime) -> _Facts:
+def _objection(rt: Runtime, progress: Any) -> Exception | None:
+    """Return what this rank has against keeping the step, with what its caller wants to be kept."""
+    if rt.options.last_step is not None:
+        from zerort.engine.last_step import objection
+
+        return objection(rt, progress=progress)
+    if progress is not None:
+        return CallError(
+            "Expected progress where a step is kept, got some in a runtime that keeps none. "
+            "zr.open(last_step=directory), or rt.save(path, progress=…)."
+        )
+    return None
+
+
+def _agree(rt: Runtime, *, objection: Exception | None) -> _Facts:
     units = list(rt.units.values())
     refused = next((section.storage_error for section in rt.units.trained_sections() if section.storage_error), None)
     refused = refused or rt.tiers.failure()
@@ -147,7 +149,7 @@ def _agree(rt: Runtime) -> _Facts:
         trouble = "Expected gradients before step(), got none since the last one. Call unit.reduce(gradients) first."
     problem: Exception | None = UnitStateError(trouble) if trouble else refused
     rates, error = _rates(rt)
-    problem = problem or error
+    problem = problem or error or objection
     mine = np.array([problem is not None, first, *(unit.reduced for unit in units), *present], np.int64)
     mine = np.concatenate([np.array([*rates.values()], np.float64).view(np.int64), mine])
     everyone = rt.world.all_gather(mine, name="step").wait().reshape(rt.world.size, -1)

@@ -14,7 +14,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,16 @@ class _Value:
     """Those that have not ended, or have failed without anybody knowing."""
     dirty: bool = False
     """Whether something was written since the last flush."""
+
+    @contextmanager
+    def cleaning(self) -> Iterator[None]:
+        """Sync it within this; if that fails it is dirty still."""
+        self.dirty = False  # first: what is written meanwhile makes it dirty again
+        try:
+            yield
+        except BaseException:
+            self.dirty = True
+            raise
 
 
 class NvmeStore:
@@ -234,12 +244,8 @@ class NvmeStore:
                         operation.wait()
         for value in list(self._values.values()):
             if value.dirty:
-                value.dirty = False  # first: what is written meanwhile makes it dirty again
-                try:
+                with value.cleaning():
                     value.chunk.sync()
-                except BaseException:
-                    value.dirty = True
-                    raise
 
     def can_link(self, directory: str) -> bool:
         """Say whether values' files can have a second name in a directory, and whether their checksums are known."""
@@ -260,8 +266,8 @@ class NvmeStore:
         for operation in list(value.operations):
             if operation.writes:
                 operation.wait()
-        value.dirty = False
-        return value.chunk.link(path)
+        with value.cleaning():
+            return value.chunk.link(path)
 
     def delete(self, name: str) -> None:
         """Delete a value's file; see `Store.delete`."""

@@ -199,8 +199,10 @@ def nearest(path: str) -> str:
     >>> nearest("/proc/self/nowhere/at/all")
     '/proc/self'
     """
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return nearest(os.path.dirname(path))
     return path
 
 

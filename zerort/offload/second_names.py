@@ -14,10 +14,14 @@ import warnings
 
 from zerort.offload.scratch import SUFFIX
 
-__all__ = ["SecondNames"]
+__all__ = ["TRIAL", "SecondNames"]
 
-_REFUSALS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
+_REFUSALS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
 """What a link says where there will never be one. Anything else may pass."""
+
+
+TRIAL = ".zerort-link-"
+"""How the name of a link begins that is made and deleted at once, unless the process is killed in between."""
 
 
 class SecondNames:
@@ -29,28 +33,33 @@ class SecondNames:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._known: dict[str, bool] = {}
+        self._known: dict[tuple[int, int], bool] = {}  # by device and inode: a name may come to mean another place
         self._has_warned = False
 
     def fit_in(self, directory: str) -> bool:
         """Say whether files can have second names in a directory. Each is tried once."""
-        if directory not in self._known:
+        try:
+            there, here = os.stat(directory), os.stat(self._path)
+        except OSError:  # not seen from here, or not there
+            return False
+        place = (there.st_dev, there.st_ino)
+        if there.st_dev != here.st_dev:
+            return False
+        if place not in self._known:
             try:
-                if os.stat(directory).st_dev != os.stat(self._path).st_dev:
-                    return False
                 self._try(directory)
-                self._known[directory] = True
+                self._known[place] = True
             except OSError as error:
-                if error.errno not in _REFUSALS:  # not seen from here, not there, or full
+                if error.errno not in _REFUSALS:  # full, perhaps
                     return False
-                self._known[directory] = False
+                self._known[place] = False
                 self._warn(directory, error)
-        return self._known[directory]
+        return self._known[place]
 
     def _try(self, directory: str) -> None:
         token = secrets.token_hex(8)
         first = os.path.join(self._path, f"{token}{SUFFIX}")
-        second = os.path.join(directory, f".zerort-link-{token}")
+        second = os.path.join(directory, f"{TRIAL}{token}")
         try:
             os.close(os.open(first, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             os.link(first, second)
