@@ -31,9 +31,11 @@ def abort_job_on_exception() -> None:
     if _installed:
         return
     _installed = True
-    if os.environ.get("ZERORT_STACKS", "0") != "0":
-        # `zerort.testing` asks a job that hangs where it stands.
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
+    stacks = os.environ.get("ZERORT_STACKS", "")
+    if os.path.isdir(stacks):
+        # `zerort.testing` asks a job that hangs where it stands. Each process has a file: they all answer at once.
+        file = os.open(os.path.join(stacks, str(os.getpid())), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
     earlier_hook, earlier_thread_hook = sys.excepthook, threading.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

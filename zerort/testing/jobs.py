@@ -75,10 +75,10 @@ def wait_for_job(
 ) -> JobResult:
     """Run a launcher's ``command`` as `run_job` does."""
     mark = uuid.uuid4().hex
-    environment = {**without_launcher(), "ZERORT_STACKS": "1", **(env or {}), _MARK: mark}
     began = time.monotonic()
     # Into a file, not a pipe: processes that outlive the launcher would keep a pipe open, and us waiting for its end.
-    with tempfile.TemporaryFile() as sink:
+    with tempfile.TemporaryFile() as sink, tempfile.TemporaryDirectory(prefix="zerort-stacks-") as stacks:
+        environment = {**without_launcher(), "ZERORT_STACKS": stacks, **(env or {}), _MARK: mark}
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, env=environment, cwd=cwd
         )
@@ -88,6 +88,8 @@ def wait_for_job(
                 code = 124
                 _signal(mark, signal.SIGUSR1)
                 time.sleep(_DUMP_FOR)
+                for file in sorted(Path(stacks).iterdir()):
+                    os.write(sink.fileno(), b"\n" + file.read_bytes())
                 os.write(sink.fileno(), f"\nzerort: the job was ended after {timeout:.0f} s.\n".encode())
         finally:
             _signal(mark, signal.SIGKILL)
