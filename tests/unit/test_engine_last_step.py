@@ -292,6 +292,7 @@ def test_a_unit_that_comes_after_a_step_does_not_pay_for_what_is_kept(tmp_path):
 
     with disk(tmp_path, (4 + 4 + 2 * 2) * VALUE + PAGES):
         run_threads(1, body)
+    assert read_manifest(tmp_path / "last").meta["updates"] == 2
 
 
 def test_on_another_disk_every_step_is_written_and_it_is_said_once(tmp_path, elsewhere):
