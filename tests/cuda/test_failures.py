@@ -1,6 +1,5 @@
 """A GPU, a rank or NCCL that fails is a named error on every rank: nothing hangs, and the GPU's memory comes back."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -23,7 +22,9 @@ def test_a_killed_rank_is_named_and_the_gpu_is_freed(tmp_path):
     from zerort.comm.nccl_bootstrap import open_on_gpus
     from zerort.comm.node import NodeTransport
     rank, options = int(sys.argv[1]), zr.GroupOptions.from_environment(timeout=30.0)
-    host = NodeTransport(sys.argv[2], rank, 3, name="world", options=options, in_native=zr.native.AVAILABLE)
+    host = NodeTransport(
+        sys.argv[2], rank, 3, name="world", options=options, in_native=zr.native.AVAILABLE, sees_processes=True
+    )
     host.start()
     group = zr.Group(open_on_gpus(host, local_rank=rank, hosts=[0] * 3, device=None))
     array = cupy.ones(100_000, np.float32)
@@ -46,12 +47,14 @@ def test_a_killed_rank_is_named_and_the_gpu_is_freed(tmp_path):
     """
     script = tmp_path / "job.py"
     script.write_text(PRELUDE + textwrap.dedent(code))
-    control = open_control(3, "/dev/shm")  # without a launcher: one would end all ranks with the first
+    control = open_control(
+        3, "/dev/shm", sees_processes=True
+    )  # without a launcher: one would end all ranks with the first
     env = cusim.environment(devices=3, mem_mb=256) | {"ZERORT_FLIGHT_DIR": str(tmp_path)}
     words = [sys.executable, str(script)]
     ranks = [
         subprocess.Popen(
-            [*words, str(rank), control], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*words, str(rank), control.path], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         for rank in range(3)
     ]
@@ -61,7 +64,7 @@ def test_a_killed_rank_is_named_and_the_gpu_is_freed(tmp_path):
     finally:
         for process in ranks:
             process.kill()
-        os.unlink(control)
+        control.close()
     assert [process.returncode for process in ranks] == [0, -signal.SIGKILL, 0], output
     assert ranks_that("raised True True", output) == ["0", "2"], output
     assert ranks_that("refused", output) == ["0", "2"], output

@@ -1,6 +1,8 @@
 """Jobs: scripts that tests start under mpirun in child processes, because they end, hang or break on purpose."""
 
+import os
 import signal
+import tempfile
 import textwrap
 
 import pytest
@@ -22,13 +24,22 @@ def say(*words):
 
 
 @pytest.fixture
-def job(tmp_path):
+def shared_memory():
+    """A directory in memory for the ranks' windows. However a job ends, nothing of ours stays in it."""
+    with tempfile.TemporaryDirectory(prefix="zerort-jobs-", dir="/dev/shm") as directory:
+        yield directory
+        assert not os.listdir(directory)
+
+
+@pytest.fixture
+def job(tmp_path, shared_memory):
     """Run a script on some ranks: ``job(4, '''group = zr.open_group() …''')``."""
 
     def run(ranks, code, *, timeout=60.0, env=None, args=()):
         script = tmp_path / "job.py"
         script.write_text(PRELUDE + textwrap.dedent(code))
-        environment = {"ZERORT_FLIGHT_DIR": str(tmp_path / "flights"), **(env or {})}
+        flights = str(tmp_path / "flights")
+        environment = {"ZERORT_FLIGHT_DIR": flights, "ZERORT_SHM_DIR": shared_memory, **(env or {})}
         return run_job(ranks, [script, *args], timeout=timeout, env=environment, cwd=tmp_path)
 
     return run

@@ -1,14 +1,13 @@
-"""What the doctor finds about shared memory. May import: comm.window, config."""
+"""What the doctor finds about shared memory. May import: comm.leftovers, comm.window, config."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
 from collections.abc import Iterator
 
 from zerort.cli.checkup import Finding, bad, ok, warn
-from zerort.comm.window import create_file
+from zerort.comm.leftovers import NAMES, abandoned, sees_every_process
+from zerort.comm.window import SharedFile
 from zerort.config import GroupOptions, format_bytes
 from zerort.errors import SharedMemoryError
 
@@ -16,18 +15,13 @@ __all__ = ["check_shared_memory"]
 
 _LEAST = 64 * 1024**2
 _ENOUGH = 1024**3
-_SETTLED = 60.0
-"""Seconds. Files of ours live for milliseconds, and a job that starts maps MPI's at once."""
-
-_NAMES = ("zerort-", "mpich_shm_", "vader_segment", "sm_segment")
-"""How files of ours, MPICH's and Open MPI's begin."""
 
 
 def check_shared_memory(options: GroupOptions) -> Iterator[Finding]:
     """Yield what is found about the directory whose files the ranks of a node share."""
     directory = options.shm_dir
     try:
-        os.unlink(create_file(directory, 4096))
+        SharedFile(directory, 4096).close()
         status = os.statvfs(directory)
     except (SharedMemoryError, OSError) as error:
         yield bad("shared memory", str(error).split(". ")[0], cure="Set ZERORT_SHM_DIR to a directory in memory.")
@@ -45,32 +39,14 @@ def check_shared_memory(options: GroupOptions) -> Iterator[Finding]:
 
 
 def _check_leftovers(directory: str) -> Finding:
-    found = {}
-    for entry in os.scandir(directory):
-        with contextlib.suppress(OSError):  # gone meanwhile
-            status = entry.stat(follow_symlinks=False)
-            settled = time.time() - status.st_mtime > _SETTLED
-            if entry.name.startswith(_NAMES) and settled and status.st_uid == os.getuid():
-                found[entry.path] = status.st_blocks * 512
-    for path in _mapped(directory):
-        found.pop(path, None)
+    found = abandoned(directory)
     if not found:
         return ok("leftovers", f"none in {directory}")
-    kinds = [name for name in _NAMES if any(os.path.basename(path).startswith(name) for path in found)]
+    kinds = [name for name in NAMES if any(os.path.basename(path).startswith(name) for path in found)]
+    by_hand = f"When no job runs: rm {' '.join(f'{directory}/{kind}*' for kind in kinds)}"
     return warn(
         "leftovers",
         f"{len(found)} file{'s' * (len(found) > 1)} of jobs that were killed in {directory}, "
         f"{format_bytes(sum(found.values()))}",
-        cure=f"When no job runs: rm {' '.join(f'{directory}/{kind}*' for kind in kinds)}",
+        cure="The next run removes them." if sees_every_process() else by_hand,
     )
-
-
-def _mapped(directory: str) -> Iterator[str]:
-    """Yield the files in ``directory`` that a process of this user has mapped."""
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
-            with contextlib.suppress(OSError), open(f"/proc/{entry}/maps", encoding="utf-8", errors="replace") as maps:
-                for line in maps:
-                    at = line.find(f" {directory}/")
-                    if at >= 0:
-                        yield line[at + 1 :].rstrip("\n")

@@ -22,7 +22,9 @@ from zerort import native
 from zerort.comm.environment import load_mpi
 from zerort.comm.failure import abort_job_on_exception, end_job
 from zerort.comm.group import Group
+from zerort.comm.leftovers import sweep
 from zerort.comm.nccl_bootstrap import open_on_gpus
+from zerort.comm.neighbours import process_space
 from zerort.comm.node import NodeTransport, open_control
 from zerort.comm.solo import SoloTransport
 from zerort.comm.transport import Transport
@@ -149,25 +151,35 @@ def open_node(
 ) -> NodeTransport:
     """Build the node transport of this machine's ranks; if that fails on any machine, it fails on ``everyone``."""
     everyone = machine if everyone is None else everyone
-    path, error = "", ""
+    able, spaces = zip(*machine.allgather((native.AVAILABLE and allow_native, process_space())), strict=True)
+    sees_processes = len(set(spaces)) == 1
+    control, path, error = None, "", ""
     if machine.Get_rank() == 0:
+        for directory in {"/dev/shm", options.shm_dir}:  # MPI libraries know only the first
+            sweep(directory)
         try:
-            path = open_control(machine.Get_size(), options.shm_dir)
+            control = open_control(machine.Get_size(), options.shm_dir, sees_processes=sees_processes)
+            path = control.path
         except SharedMemoryError as problem:
             error = str(problem)
     path = machine.bcast(path, root=0)
-    in_native = all(machine.allgather(native.AVAILABLE and allow_native))
     transport = None
     if path:
         try:
             transport = NodeTransport(
-                path, machine.Get_rank(), machine.Get_size(), name=name, options=options, in_native=in_native
+                path,
+                machine.Get_rank(),
+                machine.Get_size(),
+                name=name,
+                options=options,
+                in_native=all(able),
+                sees_processes=sees_processes,
             )
         except SharedMemoryError as problem:
             error = str(problem)
     machine.Barrier()
-    if path and machine.Get_rank() == 0:
-        os.unlink(path)
+    if control is not None:
+        control.close()
     _agree_on_success(everyone, error)
     assert transport is not None
     try:

@@ -13,14 +13,9 @@ import numpy as np
 from zerort.native import address_of
 from zerort.native.rendezvous import allow_reading, can_read
 
-__all__ = ["can_read_each_other", "see_each_other"]
+__all__ = ["can_read_each_other", "process_space"]
 
 Tell = Callable[[str], list[str]]
-
-
-def see_each_other(tell: Tell) -> bool:
-    """Say whether the ranks see each other's processes; in containers of their own, one's absence says nothing."""
-    return len(set(tell(_process_space()))) == 1
 
 
 def can_read_each_other(tell: Tell, *, wanted: bool) -> bool:
@@ -35,7 +30,8 @@ def can_read_each_other(tell: Tell, *, wanted: bool) -> bool:
     return all(answer == "yes" for answer in tell("yes" if can else "no"))
 
 
-def _process_space() -> str:
+def process_space() -> str:
+    """Return what is equal on ranks that see each other's processes: in containers of their own they do not."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

@@ -22,7 +22,7 @@ from zerort.comm.board import Board, board_nbytes
 from zerort.comm.call import Call
 from zerort.comm.flights import NodeFlights
 from zerort.comm.geometry import even_part
-from zerort.comm.neighbours import can_read_each_other, see_each_other
+from zerort.comm.neighbours import can_read_each_other
 from zerort.comm.node_memory import STAGING, NodeMemory
 from zerort.comm.node_split import split_node
 from zerort.comm.rounds import all_reduce_in_rounds, move_in_rounds
@@ -38,7 +38,7 @@ from zerort.comm.verdict import (
     late_error,
     missing_error,
 )
-from zerort.comm.window import Window, create_file, map_file
+from zerort.comm.window import SharedFile, Window, map_file
 from zerort.config import GroupOptions
 from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
 from zerort.native.rendezvous import (
@@ -71,9 +71,9 @@ _WHOLE_NBYTES = 64 * 1024
 """All-reduces up to this size are summed whole by every rank: cheaper than a second meeting."""
 
 
-def open_control(size: int, directory: str) -> str:
-    """Make the file in which ``size`` ranks of a node will meet, and return its path. One rank does this."""
-    return create_file(directory, board_nbytes(size))
+def open_control(size: int, directory: str, *, sees_processes: bool) -> SharedFile:
+    """Make the file in which ``size`` ranks of a node will meet. One rank does so, and closes it when all have."""
+    return SharedFile(directory, board_nbytes(size), named=not sees_processes)
 
 
 class NodeTransport(Transport):
@@ -82,13 +82,22 @@ class NodeTransport(Transport):
     Args:
         control: Path of the file that `open_control` made.
         in_native: Use the native rendezvous. The same on all ranks.
+        sees_processes: The ranks see each other's processes: then one that is not there has died. The same on all.
     """
 
     kind = "node"
     one_memory = True
 
     def __init__(
-        self, control: str, rank: int, size: int, *, name: str, options: GroupOptions, in_native: bool
+        self,
+        control: str,
+        rank: int,
+        size: int,
+        *,
+        name: str,
+        options: GroupOptions,
+        in_native: bool,
+        sees_processes: bool,
     ) -> None:
         super().__init__(rank, size, name=name, options=options)
         mapped = map_file(control)
@@ -105,16 +114,17 @@ class NodeTransport(Transport):
         self._link = open_rendezvous(
             self._control.address, rank=rank, size=size, spins=spins, yields=4, in_native=in_native
         )
-        self.memory = NodeMemory(rank, size, options=options, link=self._link, tell=self.tell)
+        self._sees_processes = sees_processes
+        self.memory = NodeMemory(
+            rank, size, options=options, link=self._link, tell=self.tell, sees_processes=sees_processes
+        )
         self._left = False
-        self._sees_processes = False
         self._stage_up_to = 0
         self.reads_in_place = False
 
     def start(self) -> None:
         """Meet the others for the first time: make the slabs, and find out whether memory can be read in place."""
         self.memory.start()
-        self._sees_processes = see_each_other(self.tell)
         self.reads_in_place = can_read_each_other(self.tell, wanted=self._in_native and self.options.cross_memory)
         slab = self.options.staging_nbytes
         self._stage_up_to = min(_STAGE_NBYTES, slab) if self.reads_in_place else slab
@@ -362,9 +372,15 @@ class NodeTransport(Transport):
             key=key,
             rank=self.rank,
             tell=self.tell,
-            open_control=lambda size: open_control(size, self.options.shm_dir),
+            open_control=lambda size: open_control(size, self.options.shm_dir, sees_processes=self._sees_processes),
             make=lambda control, rank, size: NodeTransport(
-                control, rank, size, name=name, options=self.options, in_native=self._in_native
+                control,
+                rank,
+                size,
+                name=name,
+                options=self.options,
+                in_native=self._in_native,
+                sees_processes=self._sees_processes,
             ),
         )
 

@@ -9,7 +9,6 @@ May import: native, comm.shelf, comm.window.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from zerort import native, trace
 from zerort.comm.call import Call
 from zerort.comm.shelf import Shelf
-from zerort.comm.window import Window, ask_for_huge_pages, create_file, map_file, page_aligned
+from zerort.comm.window import SharedFile, Window, ask_for_huge_pages, map_file, page_aligned
 from zerort.config import GroupOptions
 from zerort.errors import CallError, SharedMemoryError
 from zerort.native.rendezvous import PRIVATE
@@ -39,16 +38,25 @@ class NodeMemory:
         options: Sizes, and where shared memory is.
         link: The rendezvous, which must know where windows are mapped.
         tell: Exchanges texts with the other ranks.
+        sees_processes: The ranks see each other's processes.
     """
 
     def __init__(
-        self, rank: int, size: int, *, options: GroupOptions, link: Any, tell: Callable[[str], list[str]]
+        self,
+        rank: int,
+        size: int,
+        *,
+        options: GroupOptions,
+        link: Any,
+        tell: Callable[[str], list[str]],
+        sees_processes: bool,
     ) -> None:
         self.rank = rank
         self.size = size
         self._options = options
         self._link = link
         self._tell = tell
+        self._sees_processes = sees_processes
         self._shelf = Shelf()
         self._stage: Window | None = None  # all ranks' slabs
 
@@ -110,25 +118,26 @@ class NodeMemory:
     def _make_window(self, sizes: list[int]) -> Window:
         segments = page_aligned(sizes)
         nbytes = segments[-1][0] + segments[-1][1]
-        story = ""
-        if self.rank == 0:
+        file, story = None, ""
+        try:
+            if self.rank == 0:
+                try:
+                    file = SharedFile(self._options.shm_dir, nbytes, named=not self._sees_processes)
+                    story = file.path
+                except SharedMemoryError as error:
+                    story = f"!{error}"
+            path = self._tell(story)[0]
+            if path.startswith("!"):
+                raise SharedMemoryError(path[1:])
+            window, complaint = None, ""
             try:
-                story = create_file(self._options.shm_dir, nbytes)
+                window = Window(map_file(path), segments)
             except SharedMemoryError as error:
-                story = f"!{error}"
-        path = self._tell(story)[0]
-        if path.startswith("!"):
-            raise SharedMemoryError(path[1:])
-        window, complaint = None, ""
-        try:
-            window = Window(map_file(path), segments)
-        except SharedMemoryError as error:
-            complaint = f"{error} (rank {self.rank})"
-        try:
+                complaint = f"{error} (rank {self.rank})"
             complaints = [text for text in self._tell(complaint) if text]
         finally:
-            if self.rank == 0:
-                os.unlink(path)
+            if file is not None:
+                file.close()
         if complaints:
             raise SharedMemoryError(complaints[0])
         assert window is not None

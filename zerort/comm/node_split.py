@@ -9,7 +9,6 @@ May import: errors.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -18,6 +17,15 @@ from zerort.errors import SharedMemoryError
 __all__ = ["split_node"]
 
 T = TypeVar("T", bound="Startable")
+
+
+class Control(Protocol):
+    """The file in which the ranks of a part will meet."""
+
+    path: str
+
+    def close(self) -> None:
+        """Let it go, when all have opened it."""
 
 
 class Startable(Protocol):
@@ -33,7 +41,7 @@ def split_node(
     key: int,
     rank: int,
     tell: Callable[[str], list[str]],
-    open_control: Callable[[int], str],
+    open_control: Callable[[int], Control],
     make: Callable[[str, int, int], T],
 ) -> T | None:
     """Return the transport among the ranks of the same color; None for color None. Every rank calls this.
@@ -43,7 +51,7 @@ def split_node(
         key: Where in it.
         rank: This rank.
         tell: Gives a text to every rank, and returns what each of them gave.
-        open_control: Makes the file in which a number of ranks will meet, and returns its path.
+        open_control: Makes the file in which a number of ranks will meet.
         make: Returns the transport of (path, rank, size), to be started.
 
     Raises:
@@ -54,22 +62,25 @@ def split_node(
     ranks = [r for _, r in members]
     leader = bool(ranks) and ranks[0] == rank
     # Value or error: a leader without memory must not leave its members, or the other colors, waiting.
-    story = ""
-    if leader:
-        try:
-            story = open_control(len(ranks))
-        except SharedMemoryError as error:
-            story = f"!{error}"
-    stories = tell(story)
-    part, complaint = None, ""
-    if ranks and not any(s.startswith("!") for s in stories):
-        try:
-            part = make(stories[ranks[0]], ranks.index(rank), len(ranks))
-        except SharedMemoryError as error:
-            complaint = f"!{error}"
-    answers = tell(complaint)
-    if leader and not story.startswith("!"):
-        os.unlink(story)
+    control, story = None, ""
+    try:
+        if leader:
+            try:
+                control = open_control(len(ranks))
+                story = control.path
+            except SharedMemoryError as error:
+                story = f"!{error}"
+        stories = tell(story)
+        part, complaint = None, ""
+        if ranks and not any(s.startswith("!") for s in stories):
+            try:
+                part = make(stories[ranks[0]], ranks.index(rank), len(ranks))
+            except SharedMemoryError as error:
+                complaint = f"!{error}"
+        answers = tell(complaint)
+    finally:
+        if control is not None:
+            control.close()
     for text in stories + answers:
         if text.startswith("!"):
             raise SharedMemoryError(text[1:])

@@ -1,9 +1,9 @@
 """`Window`: memory that every rank of a node has mapped, and that lives as long as any array in it.
 
-A file in /dev/shm is made by one rank, opened by the others and unlinked before anyone uses it, so a job
-that is killed leaves nothing behind. Its pages are reserved when it is made: too little shared memory is an error then,
-not a SIGBUS later. Arrays hold the mapping, not the group: one that outlives its group stays readable. May import:
-errors, typing.
+A file in /dev/shm is made by one rank without a name (O_TMPFILE), and opened by the others through that rank's
+descriptor: whoever is killed when, nothing stays behind. Its pages are reserved when it is made: too little shared
+memory is an error then, not a SIGBUS later. Arrays hold the mapping, not the group: one that outlives its group stays
+readable. May import: errors, typing.
 
 [Note: huge pages]
 A reduction reads every rank's array side by side: with pages of 4 KiB a core needs as many translations at once, each
@@ -26,7 +26,7 @@ import numpy as np
 from zerort.errors import SharedMemoryError
 from zerort.typing import Array
 
-__all__ = ["PAGE", "Window", "ask_for_huge_pages", "create_file", "free_nbytes", "map_file"]
+__all__ = ["PAGE", "SharedFile", "Window", "ask_for_huge_pages", "free_nbytes", "map_file"]
 
 PAGE = mmap.PAGESIZE
 HUGE_PAGE = 2 * 1024**2
@@ -81,33 +81,65 @@ def free_nbytes(directory: str) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def create_file(directory: str, nbytes: int) -> str:
-    """Make a file of ``nbytes`` reserved bytes in ``directory`` and return its path.
+class SharedFile:
+    """A file of reserved shared memory, open for the other ranks of a node to map until it is closed.
+
+    Args:
+        directory: Where it lies: a directory in memory.
+        nbytes: How large it is.
+        named: Give it a name of its own until it is closed, for ranks that do not see each other's processes. A rank
+            that is killed meanwhile leaves it behind.
 
     Raises:
         SharedMemoryError: There is not that much room, or the directory cannot be written to.
     """
-    path = os.path.join(directory, f"zerort-{uuid.uuid4().hex}")
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+    def __init__(self, directory: str, nbytes: int, *, named: bool = False) -> None:
+        self._name = os.path.join(directory, f"zerort-{uuid.uuid4().hex}") if named else None
+        self._descriptor = -1
         try:
-            os.posix_fallocate(descriptor, 0, max(nbytes, 1))
-        except OSError:
-            os.unlink(path)
-            raise
-        finally:
+            self._descriptor = _open_new(directory, self._name)
+            os.posix_fallocate(self._descriptor, 0, max(nbytes, 1))
+        except OSError as error:
+            self.close()
+            raise _no_file(directory, nbytes, error) from error
+        self.path = self._name or f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        """What the other ranks give to `map_file`."""
+
+    def close(self) -> None:
+        """Let the file go; it lives on in its mappings. Closing twice is fine."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
             os.close(descriptor)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
-            raise SharedMemoryError(
-                f"Expected room for {nbytes:,} bytes of shared memory in {directory}, got {free_nbytes(directory):,}. "
-                f"Make it larger (docker run --shm-size=…, or mount -o remount,size=… {directory}), "
-                "or set ZERORT_SHM_DIR to a directory with room."
-            ) from error
-        raise SharedMemoryError(
-            f"Expected to make a file in {directory}, got: {error}. Set ZERORT_SHM_DIR to one that you can write to."
-        ) from error
-    return path
+            if self._name is not None:
+                os.unlink(self._name)
+
+
+def _open_new(directory: str, name: str | None) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC
+    if name is None:
+        try:
+            return os.open(directory, flags | os.O_TMPFILE, 0o600)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # a file system that knows only files with names
+                raise
+    path = name or os.path.join(directory, f"zerort-{uuid.uuid4().hex}")
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    if name is None:
+        os.unlink(path)
+    return descriptor
+
+
+def _no_file(directory: str, nbytes: int, error: OSError) -> SharedMemoryError:
+    if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
+        return SharedMemoryError(
+            f"Expected room for {nbytes:,} bytes of shared memory in {directory}, got {free_nbytes(directory):,}. "
+            f"Make it larger (docker run --shm-size=…, or mount -o remount,size=… {directory}), "
+            "or set ZERORT_SHM_DIR to a directory with room."
+        )
+    return SharedMemoryError(
+        f"Expected to make a file in {directory}, got: {error}. Set ZERORT_SHM_DIR to one that you can write to."
+    )
 
 
 def map_file(path: str) -> Array:
@@ -120,8 +152,8 @@ def map_file(path: str) -> Array:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise SharedMemoryError(
-            f"Expected the shared file that another rank of this node made, got: {error}. The ranks do not share "
-            f"{os.path.dirname(path)}: run them in one container, or open the group with kind='mpi'."
+            f"Expected the shared memory that another rank of this node made, got: {error}. The ranks do not share "
+            f"{os.path.dirname(path)}: run them in one container and as one user, or open the group with kind='mpi'."
         ) from error
     try:
         nbytes = os.fstat(descriptor).st_size
