@@ -7,6 +7,7 @@ from mpi4py import MPI
 
 from zerort.comm import Group, open_group
 from zerort.comm.bootstrap import best_transport, open_node
+from zerort.native import rendezvous
 from zerort.testing.group_contract import GroupContract
 
 WORLD = MPI.COMM_WORLD
@@ -77,3 +78,16 @@ class TestHierarchicalInterleaved(ProcessContract):
         machine = WORLD.Split(WORLD.rank % 2, WORLD.rank)
         forbidden = dataclasses.replace(options, cross_memory=False)
         return Group(best_transport(WORLD, name="hosts", options=forbidden, kind="hierarchical", machine=machine))
+
+
+def test_others_may_read_this_process_only_while_a_group_needs_it(options, monkeypatch):
+    said = []
+    monkeypatch.setattr(rendezvous.kernels, "allow_readers", lambda *, allowed: said.append(allowed))
+    first = open_group(kind="node", options=options)
+    assert said == [True]
+    with first.split(0), open_group(kind="node", options=dataclasses.replace(options, cross_memory=False)):
+        pass
+    assert said == [True]
+    first.close()
+    first.close()
+    assert said == [True, False]

@@ -51,6 +51,33 @@ def test_a_process_is_dead_or_alive(dead):
     assert is_dead(me._replace(start=me.start - 1))  # its number was given to another
     assert is_dead(me._replace(boot="00000000"))  # the machine was booted since
     assert not is_dead(dead._replace(host="00000000"))  # nobody knows
+    # On a network's file system: booted since, or another machine of the same name.
+    assert not is_dead(me._replace(boot="00000000"), on_this_machine=False)
+    assert is_dead(dead, on_this_machine=False)
+
+
+def test_a_machine_of_the_same_name_keeps_its_scratch_on_a_networks_file_system(tmp_path: Path, dead, monkeypatch):
+    """flock is each client's own there: the lock of a run on another machine can be had on this one."""
+    monkeypatch.setattr("zerort.offload.scratch.file_system", lambda path: "nfs4")
+    live, left = tmp_path / name_of(this_owner()._replace(boot="00000000")), tmp_path / name_of(dead)
+    for directory in (live, left):
+        directory.mkdir()
+        (directory / "value.chunk").write_bytes(b"x")
+    assert clean_up(str(tmp_path)) == [left.name]
+    assert (live / "value.chunk").exists()
+
+
+def test_a_link_put_in_the_place_of_a_scratch_directory_is_not_followed(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "value.chunk").write_text("mine")
+    scratch = Scratch(str(tmp_path), rank=0)
+    Path(scratch.file("value")).write_text("scratch")
+    os.rename(scratch.path, tmp_path / "moved")
+    os.symlink(mine, scratch.path)
+    scratch.remove()
+    assert (mine / "value.chunk").read_text() == "mine"
+    assert not list((tmp_path / "moved").iterdir())
 
 
 def test_only_what_dead_runs_left_is_deleted(tmp_path: Path, dead) -> None:

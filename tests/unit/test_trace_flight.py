@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import resource
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -116,6 +117,26 @@ def test_a_dump_makes_the_directory_and_reads_back(tmp_path: Path) -> None:
     assert (document["rank"], document["reason"], document["pid"]) == (3, "timeout in all_gather", os.getpid())
     assert abs(document["dumped_ns"] + document["wall_offset_ns"] - time.time_ns()) < 60 * 10**9
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_dump_is_for_its_user_alone(tmp_path: Path) -> None:
+    path = filled(3, 1).dump(tmp_path / "flight", rank=0, reason="x")
+    assert path is not None
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_link_that_somebody_put_where_records_go_is_not_followed(tmp_path: Path) -> None:
+    """In a directory like /tmp, where everybody could have guessed the name."""
+    (tmp_path / "elsewhere").mkdir()
+    public = tmp_path / "public"
+    public.mkdir()
+    public.chmod(0o1777)
+    (public / "flight").symlink_to(tmp_path / "elsewhere")
+    with pytest.warns(RuntimeWarning, match="a link or another user's"):
+        assert filled(3, 1).dump(public / "flight", rank=0, reason="x") is None
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert filled(3, 1).dump(tmp_path / "elsewhere", rank=0, reason="x") is not None
 
 
 def test_dumps_of_two_groups_do_not_meet(tmp_path: Path) -> None:

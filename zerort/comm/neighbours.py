@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from zerort.native import address_of
-from zerort.native.rendezvous import allow_reading, can_read
+from zerort.native.rendezvous import allow_reading, can_read, disallow_reading
 
 __all__ = ["can_read_each_other", "process_space"]
 
@@ -19,7 +19,10 @@ Tell = Callable[[str], list[str]]
 
 
 def can_read_each_other(tell: Tell, *, wanted: bool) -> bool:
-    """Find out, once and by trying, whether every rank may read every other's memory; not if one does not want it."""
+    """Find out, once and by trying, whether every rank may read every other's memory; not if one does not want it.
+
+    If so, `disallow_reading` is this rank's to call when it closes.
+    """
     # A number nobody else has: a process of the same id in another container must not pass for this rank.
     landmark = np.frombuffer(os.urandom(8), np.uint64).copy()
     if wanted:
@@ -27,7 +30,10 @@ def can_read_each_other(tell: Tell, *, wanted: bool) -> bool:
     mine = f"{int(wanted)},{os.getpid()},{address_of(landmark)},{landmark[0]}"
     told = [map(int, text.split(",")) for text in tell(mine)]
     can = all(wants and can_read(pid, address=where, expected=what) for wants, pid, where, what in told)
-    return all(answer == "yes" for answer in tell("yes" if can else "no"))
+    everyone = all(answer == "yes" for answer in tell("yes" if can else "no"))
+    if wanted and not everyone:
+        disallow_reading()
+    return everyone
 
 
 def process_space() -> str:

@@ -49,6 +49,7 @@ from zerort.native.rendezvous import (
     PARTING,
     PRIVATE,
     WAITING,
+    disallow_reading,
     open_log,
     open_rendezvous,
     read_slot,
@@ -394,6 +395,9 @@ class NodeTransport(Transport):
         """Leave, and let go of the windows; arrays in them keep theirs."""
         self.leave()
         self.memory.clear()
+        if self.reads_in_place:
+            self.reads_in_place = False
+            disallow_reading()
 
     def details(self) -> str:
         """Say how the ranks reach each other's memory."""

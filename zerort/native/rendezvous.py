@@ -36,6 +36,7 @@ __all__ = [
     "allow_reading",
     "can_read",
     "control_nbytes",
+    "disallow_reading",
     "open_log",
     "open_rendezvous",
     "prepare",
@@ -88,10 +89,26 @@ def prepare(link: Any, log: Any, **call: Any) -> Any:
     return kernels.PreparedCall(link, log, **call)
 
 
+_groups_that_read = 0
+
+
 def allow_reading() -> None:
-    """Let the other processes of this user read this one's memory, where the kernel wants to be asked."""
-    if kernels is not None:
-        kernels.allow_readers()
+    """Let the other processes of this user read this one's memory, where the kernel wants to be asked.
+
+    A group that asked says `disallow_reading` when it closes: after the last one nobody may any more.
+    """
+    global _groups_that_read
+    _groups_that_read += 1
+    if _groups_that_read == 1 and kernels is not None:
+        kernels.allow_readers(allowed=True)
+
+
+def disallow_reading() -> None:
+    """Take one `allow_reading` back."""
+    global _groups_that_read
+    _groups_that_read -= 1
+    if _groups_that_read == 0 and kernels is not None:
+        kernels.allow_readers(allowed=False)
 
 
 def can_read(pid: int, *, address: int, expected: int) -> bool:

@@ -6,8 +6,9 @@
 
 A run is dead if it was on this host and the machine was booted since, or no process of its number and start time is
 there. The name decides, a lock (flock) on the directory confirms: a container that has process numbers of its own, but
-shares host name and disk, still holds it. Only names of these forms are ever deleted; what else lies there, stays.
-Imports the standard library only.
+shares host name and disk, still holds it. On a network's file system a lock says nothing about other machines, two of
+which may have one name: there only runs of this very boot can be known to be dead. Only names of these forms are ever
+deleted; what else lies there, stays. May import: offload.preflight.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import socket
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from zerort.offload.preflight import file_system
+
 __all__ = ["INDEX", "SUFFIX", "Owner", "Scratch", "clean_up", "file_name", "is_dead", "owner_of", "this_owner"]
 
 SUFFIX = ".chunk"
@@ -32,6 +35,7 @@ INDEX = "index.json"
 _OURS = re.compile(r"zerort-offload-([0-9a-f]{8})-([0-9a-f]{8})-(\d+)-(\d+)-r(\d+)-([0-9a-f]{8})")
 _CHUNK = re.compile(r"[A-Za-z0-9_.~%-]+\.chunk")
 _LONGEST = 200
+_LOCAL = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 
 
@@ -66,12 +70,25 @@ def owner_of(name: str) -> Owner | None:
     return None if found is None else Owner(found[1], found[2], int(found[3]), int(found[4]))
 
 
-def is_dead(owner: Owner) -> bool:
-    """Say whether the process is known to be gone. Of other hosts nothing is known."""
+def is_dead(owner: Owner, *, on_this_machine: bool = True) -> bool:
+    """Say whether the process is known to be gone. Of other hosts nothing is known.
+
+    Args:
+        owner: Whose life is asked about.
+        on_this_machine: It left its name on a disk of this machine. Elsewhere one of another boot may be alive on
+            another machine with our host's name.
+    """
     me = this_owner()
     if owner.host != me.host:
         return False
-    return owner.boot != me.boot or _start_of(owner.pid) != owner.start
+    if owner.boot != me.boot:
+        return on_this_machine
+    return _start_of(owner.pid) != owner.start
+
+
+def is_on_this_machine(path: str) -> bool:
+    """Say whether a path lies on a disk, or in the memory, of this machine alone: on no network's file system."""
+    return file_system(path) in _LOCAL
 
 
 def file_name(name: str) -> str:
@@ -93,9 +110,11 @@ def clean_up(directory: str) -> list[str]:
     """
     gone = []
     with contextlib.suppress(OSError):
+        on_this_machine = is_on_this_machine(directory)
         for name in sorted(os.listdir(directory)):
             owner = owner_of(name)
-            if owner is not None and is_dead(owner) and _remove_unlocked(os.path.join(directory, name)):
+            dead = owner is not None and is_dead(owner, on_this_machine=on_this_machine)
+            if dead and _remove_unlocked(os.path.join(directory, name)):
                 gone.append(name)
     return gone
 
@@ -120,7 +139,7 @@ class Scratch:
         self.path = os.path.join(directory, f"zerort-offload-{host}-{boot}-{pid}-{start}-r{rank}-{self._token}")
         """Where the files are."""
         os.mkdir(self.path, 0o700)
-        self._lock = _lock(self.path)
+        self._descriptor: int | None = _open_locked(self.path)
 
     def file(self, name: str) -> str:
         """Return the path of a value's file."""
@@ -143,40 +162,44 @@ class Scratch:
 
     def remove(self) -> None:
         """Delete our files and the directory, unless somebody else put something there."""
-        _remove(self.path)
+        if self._descriptor is not None:
+            _remove(self.path, self._descriptor)
         self._unlock()
 
     def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
-def _remove(path: str) -> bool:
+def _remove(path: str, descriptor: int) -> bool:
+    """Delete our files in the open directory ``descriptor``, then its name ``path``, unless other files are in it.
+
+    By descriptor: whoever puts a link in the directory's place meanwhile has none of his own files deleted.
+    """
     with contextlib.suppress(OSError):
-        for name in os.listdir(path):
+        for name in os.listdir(descriptor):
             if _CHUNK.fullmatch(name):
                 with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(path, name))
-        os.rmdir(path)
+                    os.unlink(name, dir_fd=descriptor)
+        os.rmdir(path)  # which follows no link
         return True
     return False
 
 
 def _remove_unlocked(path: str) -> bool:
     try:
-        lock = _lock(path)
+        directory = _open_locked(path)
     except OSError:
         return False  # somebody lives there, or somebody else is deleting it
     try:
-        return _remove(path)
+        return _remove(path, directory)
     finally:
-        if lock is not None:
-            os.close(lock)
+        os.close(directory)
 
 
-def _lock(path: str) -> int | None:
-    """Return a descriptor that holds the lock of a directory; None where the file system has none.
+def _open_locked(path: str) -> int:
+    """Return a descriptor of a directory that holds its lock, where the file system has locks.
 
     Raises:
         OSError: Another process holds it, or the directory is not there.
@@ -185,10 +208,9 @@ def _lock(path: str) -> int | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        os.close(descriptor)
-        if error.errno in _NO_LOCKS:
-            return None
-        raise
+        if error.errno not in _NO_LOCKS:
+            os.close(descriptor)
+            raise
     return descriptor
 
 

@@ -7,15 +7,17 @@ JSON does not know, or fail because somebody passed an array as an argument. Imp
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
+import stat
 import time
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-__all__ = ["plain", "wall_offset_ns", "write_json"]
+__all__ = ["make_private", "plain", "wall_offset_ns", "write_json"]
 
 
 def plain(value: Any) -> Any:
@@ -53,12 +55,27 @@ def wall_offset_ns() -> int:
     return best_offset
 
 
-def write_json(path: Path, document: Any) -> None:
+def make_private(directory: Path) -> None:
+    """Make a directory that only this user can read; one that is there must be his if everybody could have made it.
+
+    Raises:
+        OSError: It cannot be made, or lies in a place like /tmp and is another user's, or a link.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    status, parent = directory.lstat(), directory.parent.stat()
+    if parent.st_mode & stat.S_IWOTH and (status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode)):
+        raise PermissionError(errno.EPERM, "it is a link or another user's, in a directory that everybody may write to")
+
+
+def write_json(path: Path, document: Any, *, private: bool = False) -> None:
     """Write a JSON file that appears whole or not at all.
 
     Args:
         path: The file; its directory has to exist.
         document: What `plain` returns.
+        private: Let this user alone read it.
 
     Raises:
         OSError: If it cannot be written; it names `path`, and nothing is left behind.
@@ -66,7 +83,9 @@ def write_json(path: Path, document: Any) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}.{time.perf_counter_ns()}")
     try:
         try:
-            with draft.open("x", encoding="utf-8") as file:
+            mode = 0o600 if private else 0o666
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            with open(descriptor, "w", encoding="utf-8") as file:
                 json.dump(document, file, allow_nan=False)
             os.replace(draft, path)
         except BaseException:

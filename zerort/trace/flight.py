@@ -20,7 +20,7 @@ from time import perf_counter_ns
 from typing import Any, Final
 
 from zerort.layout.integers import as_int
-from zerort.trace.files import plain, wall_offset_ns, write_json
+from zerort.trace.files import make_private, plain, wall_offset_ns, write_json
 
 __all__ = ["FlightEntry", "FlightRecorder"]
 
@@ -122,7 +122,7 @@ class FlightRecorder:
 
         Args:
             path_or_dir: A file that ends in ``.json``, replaced if it exists; or a directory, which gets a file named
-                after host, process and rank. Missing directories are made.
+                after host, process and rank. Missing directories are made, for this user alone.
             rank: This process's rank in its group.
             reason: Why the record is dumped.
 
@@ -144,8 +144,8 @@ class FlightRecorder:
             "calls": self.rows(),
         }
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_json(target, document)
+            make_private(target.parent)
+            write_json(target, document, private=True)
         except OSError as error:
             warnings.warn(
                 f"Rank {rank} could not write its flight record to {target}: {error.strerror or error}. "

@@ -55,10 +55,11 @@ void copy_from_out(const Peers& self, int rank, std::uint64_t first, std::uintpt
   self.copy_from_out(rank, first, reinterpret_cast<char*>(to), nbytes);
 }
 
-// Let any process of this user read this one's memory, where Yama would only allow an ancestor. Refused elsewhere: harmless.
-void allow_readers() {
+// Let any process of this user read this one's memory, where Yama would only allow an ancestor, or take that back. Refused
+// elsewhere: harmless.
+void allow_readers(bool allowed) {
 #ifdef PR_SET_PTRACER
-  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+  prctl(PR_SET_PTRACER, allowed ? PR_SET_PTRACER_ANY : 0, 0, 0, 0);
 #endif
 }
 
@@ -90,7 +91,7 @@ void bind_rendezvous(nb::module_& module) {
       .def("all_sources_in", &Peers::all_sources_in)
       .def("one_out", &Peers::one_out)
       .def_rw("half", &Peers::half);
-  module.def("allow_readers", &allow_readers);
+  module.def("allow_readers", &allow_readers, nb::arg("allowed"));
   module.def("probe_reading", &probe_reading);
 }
 
