@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import os
 import socket
 import time
@@ -343,6 +344,7 @@ class _Save:
         )
 
 
+@functools.cache  # metadata keeps what it reads of every directory on the path, anew whenever one of them changes
 def _zerort_version() -> str:
     try:
         return metadata.version("zerort")
