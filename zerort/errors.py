@@ -4,7 +4,7 @@
     ├── CallError (ValueError)            a verb got an argument it cannot work with; the same on every rank
     ├── ClosedError                       a verb of something that was closed
     ├── BootstrapError                    a group could not be opened
-    │   ├── LauncherMismatchError         mpirun belongs to another MPI than the library: N singletons
+    │   ├── LauncherMismatchError         started by another MPI's mpirun, or by torchrun: N singletons
     │   └── SharedMemoryError             /dev/shm too small, or not shared between the ranks
     ├── DeviceError                       a GPU that cannot be used: no CuPy, no driver, too few, or a fault
     │   └── DeviceMemoryError (MemoryError)  a GPU that has not that much memory left

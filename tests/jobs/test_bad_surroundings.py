@@ -1,13 +1,14 @@
 """What goes wrong around a job: the wrong mpirun, too little shared memory, ranks that ask for different things."""
 
 import os
+import shlex
 import subprocess
 import sys
 import textwrap
 
 import pytest
 
-from zerort.comm.environment import find_launcher
+from zerort.comm.environment import find_launcher, without_launcher
 from zerort.testing.jobs import wait_for_job
 
 PRELUDE = "import os, numpy as np, zerort as zr\ndef say(*w): os.write(1, (' '.join(map(str, w)) + chr(10)).encode())\n"
@@ -29,6 +30,60 @@ def test_an_mpirun_of_another_mpi_is_named(variable):
     assert "LauncherMismatchError: Expected a world of 4 ranks" in done.stderr
     assert "4 worlds of one rank" in done.stderr
     assert "Start with" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"WORLD_SIZE": "2"}, "unset WORLD_SIZE"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, "batch script, instead of srun"),
+    ],
+)
+def test_processes_that_mpi_did_not_start_are_told_what_to_type(given, told):
+    script = "import zerort; zerort.open()"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=without_launcher() | given,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "LauncherMismatchError: Expected one world of 2 ranks" in done.stderr
+    assert "got 2 worlds of one rank" in done.stderr
+    command = next(line.strip() for line in done.stderr.splitlines() if "mpirun -n 2" in line)
+    assert shlex.split(command)[-2:] == ["-c", script]
+    assert told in done.stderr
+    typed = subprocess.run(shlex.split(command), env=without_launcher(), capture_output=True, timeout=60, check=False)
+    assert typed.returncode == 0, typed.stderr
+
+
+def test_a_start_that_is_meant_is_none_of_those():
+    """A batch script's count of tasks, one process, a group that is solo on purpose: nothing is wrong with these."""
+    code = "import zerort; print(zerort.open({}).size)"
+    for given, arguments in [
+        ({"SLURM_NTASKS": "2", "SLURM_NPROCS": "2"}, ""),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, ""),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "group=zerort.open_group(kind='solo')"),
+    ]:
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(arguments)],
+            env=without_launcher() | given,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stdout.strip() == "1", (given, done.stderr)
+
+
+@pytest.mark.parametrize(("ranks", "counts"), [(2, 2), (1, 3)])
+def test_an_mpirun_in_between_is_what_counts(job, ranks, counts):
+    """Benchmarks set WORLD_SIZE for torch; an mpirun in an allocation starts its ranks through srun."""
+    given = {"WORLD_SIZE": str(counts), "RANK": "0", "SLURM_STEP_NUM_TASKS": str(counts)}
+    result = job(ranks, "with zr.open() as rt: say('size', rt.size)", env=given)
+    assert result.output.count(f"size {ranks}") == ranks, result.output
 
 
 def test_without_an_mpi_library_one_rank_works_and_several_are_told(tmp_path):
@@ -58,6 +113,16 @@ def test_without_an_mpi_library_one_rank_works_and_several_are_told(tmp_path):
     assert several.returncode == 1
     assert "BootstrapError: Expected an MPI library for the 2 ranks" in several.stderr
     assert "pip install 'zerort[mpich]'" in several.stderr
+    foreign = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**clean, "PYTHONPATH": path, "WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "LauncherMismatchError: Expected one world of 2 ranks" in foreign.stderr
+    assert "pip install 'zerort[mpich]'" in foreign.stderr
 
 
 @pytest.fixture

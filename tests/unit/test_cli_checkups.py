@@ -217,6 +217,16 @@ def test_a_job_of_another_mpi_is_bad_and_its_library_is_not_loaded(
     assert states(checkup_mpi.check_mpi(GroupOptions())) == found
 
 
+def test_processes_that_mpi_did_not_start_are_bad(outside: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    finding = next(iter(checkup_mpi.check_mpi(GroupOptions())))
+    assert (finding.topic, finding.state) == ("this job", "bad")
+    assert "SLURM_STEP_NUM_TASKS=2 says that srun started 2 processes" in finding.text
+    assert "mpirun -n 2" in finding.cure
+
+
 def test_a_probe_that_does_not_end_is_ended() -> None:
     found = run_here(["-c", "import time; print('{}', flush=True); time.sleep(60)"], timeout=0.5)
     assert found.code is None

@@ -17,7 +17,14 @@ from zerort.cli.checkup import Finding, bad, ok, warn
 from zerort.cli.machine import core_count
 from zerort.cli.probe import answer_of, look_at_job
 from zerort.cli.ranks import run_here, run_ranks
-from zerort.comm.environment import Launcher, find_launcher, launched_by, launched_rank, launched_size
+from zerort.comm.environment import (
+    Launcher,
+    find_launcher,
+    foreign_start,
+    launched_by,
+    launched_rank,
+    launched_size,
+)
 from zerort.config import GroupOptions
 from zerort.errors import ZerortError
 
@@ -34,6 +41,14 @@ def check_mpi(options: GroupOptions) -> Iterator[Finding]:
     if launched_size() is not None:
         yield from _check_this_job(options)
         return
+    foreign = foreign_start()
+    if foreign is not None:
+        yield bad(
+            "this job",
+            f"{foreign.variable}={foreign.size} says that {foreign.launcher} started {foreign.size} processes; to MPI "
+            "each is alone",
+            cure=f"Start ranks with mpirun -n {foreign.size}. {foreign.otherwise.format(pmi='pmix')}".strip(),
+        )
     library = _library_elsewhere()
     yield from _check_library(library)
     launcher, finding = _check_launcher(library)

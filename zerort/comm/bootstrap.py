@@ -62,7 +62,8 @@ def open_group(
     Raises:
         BootstrapError: The group cannot be opened; the same error on every rank.
         DeviceError: A rank has no GPU of its own; the same error on every rank.
-        LauncherMismatchError: ``mpirun`` belongs to another MPI than the library.
+        LauncherMismatchError: ``mpirun`` belongs to another MPI than the library, or ``torchrun``, ``srun`` or whatever
+            set ``WORLD_SIZE`` started several processes that MPI does not know of. Kind ``"solo"`` is for those, too.
 
     Without ``mpirun`` this is a group of one:
 
@@ -73,7 +74,7 @@ def open_group(
     if kind is not None and kind not in KINDS:
         raise CallError(f"Expected a kind of {', '.join(KINDS)}, got {kind!r}.")
     options = GroupOptions.from_environment() if options is None else options
-    if comm is None and kind == "solo":
+    if kind == "solo" and (comm is None or comm.Get_size() == 1):
         return Group(SoloTransport(name=name, options=options))
     mpi = load_mpi()
     if mpi is None:

@@ -1,22 +1,27 @@
 """What started this process: which launcher, with how many ranks, and which MPI library answers to it.
 
-The commonest way to lose a day with MPI is an ``mpirun`` of one MPI and a library of another: every process then
-believes to be alone. It is found out here, before anyone computes anything. May import: mpi4py, errors.
+The commonest way to lose a day with MPI is an ``mpirun`` of one MPI and a library of another, or a launcher that MPI has
+nothing to do with, as ``torchrun``: every process then believes to be alone. It is found out here, before anyone computes
+anything. May import: mpi4py, errors.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 from zerort.errors import BootstrapError, LauncherMismatchError
 
 __all__ = [
+    "ForeignStart",
     "Launcher",
     "find_launcher",
+    "foreign_start",
     "launched_by",
     "launched_rank",
     "launched_size",
@@ -34,14 +39,30 @@ _SIZES = {
 
 
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
-_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_", "PRTE_", "MV2_COMM_", "HYDI_")
+_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_", "PRTE_", "MV2_COMM_", "HYDI_", "TORCHELASTIC_")
 _SETTINGS = ("PRTE_MCA_",)
+
+# What starts processes without MPI: what only it sets, where it leaves how many there are, what to call it, and what to
+# do other than start with mpirun. Slurm's SLURM_NTASKS is no sign: it is set in batch scripts, too.
+_FOREIGN = (
+    ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "torchrun", ""),
+    (
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_STEP_NUM_TASKS",
+        "srun",
+        "That goes into the batch script, instead of srun; where Slurm was built for it, srun --mpi={pmi} does as well. ",
+    ),
+    ("WORLD_SIZE", "WORLD_SIZE", "whoever set WORLD_SIZE", "If nobody started several: unset WORLD_SIZE. "),
+)
 
 
 def without_launcher() -> dict[str, str]:
     """Return the environment less what a launcher put there: a job started from a rank must not take itself for one."""
+    counts = {variable for _, variable, _, _ in _FOREIGN}
     return {
-        name: text for name, text in os.environ.items() if not name.startswith(_PREFIXES) or name.startswith(_SETTINGS)
+        name: text
+        for name, text in os.environ.items()
+        if name.startswith(_SETTINGS) or not (name.startswith(_PREFIXES) or name in counts)
     }
 
 
@@ -77,17 +98,60 @@ def launched_size() -> int | None:
     return int(sizes[0]) if sizes and sizes[0].isdigit() else None
 
 
+class ForeignStart(NamedTuple):
+    """Several processes that something other than MPI's launchers started: to MPI each of them is alone."""
+
+    launcher: str
+    """What started them, in words."""
+
+    variable: str
+    """Where it left how many there are."""
+
+    size: int
+
+    otherwise: str
+    """What can be done other than start them with mpirun."""
+
+    def error(self, vendor: str | None) -> LauncherMismatchError:
+        """Return what to raise where MPI sees one rank, with the command that starts them all.
+
+        Args:
+            vendor: Whose MPI library it is; None if there is none.
+        """
+        install = "" if vendor else "Install an MPI: pip install 'zerort[mpich]'. "
+        otherwise = self.otherwise.format(pmi="pmix" if vendor == "Open MPI" else "pmi2")
+        return LauncherMismatchError(
+            f"Expected one world of {self.size} ranks, as {self.launcher} has it ({self.variable}={self.size}), got "
+            f"{self.size} worlds of one rank, each with a model of its own: ranks find each other through MPI. "
+            f"{install}Start them with mpirun:\n\n    {_as_typed(self.size, vendor)}\n\n{otherwise}"
+            'To train one model in each process, on purpose: zr.open(group=zr.open_group(kind="solo")).'
+        )
+
+
+def foreign_start() -> ForeignStart | None:
+    """Return who started several processes without MPI; None if nobody did, or if an ``mpirun`` stands in between."""
+    if launched_size() is not None:
+        return None
+    for sign, variable, launcher, otherwise in _FOREIGN:
+        text = os.environ.get(variable, "")
+        if sign in os.environ and text.isdecimal() and int(text) > 1:
+            return ForeignStart(launcher, variable, int(text), otherwise)
+    return None
+
+
 def load_mpi() -> ModuleType | None:
     """Return ``mpi4py.MPI``, initialised; None if there is none and none is needed.
 
     Raises:
         BootstrapError: A launcher started several ranks, but no MPI library can be loaded.
-        LauncherMismatchError: It did, but the library belongs to another MPI.
+        LauncherMismatchError: It did, but the library belongs to another MPI, or the launcher to none.
     """
-    expected = launched_size() or 1
+    expected, foreign = launched_size() or 1, foreign_start()
     try:
         mpi = _import_mpi(initialize=False)
     except (ImportError, RuntimeError) as error:
+        if foreign is not None:
+            raise foreign.error(None) from error
         if expected == 1:
             return None
         raise BootstrapError(
@@ -98,8 +162,11 @@ def load_mpi() -> ModuleType | None:
     if expected > 1 and _would_abort(launched_by(), library_vendor(mpi)):
         raise _mismatch(expected, library_vendor(mpi))
     mpi = _import_mpi(initialize=True)
-    if expected > 1 and mpi.COMM_WORLD.Get_size() == 1:
-        raise _mismatch(expected, library_vendor(mpi))
+    if mpi.COMM_WORLD.Get_size() == 1:
+        if expected > 1:
+            raise _mismatch(expected, library_vendor(mpi))
+        if foreign is not None:  # and not an srun that the library understands
+            raise foreign.error(library_vendor(mpi))
     return mpi
 
 
@@ -150,6 +217,16 @@ def find_launcher() -> Launcher:
     if path is None:
         raise BootstrapError("Expected an mpirun, got none on the PATH. Install one: pip install 'zerort[mpich]'.")
     return Launcher(path, _launcher_vendor(path))
+
+
+def _as_typed(ranks: int, vendor: str | None) -> str:
+    """Return the line that starts this program on ``ranks`` ranks."""
+    beside = shutil.which("mpirun", path=os.path.dirname(sys.executable))
+    typed = shutil.which("mpirun")
+    path = "mpirun" if beside is None or (typed and os.path.samefile(typed, beside)) else beside
+    words = [word for word in sys.orig_argv[1:] if word != "-u"]  # torchrun's own
+    python = "python" if shutil.which("python") == sys.executable else sys.executable
+    return shlex.join([*Launcher(path, vendor or "MPICH").command(ranks), python, *words])
 
 
 def _launcher_vendor(path: str) -> str:
