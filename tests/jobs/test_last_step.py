@@ -24,7 +24,8 @@ OPTIONS = zr.OffloadOptions(chunk_nbytes=8192, threads=2, retries=0)
 
 def train(where, group=None, note=lambda rank, updates: None):
     with zr.open(
-        plan=EVERYTHING, group=group, optimizer=zr.AdamW(lr=0.1), scratch=f"{where}/scratch", offload=OPTIONS,
+        plan=EVERYTHING, group=group, optimizer=zr.AdamW(lr=0.1), scratch=f"{where}/scratch", create_scratch=True,
+        offload=OPTIONS,
         last_step=f"{where}/last",
     ) as rt:
         unit = rt.register("unit", {"w": np.linspace(-1, 1, 5000, dtype=np.float32)})

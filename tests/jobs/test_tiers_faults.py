@@ -16,7 +16,7 @@ plan = zr.Plan.zero(3, parameter=NVME, gradient=NVME, state=NVME)
 options = zr.OffloadOptions(chunk_nbytes=8192, threads=2)
 mean = lambda tensors: np.float32(sum(float(value.sum()) for value in tensors.values()) / 20_000)
 try:
-    with zr.open(plan=plan, optimizer=zr.AdamW(lr=0.01), scratch=scratch, offload=options) as rt:
+    with zr.open(plan=plan, optimizer=zr.AdamW(lr=0.01), scratch=scratch, create_scratch=True, offload=options) as rt:
         rank = rt.rank
         units = [rt.register(f"unit{at}", {"w": np.full(20_000, 1 + at, "float32")}) for at in range(2)]
         if "load" in sys.argv:

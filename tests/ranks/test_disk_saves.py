@@ -40,7 +40,7 @@ def where():
 
 
 def open_runtime(group, plan=EVERYTHING, *, numel=NUMEL, **options):
-    rt = zr.open(plan=plan, group=group, optimizer=zr.AdamW(lr=0.1), **options)
+    rt = zr.open(plan=plan, group=group, optimizer=zr.AdamW(lr=0.1), create_scratch=True, **options)
     rt.register("unit", {"w": np.linspace(-1, 1, numel, dtype=np.float32), "b": np.ones(7, np.float32)})
     return rt
 

@@ -152,7 +152,9 @@ def test_another_mount_of_the_same_disk_takes_no_links(tmp_path, another_mount):
 
 
 def opened(group, scratch, plan=EVERYTHING, options=SMALL):
-    rt = zr.open(plan=plan, group=group, optimizer=zr.AdamW(lr=0.1), scratch=scratch, offload=options)
+    rt = zr.open(
+        plan=plan, group=group, optimizer=zr.AdamW(lr=0.1), scratch=scratch, create_scratch=True, offload=options
+    )
     generator = np.random.default_rng(0)
     rt.register("unit", {name: generator.standard_normal(shape).astype("float32") for name, shape in SHAPES.items()})
     return rt

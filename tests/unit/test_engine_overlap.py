@@ -27,7 +27,15 @@ def _tracing():
 
 
 def opened(group, scratch, plan):
-    rt = zr.open(plan=plan, group=group, optimizer=zr.AdamW(lr=0.1), prefetch=1, scratch=scratch, offload=SMALL)
+    rt = zr.open(
+        plan=plan,
+        group=group,
+        optimizer=zr.AdamW(lr=0.1),
+        prefetch=1,
+        scratch=scratch,
+        create_scratch=True,
+        offload=SMALL,
+    )
     for at in range(UNITS):
         rt.register(f"unit{at}", {"w": np.full(NUMEL, at, np.float32)})
     return rt

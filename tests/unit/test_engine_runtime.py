@@ -44,11 +44,11 @@ def test_ranks_that_open_differently_all_raise(arguments):
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"plan": 3}, CallError, "Expected a Plan such as Plan.zero"),
-        ({"optimizer": "adam"}, CallError, "Expected an optimizer such as AdamW"),
+        ({"plan": 3}, CallError, "Expected plan to be a Plan such as zr.Plan.zero"),
+        ({"optimizer": "adam"}, CallError, "Expected optimizer to be one such as zr.AdamW"),
         ({"prefetch": -1}, CallError, "Expected prefetch to be an int of at least 0"),
         ({"micro_steps": 0}, CallError, "Expected micro_steps"),
-        ({"clip_norm": 0.0}, CallError, "Expected clip_norm to be above 0"),
+        ({"clip_norm": 0.0}, CallError, "Expected clip_norm to be a number above 0"),
         ({"nonfinite": "ignore"}, CallError, "Expected nonfinite to be one of 'raise', 'skip'"),
         ({"deterministic": True}, CallError, "virtual_shards=N together"),
         ({"weights": [1.0, 2.0]}, PlanError, "Expected one weight for each of 3 ranks"),

@@ -195,7 +195,7 @@ def test_a_kernel_that_fails_on_one_rank_ends_the_update_on_all(tmp_path, failin
     }
 
     def body(group):
-        with zr.open(plan=STATE, group=group, scratch=tmp_path / "scratch", offload=SMALL, **settings) as rt:
+        with zr.open(plan=STATE, group=group, scratch=tmp_path, offload=SMALL, **settings) as rt:
             for at, name in enumerate(momentum):
                 rt.register(name, values(at))
             steps(rt, [0])

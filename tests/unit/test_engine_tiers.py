@@ -179,6 +179,7 @@ def test_directories_on_one_disk_share_its_room(tmp_path):
 def test_a_directory_that_cannot_be_is_refused_on_every_rank(tmp_path):
     """The other rank, whose directory will do, leaves nothing there."""
     (tmp_path / "file").write_text("")
+    (tmp_path / "directory").mkdir()
 
     def body(group):
         scratch = tmp_path / ("file" if group.rank == 1 else "directory")
@@ -200,6 +201,7 @@ def test_memory_in_a_disks_place_is_said_loudly(tmp_path):
         assert any("which is memory (tmpfs)" in str(one.message) for one in found)
         tiers.close()
 
+    os.makedirs("/dev/shm/zerort-test-tiers", exist_ok=True)
     try:
         run_threads(1, body)
         assert os.listdir("/dev/shm/zerort-test-tiers") == []
@@ -208,6 +210,50 @@ def test_memory_in_a_disks_place_is_said_loudly(tmp_path):
 
 
 # -- a runtime ---------------------------------------------------------------------------------------------------------
+
+
+def test_scratch_that_is_not_there_is_refused_on_every_rank_with_the_disk_it_would_be_on():
+    """The disk is not mounted, say: what it should hold would fill another one."""
+    missing = "/dev/shm/zerort-not-mounted/run"
+
+    def body(group):
+        with pytest.raises(StorageError, match=r"got none: .* would be on /dev/shm \(tmpfs on .*create_scratch=True"):
+            zr.open(group=group, scratch=missing)
+        with pytest.raises(StorageError, match=r"for last_step=.* would be on /dev/shm \(tmpfs on .* mkdir -p"):
+            zr.open(group=group, last_step=f"{missing}/last")
+        group.barrier().wait()
+
+    run_threads(2, body)
+    assert not os.path.exists(os.path.dirname(missing))
+
+
+def test_scratch_of_the_environment_that_is_not_there_is_refused_when_something_goes_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZERORT_SCRATCH", str(tmp_path / "gone"))
+
+    def body(group):
+        with zr.open(plan=zr.Plan.zero(3, state=zr.Tier.NVME), group=group, offload=SMALL) as rt:
+            with pytest.raises(StorageError, match="got none: it is not there"):
+                rt.register("unit0", values(0))
+            with zr.open(group=group) as in_memory:  # which puts nothing there
+                in_memory.register("unit0", values(0))
+
+    run_threads(2, body)
+    assert os.listdir(tmp_path) == []
+
+
+def test_scratch_that_is_asked_for_is_made(tmp_path, monkeypatch):
+    plan = zr.Plan.zero(3, state=zr.Tier.NVME)
+
+    def body(group, scratch):
+        with zr.open(plan=plan, group=group, scratch=scratch, create_scratch=True, offload=SMALL) as rt:
+            rt.register("unit0", values(0))
+            steps(rt, range(1))
+            assert rt.rank != 0 or rt.tiers.disks[0].mount.point in str(rt.tiers.disks[0])
+
+    run_threads(2, lambda group: body(group, tmp_path / "new" / "one"))
+    monkeypatch.setenv("ZERORT_SCRATCH", str(tmp_path / "environment"))
+    run_threads(2, lambda group: body(group, None))
+    assert os.listdir(tmp_path / "new" / "one") == os.listdir(tmp_path / "environment") == []
 
 
 def test_the_first_state_of_a_section_may_stay_in_memory(tmp_path):

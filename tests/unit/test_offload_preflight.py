@@ -12,18 +12,34 @@ import pytest
 from zerort.errors import CallError, StorageError
 from zerort.offload import inspect
 from zerort.offload.faults import injected
+from zerort.offload.mounts import mount_of
 
 SMALL = 4 * 2**20
 
 
 def test_a_good_directory(tmp_path: Path) -> None:
-    report = inspect(tmp_path / "new" / "one", needed=1000, sample_nbytes=SMALL)
+    report = inspect(tmp_path, needed=1000, sample_nbytes=SMALL)
     assert report.free_nbytes > SMALL
     assert min(report.write_gbs, report.read_gbs) <= report.gbs <= max(report.write_gbs, report.read_gbs)
     assert report.alignment in ((512, 1024, 2048, 4096) if report.direct else (None,))
     assert report.seconds(read=10**9, written=0) == pytest.approx(1 / report.read_gbs)
     assert str(tmp_path) in str(report)
-    assert os.listdir(tmp_path / "new" / "one") == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_mount_that_a_directory_lies_on_is_named(tmp_path: Path) -> None:
+    point, device, kind = inspect(tmp_path, sample_nbytes=SMALL).mount
+    assert point == next(str(one) for one in (tmp_path, *tmp_path.parents) if os.path.ismount(one))
+    assert f"{device} {point} {kind} " in Path("/proc/mounts").read_text()
+    assert f"{tmp_path} on {point} ({kind} on {device}): " in str(inspect(tmp_path, sample_nbytes=SMALL))
+    shm = mount_of("/dev/shm/not/there")
+    assert (shm.point, shm.kind) == ("/dev/shm", "tmpfs")
+
+
+def test_a_directory_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=rf"Expected a directory for .* at {tmp_path}/new, got none: .* mkdir -p"):
+        inspect(tmp_path / "new", sample_nbytes=SMALL)
+    assert os.listdir(tmp_path) == []
 
 
 def test_too_little_room_is_refused_with_the_numbers(tmp_path: Path) -> None:

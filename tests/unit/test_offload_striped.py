@@ -66,6 +66,8 @@ def test_a_member_that_is_too_slow_is_left_out_and_it_is_said():
 
 def test_it_opens_over_directories_and_weighs_them(tmp_path):
     directories = [tmp_path / "a", tmp_path / "b"]
+    for one in directories:
+        one.mkdir()
     with StripedStore.open(directories, rank=1, sample_nbytes=4 * 2**20) as store:
         assert len(store.members) == 2
         assert all(weight > 0 for weight in store.weights)

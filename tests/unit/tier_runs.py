@@ -18,7 +18,15 @@ NUMEL = 9000
 
 
 def open_runtime(group, scratch, plan=STATE, **options):
-    return zr.open(plan=plan, group=group, optimizer=zr.AdamW(lr=0.1), scratch=scratch, offload=SMALL, **options)
+    return zr.open(
+        plan=plan,
+        group=group,
+        optimizer=zr.AdamW(lr=0.1),
+        scratch=scratch,
+        create_scratch=True,
+        offload=SMALL,
+        **options,
+    )
 
 
 def values(at):

@@ -17,7 +17,7 @@ import os
 from zerort.checkpoint.directory import stale_names
 from zerort.checkpoint.failure import free_nbytes, room_error
 from zerort.checkpoint.sweep import freed_nbytes, wait_for_sweeps
-from zerort.offload.preflight import disk_of
+from zerort.offload.mounts import disk_of
 
 __all__ = ["beside_nbytes", "expect_room"]
 

@@ -39,7 +39,7 @@ def check_disk(directory: str) -> Iterator[Finding]:
         cure = "Name a directory that exists, can be written to, and is on a disk that works."
         yield bad("disk", f"{where}: {error.strerror}", cure=cure)
         return
-    yield ok("disk", f"{where}: {format_bytes(free)} free")
+    yield ok("disk", f"{where} on {report.mount or 'a disk'}: {format_bytes(free)} free")
     if report.direct:
         yield ok("O_DIRECT", f"supported, at {report.alignment} bytes")
     else:

@@ -1,8 +1,8 @@
 """What started this process: which launcher, with how many ranks, and which MPI library answers to it.
 
-The commonest way to lose a day with MPI is an ``mpirun`` of one MPI and a library of another, or a launcher that MPI has
-nothing to do with, as ``torchrun``: every process then believes to be alone. It is found out here, before anyone computes
-anything. May import: mpi4py, errors.
+The commonest way to lose a day with MPI is an ``mpirun`` of one MPI and a library of another, or a launcher that has
+nothing to do with MPI, as ``torchrun``: every process then believes to be alone. It is found out here, before anyone
+computes anything. May import: mpi4py, errors.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FOREIGN = (
         "SLURM_STEP_NUM_TASKS",
         "SLURM_STEP_NUM_TASKS",
         "srun",
-        "That goes into the batch script, instead of srun; where Slurm was built for it, srun --mpi={pmi} does as well. ",
+        "That goes into the batch script, instead of srun; where Slurm was built for it, srun --mpi={pmi} will do. ",
     ),
     ("WORLD_SIZE", "WORLD_SIZE", "whoever set WORLD_SIZE", "If nobody started several: unset WORLD_SIZE. "),
 )

@@ -68,9 +68,9 @@ class Plan:
             state: Where optimizer state rests.
 
         Raises:
-            PlanError: If there is no such row.
+            PlanError: There is no such row.
         """
-        row = ZERO.get(stage)
+        row = ZERO.get(stage) if isinstance(stage, int) and not isinstance(stage, bool) else None
         if row is None:
             raise PlanError(f"Expected a ZeRO stage out of {', '.join(map(str, ZERO))}; got {stage!r}.")
         tiers = (parameter, gradient, state)

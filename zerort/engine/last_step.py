@@ -31,7 +31,7 @@ from zerort.engine.section import Section
 from zerort.engine.snapshot import values_in
 from zerort.errors import CallError
 from zerort.layout import itemsize
-from zerort.offload.preflight import disk_of, nearest
+from zerort.offload.mounts import disk_of, nearest
 
 if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime

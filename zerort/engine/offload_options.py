@@ -101,7 +101,7 @@ def scratch_directories(given: Scratch | None) -> tuple[str, ...]:
     """Return where offloaded values go: as given, as `SCRATCH` says, or the system's directory for temporary files."""
     if given is None:
         given = [one for one in os.environ.get(SCRATCH, "").split(":") if one] or tempfile.gettempdir()
-    listed = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     if not listed or not all(isinstance(one, (str, os.PathLike)) and os.fspath(one) for one in listed):
         raise CallError(f"Expected scratch to be a directory or several, got {given!r}.")
     found = tuple(os.path.abspath(os.fspath(one)) for one in listed)

@@ -1,33 +1,57 @@
-"""`open_runtime`: all ranks open a runtime with the same arguments, or all raise. May import: engine.*, comm."""
+"""`open_runtime`: all ranks open a runtime with the same arguments, or all raise.
+
+May import: comm, offload, optim, engine.*.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final, Literal, NoReturn
 
 from zerort.comm import Group
 from zerort.comm.agreement import expect_same, raise_together
 from zerort.config import Budget, Plan, Tier
 from zerort.device import HostDevice
 from zerort.engine.mesh import Mesh, mesh
+from zerort.engine.nouns import check_nouns, check_ranks
+from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
+from zerort.engine.option_names import unknown_options
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.runtime import Runtime
-from zerort.errors import CallError, PlanError
-from zerort.optim import AdamW, ElementwiseOptimizer, Optimizer, ParameterGroup
+from zerort.errors import PlanError, ZerortError
+from zerort.offload.mounts import expect_directory
+from zerort.optim import AdamW, ElementwiseOptimizer, LossScale, Optimizer, ParameterGroup
 
 __all__ = ["open_runtime"]
 
 
 def open_runtime(
-    *,
     plan: Plan | Budget | None = None,
     optimizer: Optimizer | None = None,
+    *,
     groups: Sequence[ParameterGroup] = (),
     group: Group | None = None,
     mesh: Mesh | None = None,
-    **options: Any,
+    micro_steps: int = 1,
+    reduction: Literal["mean", "sum"] = "mean",
+    clip_norm: float | None = None,
+    loss_scale: LossScale | float | None = None,
+    nonfinite: Literal["raise", "skip"] = "raise",
+    gradient_dtype: str | None = None,
+    deterministic: bool = False,
+    virtual_shards: int | None = None,
+    weights: Sequence[float] | None = None,
+    prefetch: int = 1,
+    buckets: int = 2,
+    scratch: Scratch | None = None,
+    create_scratch: bool = False,
+    offload: OffloadOptions | None = None,
+    last_step: str | os.PathLike[str] | None = None,
+    **unknown: NoReturn,
 ) -> Runtime:
     """Open a runtime on this rank. Every rank of the group calls this with the same arguments.
 
@@ -37,18 +61,61 @@ def open_runtime(
         groups: Other settings for some parameters, by name.
         group: The ranks; left open when the runtime closes. All of the job's if None.
         mesh: The ranks as `zerort.mesh` arranges them, instead of a group; closed with the runtime.
-        **options: Fields of `RuntimeOptions`: prefetch, micro_steps, clip_norm, loss_scale, deterministic …
+        micro_steps: Calls of `Unit.reduce` that are summed locally before anything is communicated.
+        reduction: Whether gradients are averaged over ranks and micro-steps, or summed.
+        clip_norm: Largest norm of all gradients together; None: not clipped.
+        loss_scale: What losses are multiplied by before backward: a `LossScale`, which is dynamic, a fixed number, or
+            None.
+        nonfinite: What NaN or infinity in a gradient does without loss scaling: `NonFiniteError`, or a skipped update.
+        gradient_dtype: What gradients are collected and summed in; None: the parameter's dtype.
+        deterministic: Give the same bits on any number of ranks; needs ``virtual_shards``.
+        virtual_shards: How many micro-batches a step has, over all ranks, with ``deterministic``.
+        weights: How much of every shard each rank takes, by capacity; None: alike.
+        prefetch: Units that are gathered ahead of the one in use.
+        buckets: Gradient buckets that may be in flight at once.
+        scratch: The directory for what rests on NVME, or several; None: as ``ZERORT_SCRATCH`` says, or the system's for
+            temporary files.
+        create_scratch: Make directories of ``scratch`` that are not there.
+        offload: How values stream to and from ``scratch``.
+        last_step: A directory in which every step leaves a checkpoint: `Runtime.resume`. The first step makes it; what
+            is above it has to be there.
+        **unknown: No others: a name that is not one of these is answered with the nearest.
+
+    `RuntimeOptions` says more about each of those from ``micro_steps`` on.
 
     Raises:
+        CallError: An argument cannot be worked with, or is not known; on every rank.
         PlanError: The plan cannot be served here, or ranks came with different arguments; on every rank.
+        StorageError: ``scratch`` is not there; on every rank.
     """
-    if mesh is not None and group is not None:
-        raise CallError("Expected a mesh or a group, got both. A mesh has its group.")
+    check_ranks(group, mesh)
+    settings = functools.partial(
+        RuntimeOptions,
+        micro_steps=micro_steps,
+        reduction=reduction,
+        clip_norm=clip_norm,
+        loss_scale=loss_scale,
+        nonfinite=nonfinite,
+        gradient_dtype=gradient_dtype,
+        deterministic=deterministic,
+        virtual_shards=virtual_shards,
+        weights=weights,
+        prefetch=prefetch,
+        buckets=buckets,
+        scratch=scratch,
+        create_scratch=create_scratch,
+        offload=offload,
+        last_step=last_step,
+    )
     ranks = _mesh_of(group) if mesh is None else mesh
     try:
-        runtime, error = None, None
+        runtime, error = None, None  # type: Runtime | None, Exception | None
         try:
-            runtime = _prepare(ranks, plan, optimizer, groups, options)
+            if unknown:
+                raise unknown_options(unknown, _NAMES)
+            runtime = _prepare(ranks, plan, optimizer, groups, settings())
+        except ZerortError as caught:
+            error = caught.with_traceback(None)  # the line that called this tells more than ours
         except Exception as caught:
             error = caught
         raise_together(ranks.world, error, name="open")
@@ -67,6 +134,13 @@ def open_runtime(
     return runtime
 
 
+_NAMES: Final = tuple(
+    name for name, one in inspect.signature(open_runtime).parameters.items() if one.kind is not one.VAR_KEYWORD
+)
+
+_OR_ELSE: Final = ", or zr.open(create_scratch=True)"
+
+
 def _describe(group: ParameterGroup, optimizer: Optimizer) -> list[Any]:
     """Return a parameter group for JSON: whom it means, and with which settings."""
     return [repr(ParameterGroup(group.match)), replace(optimizer, **group.overrides).describe()]  # type: ignore[type-var]
@@ -81,22 +155,15 @@ def _prepare(
     plan: Plan | Budget | None,
     optimizer: Optimizer | None,
     groups: Sequence[ParameterGroup],
-    options: dict[str, Any],
+    settings: RuntimeOptions,
 ) -> Runtime:
-    settings = RuntimeOptions(**options)
-    if settings.last_step is not None:  # resolved once, as scratch is: it does not follow os.chdir
-        settings = replace(settings, last_step=os.path.abspath(settings.last_step))
     plan = Plan.zero(3) if plan is None else plan
     optimizer = AdamW(lr=1e-3) if optimizer is None else optimizer
+    check_nouns(plan, optimizer, groups)
+    settings = _with_directories(settings)
     budget = plan if isinstance(plan, Budget) else None
-    if budget is not None:
-        plan = Plan.zero(budget.stage)
-    if not isinstance(plan, Plan):
-        raise CallError(f"Expected a Plan such as Plan.zero(3), or a budget, Plan.fit(host='8GiB'); got {plan!r}.")
-    if not isinstance(optimizer, Optimizer):
-        raise CallError(f"Expected an optimizer such as AdamW(lr=1e-3), got {optimizer!r}.")
-    for one in groups:
-        one.check(optimizer)
+    if isinstance(plan, Budget):
+        plan = Plan.zero(plan.stage)
     on_gpus = not isinstance(ranks.shard.device, HostDevice)
     if plan.gradient.tier is Tier.NVME or (plan.gradient.tier is Tier.HOST and on_gpus):
         _check_resting_gradient(ranks, settings, plan.gradient.tier, free=Tier.DEVICE if on_gpus else Tier.HOST)
@@ -110,6 +177,18 @@ def _prepare(
     if settings.deterministic:
         _check_deterministic(ranks, optimizer, settings)
     return Runtime(ranks, plan=plan, budget=budget, optimizer=optimizer, groups=groups, options=settings)
+
+
+def _with_directories(settings: RuntimeOptions) -> RuntimeOptions:
+    """Raise unless directories that were named are there, or asked for, and resolve them: they do not follow chdir."""
+    if settings.scratch is not None or settings.create_scratch:  # else it is looked at when something goes there
+        for one in scratch_directories(settings.scratch):
+            expect_directory(one, what="scratch", create=settings.create_scratch, or_else=_OR_ELSE)
+    if settings.last_step is None:
+        return settings
+    last_step = os.path.abspath(settings.last_step)
+    expect_directory(os.path.dirname(last_step), what=f"last_step={last_step!r}")
+    return replace(settings, last_step=last_step)
 
 
 def _check_optimizer_of_gpus(optimizer: Optimizer) -> None:

@@ -56,16 +56,21 @@ class RuntimeOptions:
     """How much of every shard each rank takes, by capacity; None: alike."""
 
     scratch: Scratch | None = None
-    """The directory for what rests on NVME, or several, each on a disk of its own. None: as ``ZERORT_SCRATCH`` says, or
-    the system's directory for temporary files."""
+    """The directory for what rests on NVME, or several, each on a disk of its own. They have to be there. None: as
+    ``ZERORT_SCRATCH`` says, or the system's directory for temporary files."""
+
+    create_scratch: bool = False
+    """Make directories of `scratch` that are not there, with those above them. Without this a disk that is not mounted,
+    or a name that is mistyped, is an error instead of a directory on another disk."""
 
     offload: OffloadOptions | None = None
     """How values stream to and from it; None: the defaults, or what the environment says."""
 
     last_step: str | os.PathLike[str] | None = None
-    """A directory that all ranks see, in which every step leaves a checkpoint instead of the one before. What ends a
-    step halfway, a disk that fails or is full or a kill, then costs that step alone: `Runtime.resume`. On the disk of
-    `scratch` this costs a sync and links of what rests there, and its room once more; what is in memory is written."""
+    """A directory that all ranks see, in which every step leaves a checkpoint instead of the one before; the first step
+    makes it, but nothing above it. What ends a step halfway, a disk that fails or is full or a kill, then costs that
+    step alone: `Runtime.resume`. On the disk of `scratch` this costs a sync and links of what rests there, and its room
+    once more; what is in memory is written."""
 
     def __post_init__(self) -> None:
         if self.scratch is not None:
@@ -80,10 +85,15 @@ class RuntimeOptions:
         _expect_choice("reduction", self.reduction, ("mean", "sum"))
         _expect_choice("nonfinite", self.nonfinite, ("raise", "skip"))
         _expect_choice("gradient_dtype", self.gradient_dtype, (None, "float32", "bfloat16", "float16"))
-        for name in ("clip_norm", "loss_scale"):
-            value = getattr(self, name)
-            if isinstance(value, (int, float)) and not (math.isfinite(value) and value > 0):
-                raise CallError(f"Expected {name} to be above 0 and finite, got {value!r}. Use None for none.")
+        _expect_bool("deterministic", self.deterministic)
+        _expect_bool("create_scratch", self.create_scratch)
+        _expect_number("clip_norm", self.clip_norm, cure="Write clip_norm=1.0, say; None for no clipping.")
+        if not isinstance(self.loss_scale, LossScale):
+            _expect_number(
+                "loss_scale", self.loss_scale, cure="Write loss_scale=zr.LossScale() for a dynamic one; None for none."
+            )
+        if self.weights is not None:
+            _expect_weights(self.weights)
         if self.deterministic != (self.virtual_shards is not None):
             raise CallError(
                 f"Expected deterministic=True and virtual_shards=N together, got deterministic={self.deterministic} "
@@ -118,6 +128,23 @@ def _expect_int(what: str, value: object, *, minimum: int) -> None:
         raise CallError(f"Expected {what} to be an int of at least {minimum}, got {value!r}.")
 
 
+def _expect_bool(what: str, value: object) -> None:
+    if type(value) is not bool:
+        raise CallError(f"Expected {what} to be True or False, got {value!r}.")
+
+
+def _expect_number(what: str, value: object, *, cure: str) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (is_number and math.isfinite(value) and value > 0):  # type: ignore[arg-type,operator]
+        raise CallError(f"Expected {what} to be a number above 0 and finite, got {value!r}. {cure}")
+
+
+def _expect_weights(value: object) -> None:
+    numbers = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    if not numbers or not all(isinstance(one, (int, float)) and math.isfinite(one) and one >= 0 for one in numbers):
+        raise CallError(f"Expected weights to be numbers of at least 0, one for each rank, got {value!r}.")
+
+
 def _expect_choice(what: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
+    if not isinstance(value, (str, type(None))) or value not in choices:
         raise CallError(f"Expected {what} to be one of {', '.join(map(repr, choices))}; got {value!r}.")

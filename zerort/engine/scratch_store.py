@@ -17,7 +17,8 @@ from zerort.engine.offload_options import OffloadOptions
 from zerort.offload import BridgedStore, DirectoryReport, NvmeOptions, NvmeStore, Store, StripedStore
 from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES
 from zerort.offload.chunk import GRAIN_NBYTES
-from zerort.offload.preflight import disk_of, file_system, inspect
+from zerort.offload.mounts import disk_of
+from zerort.offload.preflight import inspect
 from zerort.offload.refusal import free_nbytes, no_room
 from zerort.offload.scratch import clean_up
 from zerort.offload.segments import round_up
@@ -42,10 +43,11 @@ def look_at(directories: Sequence[str], *, what: str, rank: int) -> tuple[Direct
     for one in directories:  # now: what is asked for next needs their room
         clean_up(one)
     found = tuple(inspect(one, what=what, rank=rank, sample_nbytes=_SAMPLE_NBYTES) for one in directories)
-    for one in directories:
-        if file_system(one) in ("tmpfs", "ramfs"):
+    for report in found:
+        kind = report.mount.kind if report.mount is not None else ""
+        if kind in ("tmpfs", "ramfs"):
             warnings.warn(
-                f"Expected a disk for what rests on NVME, got {one}, which is memory ({file_system(one)}). Nothing "
+                f"Expected a disk for what rests on NVME, got {report.path}, which is memory ({kind}). Nothing "
                 'is saved by it. Name a disk: zr.open(scratch="/mnt/nvme"), or ZERORT_SCRATCH=/mnt/nvme.',
                 RuntimeWarning,
                 stacklevel=2,

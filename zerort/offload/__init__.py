@@ -6,7 +6,7 @@
     pipeline.py  run.py  parts.py  slots.py     `Pipeline`: read, compute, write back, `depth` chunks at a time
     staging.py  hops.py                         `Staging`: host to GPU and back, `depth` chunks at a time
     update_place.py                             on which side an update is faster, from measured speeds
-    preflight.py                                what a directory can do, before anything is put there
+    preflight.py  mounts.py                     what a directory can do, and which disk it is on, before it is used
     faults.py                                   ``ZERORT_FAULT``: break the disk on purpose
 
     chunk.py  crew.py  segments.py  scratch.py      below a store on a disk: its files, threads, integers, directory

@@ -4,7 +4,7 @@
     measure("/mnt/nvme", nbytes=n)   ->  the same of a directory that is there, without a verdict
 
 What is measured is a file of a few blocks, unlinked as soon as it is open: nothing is left behind, however this ends.
-May import: config, errors, offload.blocks, offload.refusal.
+May import: config, errors, offload.blocks, offload.mounts, offload.refusal.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerort.config import format_bytes
-from zerort.errors import CallError, StorageError
+from zerort.errors import CallError
 from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer, run_workers
+from zerort.offload.mounts import Mount, expect_directory, mount_of
 from zerort.offload.refusal import free_nbytes, no_room, refusal
 from zerort.typing import Array
 
@@ -29,11 +30,8 @@ __all__ = [
     "SAMPLE_NBYTES",
     "THREADS",
     "DirectoryReport",
-    "disk_of",
-    "file_system",
     "inspect",
     "measure",
-    "nearest",
 ]
 
 SAMPLE_NBYTES = 64 * 1024**2
@@ -58,6 +56,8 @@ class DirectoryReport:
     """What O_DIRECT asks of addresses, offsets and lengths, in bytes; None without it."""
     write_gbs: float
     read_gbs: float
+    mount: Mount | None = None
+    """The file system that it lies on; None where the kernel does not tell."""
 
     @property
     def gbs(self) -> float:
@@ -71,7 +71,8 @@ class DirectoryReport:
     def __str__(self) -> str:
         free = "unknown" if self.free_nbytes is None else format_bytes(self.free_nbytes)
         how = f"O_DIRECT at {self.alignment} bytes" if self.direct else "no O_DIRECT: through the page cache"
-        return f"{self.path}: {free} free, write {self.write_gbs:.2f} GB/s, read {self.read_gbs:.2f} GB/s, {how}"
+        where = self.path if self.mount is None else f"{self.path} on {self.mount}"
+        return f"{where}: {free} free, write {self.write_gbs:.2f} GB/s, read {self.read_gbs:.2f} GB/s, {how}"
 
 
 def inspect(
@@ -85,23 +86,21 @@ def inspect(
     """Find out what a directory can do, and refuse one that cannot take ``needed`` bytes.
 
     Args:
-        directory: Made, with its parents, if it is not there.
+        directory: Where.
         needed: Bytes that will be put there, by all ranks that share the disk.
         what: What they are, as a noun phrase for the error.
         rank: Whose they are, for the error.
         sample_nbytes: How much to write and read, in whole blocks of 4 MiB; at least one.
 
     Raises:
-        StorageError: There is too little room, or the directory cannot be written to.
+        StorageError: There is too little room, or the directory is not there or cannot be written to.
     """
     path = os.path.abspath(os.fspath(directory))
     if needed < 0 or sample_nbytes < 1:
         raise CallError(f"Expected sizes in bytes, got needed={needed} and sample_nbytes={sample_nbytes}.")
     sample = max(sample_nbytes // BLOCK_NBYTES, 1) * BLOCK_NBYTES
+    expect_directory(path, what=what, rank=rank)
     try:
-        if os.path.lexists(path) and not os.path.isdir(path):
-            raise StorageError(f"Expected a directory for {what} at {path}, got a file. Name another path.")
-        os.makedirs(path, exist_ok=True)
         free = free_nbytes(path)
         if free is not None and free < max(needed, sample):
             raise no_room(path, what=what, needed=max(needed, sample), why="the disk is too full", rank=rank)
@@ -152,6 +151,7 @@ def measure(path: str, *, nbytes: int) -> DirectoryReport:
             alignment=_alignment(file) if file.direct else None,
             write_gbs=write_gbs,
             read_gbs=read_gbs,
+            mount=mount_of(path),
         )
 
 
@@ -174,38 +174,3 @@ def _alignment(file: BlockFile) -> int:
         if file.takes(memory[alignment : 2 * alignment], alignment):
             return alignment
     return PAGE_NBYTES
-
-
-def file_system(path: str) -> str:
-    """Return the type of the file system that holds ``path``, such as ``ext4`` or ``tmpfs``; empty if it is not known.
-
-    >>> file_system("/proc/self")
-    'proc'
-    """
-    where, best, found = os.path.realpath(path), "", ""
-    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
-        for line in mounts:
-            _, at, kind = line.split(" ")[:3]
-            at = at.replace("\\040", " ")
-            inside = where == at or where.startswith(at.rstrip("/") + "/")
-            if inside and len(at) >= len(best):  # the last of several on one place is the one that is seen
-                best, found = at, kind
-    return found
-
-
-def nearest(path: str) -> str:
-    """Return an absolute path, or what is there of it: the nearest directory above.
-
-    >>> nearest("/proc/self/nowhere/at/all")
-    '/proc/self'
-    """
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return nearest(os.path.dirname(path))
-    return path
-
-
-def disk_of(path: str) -> int:
-    """Return the number of the file system that holds a path, or will hold it once it is made."""
-    return os.stat(nearest(path)).st_dev

@@ -1,0 +1,140 @@
+"""A newcomer's first mistakes: each is answered with what was expected, what came, and what to write."""
+
+import dataclasses
+import inspect
+import traceback
+
+import numpy as np
+import pytest
+
+import zerort as zr
+from zerort.engine import RuntimeOptions
+from zerort.errors import CallError, PlanError, UnitStateError
+from zerort.testing.threads import run_threads
+
+PARAMETERS = {"w": np.ones((4, 4), np.float32)}
+
+
+def refused(error=CallError, **arguments):
+    """Return what two ranks are told that open a runtime so."""
+
+    def body(group):
+        with pytest.raises(error) as caught:
+            zr.open(**{"group": group, **arguments})
+        group.barrier().wait()
+        return str(caught.value)
+
+    first, second = run_threads(2, body)
+    assert second in (first, f"{first} (rank 0)")
+    return first
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("optimiser", "Did you mean optimizer=?"),
+        ("clipnorm", "Did you mean clip_norm=?"),
+        ("Micro_Steps", "Did you mean micro_steps=?"),
+        ("lr", "optimizer=zr.AdamW(lr=3e-4"),
+        ("gradient_accumulation_steps", "micro_steps=4"),
+        ("gradient_acumulation_step", "micro_steps=4"),
+        ("zero_stage", "plan=zr.Plan.zero(3)"),
+        ("bf16", "register parameters of that dtype"),
+        ("max_grad_norm", "clip_norm=1.0"),
+        ("nvme_path", "scratch='/mnt/nvme'"),
+        ("world_size", "mpirun -n 8 python train.py"),
+        ("xyzzy", "There are plan, optimizer, "),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_nearest(name, answer):
+    told = refused(**{name: 1})
+    assert told.startswith(f"Expected an option of zr.open, got {name}=. ")
+    assert answer in told
+
+
+def test_several_unknown_options_are_all_named():
+    assert refused(colour=1, bf16=True).endswith("Nor is there colour=.")
+
+
+def test_the_answer_is_short_and_shows_no_insides():
+    with zr.open_group(kind="solo") as group, pytest.raises(CallError) as caught:
+        zr.open(group=group, optimiser=None)
+    files = [frame.filename.rpartition("/")[2] for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert files == ["test_engine_opening.py", "opening.py", "agreement.py"]
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+def test_one_rank_that_misspells_stops_all():
+    def body(group):
+        with pytest.raises(CallError, match=r"got optimiser=\. Did you mean optimizer=\?"):
+            zr.open(group=group, **({"optimiser": None} if group.rank == 1 else {}))
+
+    run_threads(2, body)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"clip_norm": "1.0"}, "Expected clip_norm to be a number above 0 and finite, got '1.0'. Write clip_norm=1.0"),
+        ({"clip_norm": True}, "Expected clip_norm to be a number"),
+        ({"loss_scale": "dynamic"}, "got 'dynamic'. Write loss_scale=zr.LossScale() for a dynamic one"),
+        ({"micro_steps": "4"}, "Expected micro_steps to be an int of at least 1, got '4'."),
+        ({"prefetch": 1.0}, "Expected prefetch to be an int"),
+        ({"buckets": None}, "Expected buckets to be an int"),
+        ({"reduction": "average"}, "Expected reduction to be one of 'mean', 'sum'; got 'average'."),
+        ({"nonfinite": np.ones(2)}, "Expected nonfinite to be one of 'raise', 'skip'"),
+        ({"gradient_dtype": np.float32}, "Expected gradient_dtype to be one of None, 'float32'"),
+        ({"deterministic": 1}, "Expected deterministic to be True or False, got 1."),
+        ({"virtual_shards": "8", "deterministic": True}, "Expected virtual_shards to be an int"),
+        ({"weights": "12"}, "Expected weights to be numbers"),
+        ({"weights": [1, "2"]}, "Expected weights to be numbers"),
+        ({"scratch": 3}, "Expected scratch to be a directory or several, got 3."),
+        ({"create_scratch": "yes"}, "Expected create_scratch to be True or False, got 'yes'."),
+        ({"offload": "host"}, "Expected offload to be OffloadOptions"),
+        ({"last_step": 1}, "Expected last_step to be a directory"),
+        ({"plan": 3}, "got 3. Write zr.Plan.zero(3)."),
+        ({"plan": zr.Plan}, "got the class Plan."),
+        ({"optimizer": "adamw"}, "Expected optimizer to be one such as zr.AdamW(lr=1e-3), got 'adamw'."),
+        ({"optimizer": zr.SGD}, "got the class SGD. Make one of it: zr.SGD(lr=1e-3)."),
+        ({"groups": zr.ParameterGroup("*")}, "Expected groups to be a list of parameter groups"),
+        ({"groups": ["*.bias"]}, "Expected groups to be a list of parameter groups"),
+    ],
+)
+def test_an_option_of_a_wrong_type_is_refused_by_name(arguments, told):
+    assert told in refused(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"group": "world"}, r"Expected group to be a Group, which zr.open_group\(\) opens, got 'world'."),
+        ({"mesh": 4}, r"Expected mesh to be a Mesh such as zr.mesh\(shard=4, replicate=2\), got 4."),
+    ],
+)
+def test_ranks_that_are_none_are_refused_by_name(arguments, told):
+    with pytest.raises(CallError, match=told):
+        zr.open(**arguments)
+
+
+def test_every_option_is_in_the_signature_with_its_default_and_its_meaning():
+    """An editor completes them, `help(zr.open)` explains them, a type checker refuses others."""
+    parameters = inspect.signature(zr.open).parameters
+    for field in dataclasses.fields(RuntimeOptions):
+        assert parameters[field.name].default == field.default, field.name
+        assert parameters[field.name].annotation == field.type, field.name
+    for name in parameters:
+        assert f"        {'**' * (name == 'unknown')}{name}: " in zr.open.__doc__, name
+    nouns = {"plan", "optimizer", "groups", "group", "mesh", "unknown"}
+    assert parameters.keys() - nouns == {field.name for field in dataclasses.fields(RuntimeOptions)}
+
+
+def test_plan_and_optimizer_may_come_first():
+    with zr.open_group(kind="solo") as group, zr.open(zr.Plan.zero(1), zr.SGD(lr=0.1), group=group) as rt:
+        assert rt.plan == zr.Plan.zero(1)
+        assert rt.optimizer == zr.SGD(lr=0.1)
+
+
+@pytest.mark.parametrize("stage", [4, -1, "3", 3.0, True, [3], None])
+def test_a_stage_that_is_none_is_refused(stage):
+    with pytest.raises(PlanError, match="Expected a ZeRO stage out of 0, 1, 2, 3; got"):
+        zr.Plan.zero(stage)
