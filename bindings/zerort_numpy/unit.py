@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zerort.buffer import Views
+from zerort.buffer import Views, gathering
 from zerort.engine import Runtime, TensorSpec, Unit
 from zerort_numpy.view import Life, View, as_view
 
@@ -57,7 +56,7 @@ class NumpyUnit:
         """The names of its parameters, tied ones included."""
         return self.unit.names
 
-    @contextmanager
+    @gathering
     def gathered(self) -> Iterator[Views]:
         """Gather the unit for the length of a ``with`` block, which gets its tensors by name.
 

@@ -91,6 +91,8 @@ def shard(
     Raises:
         CallError: It cannot be sharded, or differs between ranks; on every rank.
     """
+    if not isinstance(rt, Runtime):
+        raise CallError(f"Expected a runtime, as zr.open() gives one, got {type(rt).__name__}: zt.shard(model, rt).")
     rt.check_open("shard")
     found: list[FoundUnit] = []
     error: ZerortError | None = None

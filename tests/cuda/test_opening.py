@@ -7,6 +7,8 @@ pytest.importorskip("cusim")
 
 from gpu_jobs import ranks_that
 
+from zerort.testing.jobs import run_job
+
 
 def test_more_ranks_than_gpus_are_refused_together(job):
     result = job(
@@ -44,11 +46,39 @@ def test_a_host_without_gpus_is_told_so(job):
         try:
             open_group()
         except DeviceError as error:
-            say("rank", rank, "raised", "Expected a GPU, got: " in str(error), "--gpus all" in str(error))
+            say("rank", rank, "raised", "Expected a GPU, got no GPU here" in str(error), "--gpus all" in str(error))
         """,
         devices=0,
     )
     assert ranks_that("raised True True", result.output) == ["0"], result.output
+
+
+def test_cupy_without_a_driver_is_told_so(tmp_path):
+    """CuPy as it is, not on the emulated device: it has no NCCL, either, and that is not what is missing."""
+    script = tmp_path / "job.py"
+    script.write_text('import zerort as zr\nzr.open_group(kind="nccl")')
+    result = run_job(2, [script], timeout=60.0, env={"CUDA_VISIBLE_DEVICES": "", "CUDA_PATH": "", "PYTHONPATH": ""})
+    assert result.code != 0
+    assert "DeviceError: Expected a GPU, got no GPU here: cudaError" in result.output, result.output
+    assert 'leave kind="nccl" out' in result.output
+    assert "get_version" not in result.output
+
+
+def test_cupy_without_libnccl_is_told_so(job):
+    """CuPy 14 then has a module without functions."""
+    result = job(
+        1,
+        """
+        import types
+        import cupy
+        sys.modules["cupy.cuda.nccl"] = cupy.cuda.nccl = types.SimpleNamespace(available=False)
+        try:
+            open_group()
+        except DeviceError as error:
+            say("rank", rank, "raised", "got: CuPy finds no libnccl.so.2. Run pip install nvidia-nccl" in str(error))
+        """,
+    )
+    assert ranks_that("raised True", result.output) == ["0"], result.output
 
 
 def test_cupy_without_nccl_is_told_so(job):

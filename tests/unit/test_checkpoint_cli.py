@@ -129,7 +129,6 @@ def test_a_damaged_manifest_is_code_1(path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["ckpt"], "required: COMMAND"),
         (["ckpt", "inspect"], "required: PATH"),
         (["ckpt", "export", "c", "/no/such/dir/o"], "Expected a file in a directory that can be written to"),
         (["bench", "checkpoint", "--nbytes", "10"], "Expected a size of at least 1MiB such as 1GiB, got '10'"),

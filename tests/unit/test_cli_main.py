@@ -61,8 +61,6 @@ def test_numbers_of_elements(text: str, numel: int) -> None:
         (["bench", "step", "--prefetch", "-1"], "--prefetch: Expected a whole number of at least 0, got '-1'"),
         (["bench", "step", "--dtype", "int8"], "--dtype: invalid choice: 'int8'"),
         (["bench", "step", "--trace", "/no/such/dir/f"], "--trace: Expected a file in a directory that can"),
-        (["bench"], "required: BENCHMARK"),
-        ([], "required: COMMAND"),
         (["docter"], "invalid choice: 'docter'"),
     ],
 )
@@ -92,6 +90,14 @@ def test_help_at_every_level(words: list[str], text: str, capsys: pytest.Capture
         main([*words, "--help"])
     assert end.value.code == 0
     assert text in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "text"), [([], "doctor"), (["bench"], "collectives"), (["ckpt"], "inspect")])
+def test_a_command_alone_prints_help(words: list[str], text: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "zerort", *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: zerort")
+    assert text in done.stdout
 
 
 def test_python_m_zerort_says_its_version() -> None:

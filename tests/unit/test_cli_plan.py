@@ -78,6 +78,28 @@ def test_a_model_that_streams(params: str, capsys: pytest.CaptureFixture[str], t
     assert document["step"]["seconds"] == pytest.approx(moved / 2e9 + moved / 1e9)
 
 
+def test_without_a_budget_every_plan_is_answered(
+    params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "plans.json"
+    code, lines = plan(capsys, params, "--ranks", "2", "--json", str(out))
+    assert code == 0
+    #       plan     parameter gradient state  besides  all
+    whole, half = "48MiB", "24MiB"
+    assert ["zero0", whole, whole, "96MiB", "0B", "192MiB"] in lines
+    assert ["zero1", whole, whole, "48MiB", "0B", "144MiB"] in lines
+    assert ["zero2", whole, half, "48MiB", "8MiB", "128MiB"] in lines
+    assert ["zero3", half, half, "48MiB", "8MiB", "104MiB"] in lines
+    told = json.loads(out.read_text())["plans"]
+    model = read_model(params)
+    frozen = {unit: unit == "ids" for unit in model}
+    for stage in range(4):
+        expected = zr.forecast(model, plan=zr.Plan.zero(stage), optimizer=zr.AdamW(lr=1e-3), size=2, frozen=frozen)
+        assert all(getattr(expected, part) == nbytes for part, nbytes in told[f"zero{stage}"].items()), stage
+    code, lines = plan(capsys, params, "--ranks", "2", "--stage", "1")
+    assert [line[0] for line in lines if line[:1] and line[0].startswith("zero")] == ["zero1"]
+
+
 def test_frozen_names_that_are_not_there_are_told(params: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, lines = plan(capsys, params, "--host", "1GiB", "--frozen", "zzz*", "--frozen", "w")
     assert code == 0
@@ -242,7 +264,7 @@ def test_what_cannot_be_read_is_one_line(
     [
         (["nowhere.json", "--host", "1GiB"], "got 'nowhere.json', which is not there"),
         ([".", "--host", "1GiB"], "Expected a checkpoint"),
-        (["PARAMS"], "Expected a budget of memory to compute in, got none."),
+        (["PARAMS", "--nvme", "1TiB"], "Expected a budget of memory to compute in, got none."),
         (["PARAMS", "--host", "1GiB", "--read-speed", "2"], "Expected --read-speed and --write-speed together"),
         (["PARAMS", "--host", "1GiB", "--ranks", "3", "--machines", "2"], "Expected --ranks to be a multiple of"),
     ],

@@ -138,3 +138,57 @@ def test_plan_and_optimizer_may_come_first():
 def test_a_stage_that_is_none_is_refused(stage):
     with pytest.raises(PlanError, match="Expected a ZeRO stage out of 0, 1, 2, 3; got"):
         zr.Plan.zero(stage)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"comm": "nccl"}, r"Expected comm to be a communicator .* A kind is named: zr.open_group\(kind=…\)"),
+        ({"options": {"timeout": 3}}, "Expected options to be GroupOptions"),
+        ({"device": "cuda:0"}, "Expected device= with kind='nccl' only, got kind=None and device='cuda:0'."),
+    ],
+)
+def test_a_group_of_wrong_arguments_is_refused_by_name(arguments, told):
+    with pytest.raises(CallError, match=told):
+        zr.open_group(**arguments)
+
+
+def test_a_mesh_over_no_group_is_refused():
+    with pytest.raises(CallError, match="Expected group to be a Group"):
+        zr.mesh(group="world")
+
+
+@pytest.mark.parametrize(
+    ("verb", "error", "told"),
+    [
+        (
+            lambda rt: rt.register("b", [[1.0]]),
+            CallError,
+            r"got list\. Name them: rt\.register\('b', \{\"w\": array\}\)",
+        ),
+        (lambda rt: rt.register("b", {"w": [1.0]}), CallError, "got list. Make it an array: np.array"),
+        (lambda rt: rt.step(), UnitStateError, r"got none .* Register parameters first: rt\.register"),
+        (
+            lambda rt: rt.register("b", PARAMETERS).gathered()["w"],
+            UnitStateError,
+            r"Write `with unit\.gathered\(\) as p:`",
+        ),
+        (
+            lambda rt: dict(rt.register("b", PARAMETERS).gathered()),
+            UnitStateError,
+            r"Write `with unit\.gathered\(\) as p:`",
+        ),
+    ],
+    ids=["register a list", "register lists", "step first", "no with", "no with, iterated"],
+)
+def test_verbs_that_are_used_wrongly_say_what_to_write(verb, error, told):
+    with zr.open_group(kind="solo") as group, zr.open(group=group) as rt, pytest.raises(error, match=told):
+        verb(rt)
+
+
+def test_on_a_host_a_runtime_speaks_of_memory():
+    plan = zr.Plan.zero(3, gradient=zr.Tier.HOST, state=zr.Tier.NVME)
+    with zr.open_group(kind="solo") as group, zr.open(plan=plan, group=group) as rt:
+        assert "parameter SHARDED in memory | gradient SHARDED in memory | state SHARDED on NVME" in repr(rt)
+    assert plan.describe(gpus=True) == str(plan)
+    assert "parameter SHARDED on DEVICE | gradient SHARDED on HOST" in str(plan)

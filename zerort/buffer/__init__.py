@@ -19,7 +19,7 @@ from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
 from zerort.buffer.redistribute import redistribute
 from zerort.buffer.slots import Slot, Slots
 from zerort.buffer.tree import TreeSum, tree_reduce_scatter
-from zerort.buffer.views import Views
+from zerort.buffer.views import Views, gathering
 
 __all__ = [
     "HOST_KERNELS",
@@ -31,6 +31,7 @@ __all__ = [
     "Slots",
     "TreeSum",
     "Views",
+    "gathering",
     "redistribute",
     "tree_reduce_scatter",
 ]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import NoReturn, TypeVar
 
-from zerort.errors import CallError, StaleViewError
+from zerort.errors import CallError, StaleViewError, UnitStateError
 from zerort.typing import Array
 
-__all__ = ["Views"]
+__all__ = ["Gathering", "Views", "gathering"]
+
+Owner = TypeVar("Owner")
 
 
 class Views(Mapping[str, Array]):
@@ -59,6 +65,44 @@ class Views(Mapping[str, Array]):
     def __repr__(self) -> str:
         what = "released" if self._arrays is None else ", ".join(self._arrays)
         return f"Views({self._owner!r}: {what})"
+
+
+class Gathering(contextlib.AbstractContextManager[Views]):
+    """A ``with`` block in which something is gathered. Without ``with`` there are no views, and it says so.
+
+    Args:
+        block: Gathers when it is entered, and releases when it is left.
+    """
+
+    __slots__ = ("_block",)
+
+    def __init__(self, block: contextlib.AbstractContextManager[Views]) -> None:
+        self._block = block
+
+    def __enter__(self) -> Views:
+        return self._block.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._block.__exit__(kind, error, trace)
+
+    def __getitem__(self, name: object) -> NoReturn:
+        raise UnitStateError(
+            f"Expected {name!r} of a gathered unit, got gathered() that nobody has entered. Write `with "
+            "unit.gathered() as p:`, and compute with p inside it."
+        )
+
+
+def gathering(method: Callable[[Owner], Iterator[Views]]) -> Callable[[Owner], Gathering]:
+    """Make a generator method that yields views once a ``with`` block of them."""
+    block = contextlib.contextmanager(method)
+
+    @functools.wraps(method)
+    def gathered(self: Owner) -> Gathering:
+        return Gathering(block(self))
+
+    return gathered
 
 
 def stale_text(owner: str, name: str) -> str:

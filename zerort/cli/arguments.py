@@ -28,6 +28,7 @@ __all__ = [
     "parse_rounds",
     "parse_seconds",
     "parse_sizes",
+    "serve_help",
 ]
 
 
@@ -152,6 +153,16 @@ def parse_rounds(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1000:
         raise argparse.ArgumentTypeError(f"Expected a number of rounds from 1 to 1000, got {text!r}.")
     return int(text)
+
+
+def serve_help(parser: argparse.ArgumentParser) -> None:
+    """Let a command that is named alone, without the one below it, print what there is."""
+
+    def serve(options: argparse.Namespace, words: list[str]) -> int:
+        parser.print_help()
+        return 0
+
+    parser.set_defaults(serve=serve)
 
 
 def parse_directory(text: str) -> Path:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from zerort.cli.arguments import output_file, parse_directory, parse_nbytes, parse_ranks, parse_rounds
+from zerort.cli.arguments import output_file, parse_directory, parse_nbytes, parse_ranks, parse_rounds, serve_help
 
 __all__ = ["add_bench_checkpoint", "add_ckpt"]
 
@@ -50,7 +50,8 @@ examples:
 def add_ckpt(commands: argparse._SubParsersAction[argparse.ArgumentParser], command: Command) -> None:
     """Add ``zerort ckpt`` and what it can do."""
     ckpt = commands.add_parser("ckpt", help="look at a checkpoint", description="Look at a checkpoint.")
-    verbs = ckpt.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    serve_help(ckpt)
+    verbs = ckpt.add_subparsers(title="commands", metavar="COMMAND")
 
     inspect = command(verbs, "inspect", _serve_inspect, help="what it holds", text=_INSPECT)
     inspect.add_argument("path", metavar="PATH", help="the checkpoint's directory")

@@ -1,6 +1,7 @@
 """The tree of commands and who serves each; everything heavy is imported by the one that is asked for.
 
-    zerort doctor [DIR]             exit code 0: nothing is bad        1: something is
+    zerort                          exit code 0: help
+    zerort doctor [DIR]                       0: nothing is bad        1: something is
     zerort bench collectives                  0: all data was right    1: some was wrong, or it could not run
     zerort bench optimizer                    2: the command line was wrong
     zerort bench step
@@ -33,6 +34,7 @@ from zerort.cli.arguments import (
     parse_ranks,
     parse_seconds,
     parse_sizes,
+    serve_help,
 )
 from zerort.cli.checkpoint_arguments import add_bench_checkpoint, add_ckpt
 from zerort.cli.cuda_arguments import add_bench_copies
@@ -97,7 +99,8 @@ def build_parser() -> argparse.ArgumentParser:
         prog="zerort", description="Collective and offload runtime for ZeRO-style sharded training over MPI."
     )
     parser.add_argument("--version", action="version", version=f"zerort {zerort.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    serve_help(parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     doctor = _command(commands, "doctor", _serve_doctor, help="what is right and wrong here", text=_DOCTOR)
     doctor.add_argument("directory", nargs="?", default=".", metavar="DIR", help="a directory on the disk to measure")
@@ -108,7 +111,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="measure collectives, optimizers, training steps, checkpoints or offload",
         description="Measure this machine.",
     )
-    benches = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    serve_help(bench)
+    benches = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK")
     _add_collectives(benches)
     _add_optimizer(benches)
     _add_step(benches)

@@ -2,6 +2,8 @@
 
     exit code 0: it fits     1: it does not, and why     2: the words make no sense
 
+Without a budget: what it takes of memory under each plan.
+
 May import: engine, offload, optim, cli.arguments, cli.models, cli.screen, cli.tables.
 """
 
@@ -18,7 +20,7 @@ from zerort.cli.arguments import UsageError
 from zerort.cli.models import Model, read_model
 from zerort.cli.screen import Screen
 from zerort.cli.tables import new_table
-from zerort.config import Budget, Plan, format_bytes
+from zerort.config import ZERO, Budget, Plan, format_bytes
 from zerort.engine.forecast import Outlook, Traffic
 from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.report import MemoryReport
@@ -45,19 +47,36 @@ def run_plan(options: argparse.Namespace) -> int:
         raise UsageError(f"Expected --ranks to be a multiple of --machines, got {options.ranks} on {options.machines}.")
     if bool(options.read_speed) != bool(options.write_speed):
         raise UsageError("Expected --read-speed and --write-speed together, got one of them.")
+    has_budget = bool(options.device or options.host or options.nvme)
+    if has_budget and options.stage is None:
+        options.stage = 3
     disk = _disk(options)
     for line in _head(options, model):
         screen.print(line)
+    names = {name: None for tensors in model.values() for name in tensors}
+    for glob in options.frozen:
+        if not fnmatch.filter(names, glob):
+            screen.print(f"warning: --frozen {glob!r} matches no tensor; names are like {next(iter(names), '')!r}")
+    document: dict[str, Any] = {"model": options.model, "ranks": options.ranks}
+    if has_budget:
+        document |= _within_budget(screen, options, model, disk)
+    else:
+        document |= _under_every_plan(screen, options, model)
+    if options.json is not None:
+        write_json(options.json, document)
+    return 1 if document.get("reason") else 0
+
+
+def _within_budget(
+    screen: Screen, options: argparse.Namespace, model: Model, disk: DirectoryReport | None
+) -> dict[str, Any]:
+    """Show what a budget makes of the model, and return it for JSON."""
     try:
         budget = Plan.fit(device=options.device, host=options.host, nvme=options.nvme, stage=options.stage)
     except PlanError as error:
         raise UsageError(f"{error} On the command line: --host 8GiB --nvme 200GiB.") from error
     screen.print(f"budget: {_budget(budget)}")
-    names = {name: None for tensors in model.values() for name in tensors}
-    for glob in options.frozen:
-        if not fnmatch.filter(names, glob):
-            screen.print(f"warning: --frozen {glob!r} matches no tensor; names are like {next(iter(names), '')!r}")
-    document: dict[str, Any] = {"model": options.model, "ranks": options.ranks, "budget": asdict(budget)}
+    document: dict[str, Any] = {"budget": asdict(budget)}
     try:
         forecasts = _forecasts(options, model, budget)
         reason = _too_full(options, forecasts, disk)
@@ -65,11 +84,30 @@ def run_plan(options: argparse.Namespace) -> int:
         forecasts, reason = [], str(error)
     if forecasts:
         document |= _show(screen, options, budget, forecasts, disk)
-    document |= {"fits": not reason, "reason": reason}
     screen.print(f"does not fit: {reason}" if reason else "fits")
-    if options.json is not None:
-        write_json(options.json, document)
-    return 1 if reason else 0
+    return document | {"fits": not reason, "reason": reason}
+
+
+def _under_every_plan(screen: Screen, options: argparse.Namespace, model: Model) -> dict[str, Any]:
+    """Show what the model takes of memory under each plan, and return it for JSON."""
+    found = {}
+    for stage in ZERO if options.stage is None else (options.stage,):
+        forecasts = _forecasts(options, model, Plan.zero(stage))
+        found[f"zero{stage}"] = max((one.memory for one in forecasts), key=_in_memory)
+    table = new_table("bytes of memory on the rank that takes most")
+    for name in ("plan", *PARTS, "besides", "all"):
+        table.add_column(name, justify="left" if name == "plan" else "right", no_wrap=True)
+    for name, memory in found.items():
+        parts = [getattr(memory, part) for part in PARTS]
+        sizes = [*parts, _in_memory(memory) - sum(parts), _in_memory(memory)]
+        table.add_row(name, *map(format_bytes, sizes))
+    screen.print("")
+    screen.print(table)
+    screen.print("besides: gradient buckets and gathered units. Activations are your program's own.")
+    screen.print("What part of it goes to a disk within a budget: --host 8GiB --nvme 200GiB")
+    return {
+        "plans": {name: {part: getattr(memory, part) for part in (*PARTS, *_WORKING)} for name, memory in found.items()}
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +121,18 @@ class _Forecast:
     @property
     def in_memory(self) -> int:
         """Bytes of memory, at rest and besides."""
-        return self.memory.resting + self.memory.buckets + self.memory.gathered + self.memory.streaming
+        return _in_memory(self.memory)
 
 
-def _forecasts(options: argparse.Namespace, model: Model, budget: Budget) -> list[_Forecast]:
+def _in_memory(memory: MemoryReport) -> int:
+    return memory.resting + memory.buckets + memory.gathered + memory.streaming
+
+
+def _forecasts(options: argparse.Namespace, model: Model, plan: Plan | Budget) -> list[_Forecast]:
     """Return every rank's forecast."""
     blueprint = Blueprint(
         units=model,
-        plan=Plan.zero(budget.stage),
+        plan=plan if isinstance(plan, Plan) else Plan.zero(plan.stage),
         optimizer=_optimizer(options.optimizer),
         size=options.ranks,
         frozen=_frozen(options, model),
@@ -98,7 +140,7 @@ def _forecasts(options: argparse.Namespace, model: Model, budget: Budget) -> lis
     )
     outlook = Outlook.of(
         blueprint,
-        budget,
+        plan,
         offload=_offload(),
         prefetch=options.prefetch,
         buckets=options.buckets,
@@ -165,12 +207,12 @@ def _head(options: argparse.Namespace, model: Model) -> list[str]:
     numel = sum(math.prod(spec.shape) for spec in specs)
     dtypes = ", ".join(dict.fromkeys(spec.dtype for spec in specs))
     ranks = f"{options.ranks} rank{'s' * (options.ranks > 1)}"
+    stage = "" if options.stage is None else f", ZeRO-{options.stage}"
     odd = [spec.dtype for spec in specs if spec.dtype not in TRAINABLE]
     cold = f"; {len(odd)} of them stay as they are: no optimizer trains {', '.join(dict.fromkeys(odd))}" if odd else ""
     return [
         f"model: {options.model}: {numel:,} parameters in {len(specs)} tensors of {len(model)} units, {dtypes}{cold}",
-        f"training: {options.optimizer}, ZeRO-{options.stage} on {ranks}, {options.machines} "
-        f"machine{'s' * (options.machines > 1)}",
+        f"training: {options.optimizer}{stage} on {ranks}, {options.machines} machine{'s' * (options.machines > 1)}",
     ]
 
 

@@ -19,9 +19,11 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 _PLAN = """\
 Say what a model will take of each memory under a budget, what of it goes to the disk, and how many seconds of reading
-and writing that costs each step. Nothing is loaded and nothing is trained. Exit code 0: it fits; 1: it does not.
+and writing that costs each step; without a budget, what each plan takes. Nothing is loaded and nothing is trained. Exit
+code 0: it fits; 1: it does not.
 
 examples:
+  zerort plan model.safetensors --ranks 8
   zerort plan model.safetensors --ranks 8 --host 8GiB --nvme 200GiB
   zerort plan params.json --ranks 2 --host 3GiB --nvme 40GiB --dtype bfloat16 --scratch /mnt/nvme
   zerort plan run/checkpoint --ranks 4 --host 16GiB --read-speed 3.2 --write-speed 1.8
@@ -44,7 +46,7 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
     one.add_argument("--ranks", type=parse_ranks, default=1, metavar="N", help="that share the model (default: 1)")
     for name, what in (("device", "the memory computing happens in"), ("host", "host memory"), ("nvme", "the disk")):
         one.add_argument(f"--{name}", type=_size, default=0, metavar="S", help=f"of {what}, per rank (default: none)")
-    one.add_argument("--stage", type=int, choices=tuple(ZERO), default=3, help="ZeRO stage (default: 3)")
+    one.add_argument("--stage", type=int, choices=tuple(ZERO), help="ZeRO stage (default: 3; without a budget, all)")
     one.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="whose state (default: adamw)")
     one.add_argument("--dtype", choices=_DTYPES, help="of all floating-point parameters (default: as MODEL says)")
     one.add_argument("--gradient-dtype", choices=_DTYPES, help="that gradients are summed in (default: as above)")

@@ -73,6 +73,15 @@ def open_group(
     """
     if kind is not None and kind not in KINDS:
         raise CallError(f"Expected a kind of {', '.join(KINDS)}, got {kind!r}.")
+    if comm is not None and not hasattr(comm, "Get_size"):
+        raise CallError(
+            f"Expected comm to be a communicator of mpi4py's such as MPI.COMM_WORLD, got {comm!r}. A kind is named: "
+            "zr.open_group(kind=…)."
+        )
+    if not isinstance(options, (GroupOptions, type(None))):
+        raise CallError(f"Expected options to be GroupOptions such as zr.GroupOptions(timeout=60.0), got {options!r}.")
+    if device is not None and kind != "nccl":
+        raise CallError(f"Expected device= with kind='nccl' only, got kind={kind!r} and device={device!r}.")
     options = GroupOptions.from_environment() if options is None else options
     if kind == "solo" and (comm is None or comm.Get_size() == 1):
         return Group(SoloTransport(name=name, options=options))

@@ -46,8 +46,8 @@ def open_on_gpus(host: Transport, *, local_rank: int, hosts: list[int], device: 
         from zerort.device.cuda import CudaDevice
         from zerort.device.cuda_library import count_gpus, cupy, load_nccl
 
+        gpus = count_gpus()  # first: without a GPU CuPy finds no NCCL, either
         load_nccl()
-        gpus = count_gpus()
         # Where the launcher shows each rank its own GPU only, that one is number 0 for all of them.
         chosen.append(CudaDevice(local_rank % gpus) if device is None else device)
         return [cupy.cuda.runtime.deviceGetPCIBusId(chosen[0].ordinal), gpus]

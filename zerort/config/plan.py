@@ -15,6 +15,8 @@ from zerort.layout.placement import Placement
 
 __all__ = ["Plan"]
 
+_PARTS: Final = ("parameter", "gradient", "state")
+
 _ANY: Final = frozenset(Placement)
 _R, _P, _S = (frozenset({placement}) for placement in (Placement.REPLICATED, Placement.PARTIAL, Placement.SHARDED))
 
@@ -102,7 +104,7 @@ class Plan:
         return Budget.build(device=device, host=host, nvme=nvme, stage=stage)
 
     def __post_init__(self) -> None:
-        for part in ("parameter", "gradient", "state"):
+        for part in _PARTS:
             if not isinstance(getattr(self, part), Residence):
                 raise CallError(f"Expected a Residence for the {part}, got {getattr(self, part)!r}.")
         for part, where, other, allowed, cure in _LAWS:
@@ -116,5 +118,9 @@ class Plan:
             if residence.tier is Tier.NVME and residence.placement not in allowed:
                 raise PlanError(f"Expected the {part} on NVME to be SHARDED, got {residence.placement}. {cure}")
 
+    def describe(self, *, gpus: bool) -> str:
+        """Say what lives where on ranks that compute on GPUs, or on the host: there is one memory then."""
+        return " | ".join(f"{part} {getattr(self, part).describe(gpus=gpus)}" for part in _PARTS)
+
     def __str__(self) -> str:
-        return f"parameter {self.parameter} | gradient {self.gradient} | state {self.state}"
+        return self.describe(gpus=True)

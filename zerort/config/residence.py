@@ -56,6 +56,14 @@ class Residence:
         if not isinstance(self.tier, Tier):
             raise CallError(f"Expected a Tier ({_names(Tier)}), got {self.tier!r}.")
 
+    def describe(self, *, gpus: bool) -> str:
+        """Say the same of ranks that compute on GPUs, or on the host, where DEVICE and HOST are one memory.
+
+        >>> Residence(Placement.SHARDED).describe(gpus=False)
+        'SHARDED in memory'
+        """
+        return str(self) if gpus or self.tier is Tier.NVME else f"{self.placement} in memory"
+
     def __str__(self) -> str:
         return f"{self.placement} on {self.tier}"
 

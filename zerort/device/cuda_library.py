@@ -26,7 +26,8 @@ try:
 except ImportError as error:
     raise DeviceError(
         f"Expected CuPy, which drives the GPUs, got: {error}. "
-        "Run pip install 'zerort[cuda12]', or 'zerort[cuda13]' where nvidia-smi says CUDA 13."
+        "Run pip install 'zerort[cuda12]', or 'zerort[cuda13]' where nvidia-smi says CUDA 13; without a GPU, leave "
+        'kind="nccl" out.'
     ) from error
 
 cupy: Any = _cupy
@@ -45,13 +46,16 @@ def count_gpus() -> int:
     Raises:
         DeviceError: There is none, or no driver.
     """
+    cure = (
+        "Look at nvidia-smi and CUDA_VISIBLE_DEVICES; in a container, start it with --gpus all. To train without one, "
+        'leave kind="nccl" out.'
+    )
     try:
         count: int = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise DeviceError(
-            f"Expected a GPU, got: {error}. Look at nvidia-smi and CUDA_VISIBLE_DEVICES; in a container, start it with "
-            "--gpus all."
-        ) from error
+        raise DeviceError(f"Expected a GPU, got no GPU here: {error}. {cure}") from error
+    if not count:
+        raise DeviceError(f"Expected a GPU, got no GPU here. {cure}")
     return count
 
 
@@ -93,10 +97,12 @@ def load_nccl() -> Any:
     try:
         from cupy.cuda import nccl
 
+        if not getattr(nccl, "available", True):  # CuPy 14 then has a module without functions
+            raise ImportError("CuPy finds no libnccl.so.2")
         nccl.get_version()
     except Exception as error:  # an import, a library or a symbol, depending on CuPy's version
         raise DeviceError(
-            f"Expected NCCL, over which GPUs talk, got: {type(error).__name__}: {error}. "
+            f"Expected NCCL, over which GPUs talk, got: {error}. "
             "Run pip install nvidia-nccl-cu12 (nvidia-nccl-cu13 for CUDA 13)."
         ) from error
     return nccl

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerort.comm import Group, open_group
-from zerort.errors import PlanError
+from zerort.errors import CallError, PlanError
 
 __all__ = ["Mesh", "mesh"]
 
@@ -59,6 +59,8 @@ def mesh(*, shard: int | None = None, replicate: int = 1, group: Group | None = 
     Raises:
         PlanError: ``shard * replicate`` is not the number of ranks.
     """
+    if not isinstance(group, (Group, type(None))):
+        raise CallError(f"Expected group to be a Group, which zr.open_group() opens, got {group!r}.")
     world = open_group() if group is None else group
     if type(replicate) is not int or replicate < 1 or (shard is not None and (type(shard) is not int or shard < 1)):
         raise PlanError(f"Expected shard and replicate to be whole numbers above 0, got {shard!r} and {replicate!r}.")

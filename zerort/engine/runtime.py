@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from zerort.comm import Group
 from zerort.config import Budget, Plan
+from zerort.device import HostDevice
 from zerort.engine.allotment import Allotment, announce
 from zerort.engine.attachment import Attachment, within
 from zerort.engine.host_memory import HostMemory
@@ -395,4 +396,5 @@ class Runtime:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.units)} units, {self.updates} updates"
-        return f"Runtime(rank {self.rank} of {self.size}, {self.budget or self.plan}, {state})"
+        plan = self.plan.describe(gpus=not isinstance(self.device, HostDevice))
+        return f"Runtime(rank {self.rank} of {self.size}, {self.budget or plan}, {state})"

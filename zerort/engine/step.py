@@ -146,7 +146,8 @@ def _agree(rt: Runtime, *, objection: Exception | None) -> _Facts:
                 tensors.append(extent.name)
                 present.append(extent.name in section.bucket.seen)
     if not trouble and not any(unit.reduced for unit in units):
-        trouble = "Expected gradients before step(), got none since the last one. Call unit.reduce(gradients) first."
+        cure = "Call unit.reduce(gradients) first." if units else 'Register parameters first: rt.register("block0", …).'
+        trouble = f"Expected gradients before step(), got none since the last one. {cure}"
     problem: Exception | None = UnitStateError(trouble) if trouble else refused
     rates, error = _rates(rt)
     problem = problem or error or objection

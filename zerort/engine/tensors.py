@@ -51,7 +51,8 @@ def declare(unit: str, params: Mapping[str, Array | TensorSpec]) -> dict[str, Te
     """
     if not isinstance(params, Mapping):
         raise CallError(
-            f"Expected the parameters of unit {unit!r} as a mapping from names to arrays, got {type(params).__name__}."
+            f"Expected the parameters of unit {unit!r} as a mapping from names to arrays, got {type(params).__name__}. "
+            f'Name them: rt.register({unit!r}, {{"w": array}}).'
         )
     declared = {}
     for name, value in params.items():
@@ -64,9 +65,18 @@ def declare(unit: str, params: Mapping[str, Array | TensorSpec]) -> dict[str, Te
         else:
             raise CallError(
                 f"Expected {name!r} of unit {unit!r} as a NumPy array or a TensorSpec, got {type(value).__name__}. "
-                "Arrays of other frameworks come in through their bindings."
+                f"{_way_in(value)}"
             )
     return declared
+
+
+def _way_in(value: object) -> str:
+    """Return how to register what is not NumPy's."""
+    if type(value).__module__.partition(".")[0] == "torch":
+        return "Tensors of torch come in with their model: zerort_torch.shard(model, rt)."
+    if isinstance(value, (list, tuple, int, float)):
+        return "Make it an array: np.array(value, np.float32)."
+    return "Arrays of other frameworks come in through their bindings."
 
 
 def on_host(params: Any, *, device: Device) -> Any:

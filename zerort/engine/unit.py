@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import numpy as np
 
 from zerort import trace
-from zerort.buffer import Views
+from zerort.buffer import Views, gathering
 from zerort.device import Ticket, joined
 from zerort.engine.assignment import assign_values
 from zerort.engine.gathered import GatheredForm
@@ -124,7 +124,7 @@ class Unit:
         for unit in (self, *self._lenders):
             unit.form.let_go()
 
-    @contextlib.contextmanager
+    @gathering
     def gathered(self) -> Iterator[Views]:
         """Gather the unit for the length of a ``with`` block, which gets its tensors by name: read-only, not copied."""
         ticket = self.gather()
