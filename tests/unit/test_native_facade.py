@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import ml_dtypes
@@ -240,6 +242,45 @@ def test_a_missing_extension_warns_once_at_first_use_with_the_cure() -> None:
     assert "ZERORT_NATIVE=0" in message
     assert filename == "<string>"  # the caller of the kernel, not the kernel
     assert "missing" in said["describe"]
+
+
+def test_sources_that_python_found_before_what_is_installed_are_told(tmp_path: Path) -> None:
+    """After ``pip install .``, in the checkout: no compiler is missing."""
+    checkout, installed = tmp_path / "checkout", tmp_path / "site"
+    shutil.copytree(ROOT / "zerort", checkout / "zerort", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (installed / "zerort" / "native").mkdir(parents=True)
+    (installed / "zerort" / "native" / f"_kernels{EXTENSION_SUFFIXES[0]}").touch()
+    (installed / "zerort-0.1.0.dist-info").mkdir()
+    (installed / "zerort-0.1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: zerort\nVersion: 0.1.0\n"
+    )
+    program = (
+        "from zerort import native; from zerort.cli.checkup_software import check_software; import numpy as np\n"
+        "native.square_sum(np.ones(3))\n"
+        "print([one.cure for one in check_software() if one.topic == 'kernels'])"
+    )
+    # Without `site` there is no hook of an editable install: modules come from where the path says.
+    path = os.pathsep.join([str(installed), *(one for one in sys.path if one.endswith("-packages"))])
+
+    def run(where: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-S", "-c", program],
+            cwd=where,
+            env={key: text for key, text in os.environ.items() if key != "ZERORT_NATIVE"} | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+
+    done = run(checkout)
+    told = f"installed, in {installed}/zerort, but Python found the sources in {checkout}/zerort first"
+    for text in (done.stderr, done.stdout):
+        assert told in text
+        assert "Run from another directory" in text
+        assert "compiler" not in text
+    shutil.rmtree(installed)  # then it is the compiler
+    assert "Install a C++ compiler" in run(checkout).stderr
 
 
 @pytest.mark.parametrize("block", [False, True])

@@ -41,14 +41,8 @@ def check_software() -> Iterator[Finding]:
     else:
         yield bad("platform", system, cure="Run on Linux: shared windows need /dev/shm and futexes.")
     yield ok("numpy", np.__version__)
-    if native.AVAILABLE:
-        yield ok("kernels", native.describe())
-    else:
-        yield warn(
-            "kernels",
-            native.describe().split(". ")[0],
-            cure="Install a C++ compiler and reinstall zerort, or unset ZERORT_NATIVE; the NumPy forms are slower.",
-        )
+    what, cure = native.explain()
+    yield ok("kernels", what) if native.AVAILABLE else warn("kernels", what, cure=cure)
     yield from _check_environment()
 
 

@@ -16,7 +16,7 @@ from zerort.native.arrays import add_into, address_of, cast_into, copy_checked, 
 from zerort.native.checksum import crc32c, crc32c_combine, crc32c_grains
 from zerort.native.doorbell import Doorbell
 from zerort.native.dtypes import BFLOAT16, DTYPE_CODES, REDUCTION_CODES
-from zerort.native.extension import AVAILABLE, describe
+from zerort.native.extension import AVAILABLE, describe, explain
 from zerort.native.measure import first_nonfinite, square_sum, square_sums_into
 from zerort.native.optim import adamw_, lion_, sgd_
 
@@ -36,6 +36,7 @@ __all__ = [
     "crc32c_combine",
     "crc32c_grains",
     "describe",
+    "explain",
     "first_nonfinite",
     "lion_",
     "reduce_into",
