@@ -247,7 +247,7 @@ def test_ranks_and_units_keep_to_what_was_said(tmp_path):
                 with pytest.raises(CallError, match=r"^Expected unit 'a' as it was announced, got other tensors"):
                     rt.register("a", params, frozen=frozen)
             rt.register("a", {"w": zr.TensorSpec((10,))})
-        with pytest.raises(CallError, match=r"^Expected a Plan such as Plan\.zero\(3\), or a budget"):
+        with pytest.raises(CallError, match=r"^Expected plan to be a Plan such as zr\.Plan\.zero\(3\), or a budget"):
             zr.open(plan="zero3", group=group)
 
     run_threads(2, body)
