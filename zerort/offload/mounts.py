@@ -16,7 +16,7 @@ from typing import NamedTuple
 from zerort.errors import StorageError
 from zerort.offload.refusal import refusal
 
-__all__ = ["Mount", "disk_of", "expect_directory", "mount_of", "nearest"]
+__all__ = ["Mount", "disk_of", "expect_directory", "file_system", "mount_of", "nearest"]
 
 
 class Mount(NamedTuple):
@@ -48,6 +48,12 @@ def mount_of(path: str) -> Mount | None:
             if inside and (best is None or len(point) >= len(best.point)):
                 best = Mount(point, device, kind)
     return best
+
+
+def file_system(path: str) -> str:
+    """Return the type of the file system that holds a path, such as ``ext4`` or ``nfs4``; empty if it is not known."""
+    mount = mount_of(os.path.abspath(path))
+    return "" if mount is None else mount.kind
 
 
 def expect_directory(path: str, *, what: str, create: bool = False, rank: int | None = None, or_else: str = "") -> None:

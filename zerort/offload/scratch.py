@@ -25,7 +25,7 @@ import socket
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from zerort.offload.preflight import file_system
+from zerort.offload.mounts import file_system
 
 __all__ = ["INDEX", "SUFFIX", "Owner", "Scratch", "clean_up", "file_name", "is_dead", "owner_of", "this_owner"]
 
