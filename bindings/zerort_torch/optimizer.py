@@ -84,7 +84,7 @@ class TorchOptimizer(ElementwiseOptimizer):
         self, param: Array, grad: Array, state: Mapping[str, Array], *, lr: float, step: int, grad_scale: float
     ) -> None:
         target = torch.nn.Parameter(as_tensor(param))
-        target.grad = _tensor(grad).to(torch.float32) * grad_scale
+        target.grad = _tensor(grad).to(target.dtype) * grad_scale
         one = _make(self, target, lr=lr)
         kept = {name: as_tensor(state[name]) for name in _state_names(self)}
         if step > 1:

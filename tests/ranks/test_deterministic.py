@@ -56,11 +56,12 @@ def test_any_number_of_ranks_gives_the_same_bits(stage, group, alone):
             np.testing.assert_array_equal(value, parameters[name], err_msg=name)
 
 
-def test_half_precision_gives_the_same_bits_too(group):
+@pytest.mark.parametrize(("dtype", "scale"), [("float16", 2.0**20), ("float64", 2.0**1023)])
+def test_other_precisions_give_the_same_bits_too(group, dtype, scale):
     def digests(group):
-        more = {"gradient_dtype": "float32", "loss_scale": zr.LossScale(initial=2.0**20, interval=3)}
+        more = {"gradient_dtype": "float32", "loss_scale": zr.LossScale(initial=scale, interval=3)}
         with zr.open(plan=zr.Plan.zero(3), group=group, **options_of(**more)) as rt:
-            walk = Walk(rt, MODEL, TEXT, dtype="float16")
+            walk = Walk(rt, MODEL, TEXT, dtype=dtype)
             walk.train(10)
             return [(report.digest, report.updated, report.loss_scale) for report in walk.reports]
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
 from zerort.errors import CallError
+from zerort.layout.dtypes import TRAINABLE
 from zerort.optim import LossScale, LossScaler
 
 __all__ = ["RuntimeOptions"]
@@ -44,7 +45,8 @@ class RuntimeOptions:
     """What a NaN or infinity in a gradient does without loss scaling: `NonFiniteError`, or a report of the skip."""
 
     gradient_dtype: str | None = None
-    """What gradients are collected and summed in; None: the parameter's dtype. ``"float32"`` for long sums in bf16."""
+    """What gradients are collected and summed in; None: the parameter's dtype. ``"float32"`` for long sums in bf16;
+    those of float64 parameters stay in float64."""
 
     deterministic: bool = False
     """Give the same bits on any number of ranks: gradients of `virtual_shards` are summed in one fixed tree."""
@@ -79,7 +81,7 @@ class RuntimeOptions:
         _expect_int("micro_steps", self.micro_steps, minimum=1)
         _expect_choice("reduction", self.reduction, ("mean", "sum"))
         _expect_choice("nonfinite", self.nonfinite, ("raise", "skip"))
-        _expect_choice("gradient_dtype", self.gradient_dtype, (None, "float32", "bfloat16", "float16"))
+        _expect_choice("gradient_dtype", self.gradient_dtype, (None, *TRAINABLE))
         for name in ("clip_norm", "loss_scale"):
             value = getattr(self, name)
             if isinstance(value, (int, float)) and not (math.isfinite(value) and value > 0):
