@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from zerort.testing.tolerance import rounding
+
 pytest.importorskip("torch")
 pytest.importorskip("zerort_torch")
 
 BENCH = Path(__file__).parents[2] / "benchmarks" / "bench_torch_step.py"
-TINY = ("--config", "tiny", "--rounds", "2", "--steps", "1", "--check", "3")
+TINY = ("--config", "tiny", "--rounds", "2", "--steps", "1", "--check", "2")
 
 
 def test_methods_take_turns_and_agree(tmp_path):
@@ -29,7 +31,9 @@ def test_methods_take_turns_and_agree(tmp_path):
         assert len(row["rounds_ms"]) == 2
         assert row["pss"] > row["rss"] / 2 > 0
         assert (row["apart"] is None) == (name == "single")
-    assert max(row["apart"] or 0.0 for row in rows.values()) < 1e-6
+    # Losses before the first update and after it, in float32: an element whose gradient is rounding alone may have gone
+    # the other way, but to first order it does not move the loss.
+    assert max(row["apart"] or 0.0 for row in rows.values()) < rounding("float32", 3000)
     assert rows["zero3-nvme"]["apart"] == rows["zero3"]["apart"]  # the same bits
     assert list(tmp_path.iterdir()) == [path]
     assert "round 2: single" in answer.stderr
