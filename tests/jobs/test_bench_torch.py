@@ -20,7 +20,7 @@ def test_methods_take_turns_and_agree(tmp_path):
     path = tmp_path / "r.json"
     words = [*TINY, "--clip", "--methods", "ddp,zero3,zero3-nvme", "--json", path]
     answer = subprocess.run(
-        [sys.executable, BENCH, *words], capture_output=True, text=True, check=False, timeout=200, cwd=tmp_path
+        [sys.executable, BENCH, *words], capture_output=True, text=True, check=False, timeout=500, cwd=tmp_path
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     document = json.loads(path.read_text())
