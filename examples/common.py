@@ -127,7 +127,7 @@ def add_options(parser: argparse.ArgumentParser, *, steps: int, batch: int, lr: 
     add("--steps", type=whole, default=steps, help="train up to this step (default: %(default)s)")
     add("--batch", type=whole, default=batch, help="rows of a step, over all ranks (default: %(default)s)")
     add("--lr", type=float, default=lr, help="largest learning rate (default: %(default)s)")
-    add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of the parameters")
+    add("--dtype", choices=("float32", "float64", "bfloat16", "float16"), default="float32", help="of the parameters")
     add("--save", type=Path, metavar="DIR", help="write a checkpoint at the end (default: where --resume is)")
     add("--save-every", type=whole, default=200, metavar="STEPS", help="and so often (default: %(default)s)")
     add("--resume", type=Path, metavar="DIR", help="go on from the checkpoint there, if there is one")

@@ -90,7 +90,7 @@ class GPT(nn.Module):
         h = self.embed(x) + self.place(torch.arange(x.shape[1]))
         for block in self.blocks:
             h = block(h)
-        logits = self.head(self.norm(h)).float()
+        logits = self.head(self.norm(h)).to(torch.promote_types(h.dtype, torch.float32))
         return logits if y is None else fn.cross_entropy(logits.flatten(0, 1), y.flatten())
 
     def __repr__(self) -> str:

@@ -84,18 +84,18 @@ class TorchOptimizer(ElementwiseOptimizer):
         self, param: Array, grad: Array, state: Mapping[str, Array], *, lr: float, step: int, grad_scale: float
     ) -> None:
         target = torch.nn.Parameter(as_tensor(param))
-        target.grad = _tensor(grad).to(torch.float32) * grad_scale
+        target.grad = _tensor(grad).to(target.dtype) * grad_scale
         one = _make(self, target, lr=lr)
         kept = {name: as_tensor(state[name]) for name in _state_names(self)}
         if step > 1:
             there = any(getattr(self, setting, None) for setting in ("capturable", "fused"))  # kernels read it then
             where = target.device if there else "cpu"
             one.state[target] = {"step": torch.tensor(float(step - 1), device=where)}
-            for name, (shared, whole) in _kinds(self).items():
+            for name, (shared, whole, dtype) in _kinds(self).items():
                 if whole:
                     one.state[target][name] = kept[name]
                 elif name != "step":
-                    value = kept[name][0].clone()
+                    value = kept[name][0].to(dtype=dtype, copy=True)  # torch's numbers are float32 beside float64, too
                     one.state[target][name] = value if shared is torch.Tensor else shared(value.item())
         one.step()
         for name, tensor in kept.items():
@@ -144,11 +144,11 @@ def _key(settings: TorchOptimizer) -> tuple[Any, ...]:
     return settings.torch_kind, *(pair for pair in values if pair[0] != "lr")
 
 
-_found: dict[str, dict[str, tuple[type, bool]]] = {}
+_found: dict[str, dict[str, tuple[type, bool, Any]]] = {}
 
 
-def _kinds(settings: TorchOptimizer) -> dict[str, tuple[type, bool]]:
-    """Return the state that torch keeps after a step: by name, its type, and whether it has one value per element."""
+def _kinds(settings: TorchOptimizer) -> dict[str, tuple[type, bool, Any]]:
+    """Return the state that torch keeps: by name its type, whether it has one value per element, and its dtype."""
     key = repr(_key(settings))
     if key not in _found:
         target = torch.nn.Parameter(torch.ones(3))
@@ -156,7 +156,7 @@ def _kinds(settings: TorchOptimizer) -> dict[str, tuple[type, bool]]:
         one = _make(settings, target, lr=1e-3)
         one.step()
         _found[key] = {
-            name: (type(value), isinstance(value, torch.Tensor) and value.dim() > 0)
+            name: (type(value), isinstance(value, torch.Tensor) and value.dim() > 0, getattr(value, "dtype", None))
             for name, value in one.state[target].items()
             if value is not None
         }

@@ -56,16 +56,25 @@ class Nvrtc:
         self._call("nvrtcGetSupportedArchs", found)
         return sorted(found)
 
-    def compile(self, source, options):
+    def compile(self, source, options, templates):
+        """Return the code, and what each template is called in it."""
         program = ctypes.c_void_p()
         self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None)
+        for name in templates:
+            self._call("nvrtcAddNameExpression", program, name.encode())
         words = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
         code = self.library.nvrtcCompileProgram(program, len(options), words)
         if code:
             raise RuntimeError(self._text(program, "ProgramLog"))
         ptx = self._text(program, "PTX")
+        lowered = {self._lowered(program, name): name for name in templates}
         self._call("nvrtcDestroyProgram", ctypes.byref(program))
-        return ptx
+        return ptx, lowered
+
+    def _lowered(self, program, name):
+        found = ctypes.c_char_p()
+        self._call("nvrtcGetLoweredName", program, name.encode(), ctypes.byref(found))
+        return found.value.decode()
 
     def _text(self, program, what):
         size = ctypes.c_size_t()
@@ -76,15 +85,19 @@ class Nvrtc:
 
 
 def main():
-    source, include, *options = sys.argv[1:]
+    source, include, *words = sys.argv[1:]
+    options = [word for word in words if word.startswith("-")]
+    templates = [word for word in words if not word.startswith("-")]
     nvrtc = Nvrtc(find_library())
     for architecture in (one for one in nvrtc.architectures() if one >= OLDEST):
-        ptx = nvrtc.compile(
+        ptx, lowered = nvrtc.compile(
             Path(source).read_text(),
             [*options, f"--include-path={include}", f"--gpu-architecture=compute_{architecture}"],
+            templates,
         )
         fused = " FUSED" if re.search(r"\bfma\.rn\.f(32|64)", ptx) else ""
-        print(f"sm_{architecture}", *re.findall(r"\.visible \.entry (\w+)", ptx), fused)
+        entries = re.findall(r"\.(?:visible|weak) \.entry (\w+)", ptx)
+        print(f"sm_{architecture}", *(lowered.get(entry, entry) for entry in entries), fused)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ pytest.importorskip("cupy")
 cusim = pytest.importorskip("cusim")
 
 TRAIN = Path(__file__).parents[2] / "examples" / "train.py"
+WIDE = ("--dtype", "float64")  # compared over steps
 SMALL = ("--steps", "3", "--width", "8", "--layers", "1", "--batch", "3", "--sample", "2")
 
 
@@ -21,11 +22,11 @@ def losses(output):
 
 def test_train_learns_on_gpus_what_it_learns_on_hosts(tmp_path):
     settings = cusim.environment(devices=2, mem_mb=128, seed=5, delay_us=200, report=tmp_path)
-    there = run_job(2, [TRAIN, *SMALL, "--device", "cuda"], timeout=300, env=settings)
+    there = run_job(2, [TRAIN, *SMALL, *WIDE, "--device", "cuda"], timeout=300, env=settings)
     assert there.code == 0, there.output
     assert "zero3 on 2 ranks (nccl)" in there.output
     assert cusim.findings_in(tmp_path) == []
-    here = run_job(2, [TRAIN, *SMALL, "--device", "host"])
+    here = run_job(2, [TRAIN, *SMALL, *WIDE, "--device", "host"])
     assert len(losses(here.output)) >= 2
     assert losses(there.output) == pytest.approx(losses(here.output), abs=1.1e-3)  # the last digit that is shown
     assert "it writes: '    def " in there.output

@@ -28,17 +28,17 @@ def losses(output):
 
 @pytest.fixture(scope="module")
 def alone():
-    """The losses of one process that holds everything."""
-    return losses(train(1, "--plan", "zero0"))
+    """The losses of one process that holds everything; in float64, for float32 over 40 steps depends on the CPU."""
+    return losses(train(1, "--plan", "zero0", "--dtype", "float64"))
 
 
 @pytest.mark.parametrize(("plan", "ranks"), [("zero0", 2), ("zero3", 3)])
 def test_train_learns_the_same_with_every_plan(plan, ranks, alone):
-    output = train(ranks, "--plan", plan)
+    output = train(ranks, "--plan", plan, "--dtype", "float64")
     first, last = losses(output)
     assert first > 7.5
     assert last < 5.0
-    assert (first, last) == pytest.approx(alone, abs=0.011)  # whoever computed which rows
+    assert (first, last) == pytest.approx(alone, abs=0.011)  # to the last digit that is shown
     assert f"{plan}: parameter " in output
     assert "it writes: '    def " in output
 

@@ -132,7 +132,7 @@ PLANS = {
 }
 
 
-DTYPES = {"fp32": np.float32, "bf16": bfloat16}
+DTYPES = {"fp32": np.float32, "bf16": bfloat16, "fp64": np.float64}
 EVERYTHING = "zero3 parameter gradient state"
 
 
@@ -141,6 +141,8 @@ EVERYTHING = "zero3 parameter gradient state"
 def test_every_plan_gives_the_same_bits(group, scratch, in_memory, plan, dtype):
     if group.kind != "node" and (plan != EVERYTHING or dtype is np.float32):
         return  # where values rest is each rank's own business; what differs is how they are gathered
+    if dtype is np.float64 and plan not in (EVERYTHING, "zero3 state", "zero3"):
+        return  # chunks of twice the bytes, and no master weights: what the other plans add is not theirs
     expected = in_memory(dtype, "adamw")
     with zr.open(
         plan=PLANS[plan], group=group, clip_norm=2.0, scratch=scratch, offload=SMALL, **OPTIMIZERS["adamw"]

@@ -38,7 +38,8 @@ class GPT(nn.Module):
         h = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
         for block in self.blocks:
             h = block(h) if self.recompute is None else checkpoint(block, h, use_reentrant=self.recompute)
-        return F.cross_entropy(self.head(self.norm(h)).flatten(0, 1).float(), y.flatten())
+        logits = self.head(self.norm(h)).flatten(0, 1)
+        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), y.flatten())
 
 
 class CNN(nn.Module):
@@ -51,6 +52,7 @@ class CNN(nn.Module):
         self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(16, 10)
 
     def forward(self, x, y):
+        x = x.to(self.head.weight.dtype)
         return F.cross_entropy(self.head(self.pool(self.body(self.stem(x))).flatten(1)), y)
 
 
@@ -111,7 +113,11 @@ def llama():
         num_key_value_heads=1,
         max_position_embeddings=LENGTH,
     )
-    return Loss(transformers.LlamaForCausalLM(config))
+    model = transformers.LlamaForCausalLM(config)
+    for name, module in list(model.named_modules()):
+        if name.endswith("norm"):  # theirs go down to float32, whatever the model is in
+            model.set_submodule(name, nn.RMSNorm(WIDTH, eps=module.variance_epsilon))
+    return Loss(model)
 
 
 class Loss(nn.Module):

@@ -122,7 +122,7 @@ def test_what_cannot_be_sharded_is_refused(rt):
         (lambda: zt.shard(make(GPT), rt, units="Block"), "Expected units as module types"),
         (lambda: zt.gathered(make(GPT)).__enter__(), "Expected a module of a sharded model"),
         (lambda: zt.full_state_dict(make(GPT)), "Expected a module of a sharded model"),
-        (lambda: zt.shard(make(GPT).double(), rt), r"float64.*Convert"),
+        (lambda: zt.shard(torch.nn.ParameterList([torch.ones(3, dtype=torch.complex64)]), rt), r"complex64.*Convert"),
     ]:
         with pytest.raises(CallError, match=text_):
             wrong()

@@ -20,7 +20,7 @@ def numel(model, *, trainable=False):
 
 
 @pytest.mark.parametrize("plan", [0, 1, 2, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_parameters_are_the_runtimes_own_memory(node, plan, dtype):
     with zr.open(plan=zr.Plan.zero(plan), group=node) as rt:
         model = zt.shard(make(GPT).to(dtype), rt)

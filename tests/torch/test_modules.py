@@ -6,10 +6,11 @@ from models import GPT, LENGTH, VOCAB, WIDTH, Branching, Expert, text
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrizations
-from training import assert_same, losses_of, make, train_plain
+from training import assert_same, losses_of, make, make_wide, train_plain
 
 import zerort as zr
 import zerort_torch as zt
+from zerort.testing.tolerance import OVER_STEPS
 from zerort_torch.finding import find_units
 
 pytestmark = pytest.mark.mpi
@@ -77,8 +78,8 @@ def test_ordinary_modules_train_as_they_are(group, body):
     def factory():
         return Ordinary(BODIES[body]())
 
-    assert_same(losses_of(factory, group, 4), train_plain(make(factory), 4))
-    assert_same(losses_of(factory, group, 2, units=(nn.Embedding, Ordinary)), train_plain(make(factory), 2))
+    assert_same(losses_of(factory, group, 4), train_plain(make_wide(factory), 4))
+    assert_same(losses_of(factory, group, 2, units=(nn.Embedding, Ordinary)), train_plain(make_wide(factory), 2))
 
 
 def names(model, units=None):
@@ -106,7 +107,7 @@ def test_tied_across_units(group):
         return GPT(tied=True)
 
     got = losses_of(factory, group, 4, units=(nn.Embedding, nn.Linear))
-    assert_same(got, train_plain(make(factory), 4))
+    assert_same(got, train_plain(make_wide(factory), 4))
 
 
 def test_copies_of_a_model_on_groups_of_ranks(node):
@@ -114,7 +115,7 @@ def test_copies_of_a_model_on_groups_of_ranks(node):
         pytest.skip("needs 4 ranks")
     mesh = zr.mesh(shard=2, replicate=2, group=node)
     with zr.open(plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=0.1), mesh=mesh) as rt:
-        model, plain = zt.shard(make(GPT), rt), make(GPT)
+        model, plain = zt.shard(make_wide(GPT), rt), make_wide(GPT)
         x, y = text(4, 0)
         model(x[rt.rank :][:1], y[rt.rank :][:1]).backward()
         rt.step()
@@ -122,5 +123,5 @@ def test_copies_of_a_model_on_groups_of_ranks(node):
         torch.optim.SGD(plain.parameters(), lr=0.1).step()
         with zt.gathered(model):
             for (name, mine), other in zip(model.named_parameters(), plain.parameters(), strict=True):
-                assert torch.allclose(mine, other, atol=1e-6), name
+                assert torch.allclose(mine, other, rtol=0, atol=OVER_STEPS), name
         assert x.shape[1] == LENGTH

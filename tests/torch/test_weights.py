@@ -8,7 +8,7 @@ import pytest
 import torch
 from models import CNN, GPT, lora_gpt, text
 from mpi4py import MPI
-from training import LR, assert_same, make, train_plain, train_sharded
+from training import LR, assert_same, make, make_wide, train_plain, train_sharded
 
 import zerort as zr
 import zerort_torch as zt
@@ -54,15 +54,15 @@ def test_a_sharded_model_has_the_state_dict_of_the_plain_one(group, plan, factor
 @pytest.mark.parametrize("plan", [1, 3])
 def test_trained_weights_load_into_the_plain_model_and_back(group, plan):
     with opened(group, plan) as rt:
-        model = zt.shard(make(GPT), rt)
+        model = zt.shard(make_wide(GPT), rt)
         train_sharded(model, rt, 3)
         weights = zt.full_state_dict(model, root=None)
-        plain = make(GPT, seed=1)
+        plain = make_wide(GPT, seed=1)
         plain.load_state_dict(weights)
         batch = text(4, 99)
         with torch.no_grad():
             assert torch.equal(model(*batch), plain(*batch))
-        other = make(GPT, seed=3)
+        other = make_wide(GPT, seed=3)
         assert model.load_state_dict(other.state_dict()).missing_keys == []
         with torch.no_grad():
             assert torch.equal(model(*batch), other(*batch))
@@ -93,16 +93,16 @@ OTHER_RANKS = {
 @pytest.mark.parametrize("ranks", OTHER_RANKS)
 def test_saved_on_some_ranks_and_loaded_on_others(node, directory, ranks):
     """Saved on all ranks; loaded by each alone, by all over MPI, by one fewer; training goes on as it would have."""
-    expected = train_plain(make(GPT), 6)
+    expected = train_plain(make_wide(GPT), 6)
     with opened(node) as rt:
-        model = zt.shard(make(GPT), rt)
+        model = zt.shard(make_wide(GPT), rt)
         assert_same(train_sharded(model, rt, 3), expected[:3])
         rt.save(f"{directory}/checkpoint")
     with OTHER_RANKS[ranks](node) as group, opened(group, plan=2) as rt:
-        model = zt.shard(make(GPT, seed=2), rt)
+        model = zt.shard(make_wide(GPT, seed=2), rt)
         assert rt.load(f"{directory}/checkpoint").updates == 3
         assert_same(train_sharded(model, rt, 3, first=3), expected[3:])
-        plain = make(GPT, seed=1)
+        plain = make_wide(GPT, seed=1)
         plain.load_state_dict(zt.full_state_dict(model, root=None))
         with torch.no_grad():
             assert torch.equal(model(*text(4, 99)), plain(*text(4, 99)))

@@ -1,4 +1,8 @@
-"""Training a model plain in one process and sharded on ranks, over the same global batch."""
+"""Training a model plain in one process and sharded on ranks, over the same global batch.
+
+What is compared over steps is made in float64 (`make_wide`): float32 shows how a CPU sums; see
+`zerort.testing.tolerance`.
+"""
 
 import numpy as np
 import torch
@@ -6,6 +10,7 @@ from models import text
 
 import zerort as zr
 import zerort_torch as zt
+from zerort.testing.tolerance import OVER_STEPS
 
 SAMPLES = 24  # of a global batch: 1, 2, 3 and 4 ranks get alike parts, for two micro-steps, too
 LR = 1e-2
@@ -15,6 +20,11 @@ def make(factory, seed=7):
     """Return a model with the same values wherever it is made."""
     torch.manual_seed(seed)
     return factory()
+
+
+def make_wide(factory, seed=7):
+    """Return the same in float64."""
+    return make(factory, seed).double()
 
 
 def part(batch, rank, size):
@@ -71,14 +81,14 @@ def train_sharded(model, rt, steps, *, batches=text, first=0):
     return np.array(losses)
 
 
-def losses_of(factory, group, steps, *, batches=text, plan=3, units=None, optimizer=None, **options):
+def losses_of(factory, group, steps, *, batches=text, plan=3, units=None, optimizer=None, make=make_wide, **options):
     """Return the losses of a sharded run."""
     optimizer = optimizer or zr.AdamW(lr=LR)
     with zr.open(plan=zr.Plan.zero(plan), optimizer=optimizer, group=group, **options) as rt:
         return train_sharded(zt.shard(make(factory), rt, units=units), rt, steps, batches=batches)
 
 
-def assert_same(got, expected, tolerance=1e-5):
+def assert_same(got, expected, tolerance=OVER_STEPS):
     """Compare losses, relative to the expected ones, as far as there are any."""
     expected = expected[: len(got)]
     worst = np.max(np.abs(got - expected) / np.abs(expected))

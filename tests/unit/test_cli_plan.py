@@ -57,6 +57,17 @@ def test_a_model_that_fits_whole(params: str, capsys: pytest.CaptureFixture[str]
     assert lines[-1] == ["fits"]
 
 
+def test_float64_takes_twice_the_bytes_and_no_master_weights(params: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines = plan(capsys, params, "--ranks", "2", "--host", "1GiB", "--dtype", "float64")
+    assert code == 0
+    assert ["parameter", "48MiB", "0B"] in lines
+    assert ["gradient", "48MiB", "0B"] in lines
+    assert ["state", "96MiB", "0B"] in lines
+    assert main(["plan", params, "--host", "1GiB", "--dtype", "float64", "--gradient-dtype", "bfloat16"]) != 0
+    told = capsys.readouterr().err
+    assert "Expected gradient_dtype to be float64 or float32 for parameters of float64, got bfloat16" in told
+
+
 def test_a_model_that_streams(params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     words = ["--ranks", "2", "--device", "1MiB", "--host", "79MiB", "--nvme", "1GiB", "--json", str(out)]

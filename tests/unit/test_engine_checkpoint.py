@@ -12,6 +12,7 @@ from zerort.comm import open_group
 from zerort.errors import CheckpointError, CorruptCheckpointError
 from zerort.native.dtypes import numpy_dtype
 from zerort.testing import run_threads
+from zerort.testing.tolerance import OVER_STEPS
 
 F4 = np.float32
 RNG = np.random.default_rng(0)
@@ -65,16 +66,18 @@ OPTIMIZERS = {
 def test_a_run_goes_on_on_other_ranks_with_another_plan(optimizer, before, after, tmp_path):
     """Every rank has the same gradients, whose mean is exact for 1, 2 and 4 ranks, so the bits must agree."""
     settings = {"optimizer": OPTIMIZERS[optimizer]}
+    exact = optimizer != "adafactor" and 3 not in (before[0], after[0])
+    dtype = "float32" if exact else "float64"
 
     def straight(group):
         with zr.open(group=group, plan=zr.Plan.zero(0), **settings) as rt:
-            units = register(rt)
+            units = register(rt, dtype=dtype)
             train(rt, units, STEPS)
             return parameters(units)
 
     def first(group):
         with zr.open(group=group, plan=zr.Plan.zero(before[1]), **settings) as rt:
-            units = register(rt)
+            units = register(rt, dtype=dtype)
             train(rt, units, STEPS[:3])
             rt.save(tmp_path / "ckpt", progress={"rank": rt.rank})
             return parameters(units)
@@ -82,7 +85,7 @@ def test_a_run_goes_on_on_other_ranks_with_another_plan(optimizer, before, after
     def second(group):
         with zr.open(group=group, plan=zr.Plan.zero(after[1]), **settings) as rt:
             units = {
-                unit: rt.register(unit, {name: zr.TensorSpec(shape) for name, shape in shapes.items()})
+                unit: rt.register(unit, {name: zr.TensorSpec(shape, dtype) for name, shape in shapes.items()})
                 for unit, shapes in SHAPES.items()
             }
             restored = rt.load(tmp_path / "ckpt")
@@ -98,9 +101,9 @@ def test_a_run_goes_on_on_other_ranks_with_another_plan(optimizer, before, after
     saved = run_threads(before[0], first)
     for then, end in run_threads(after[0], second):
         same(then, saved[0])
-        exact = optimizer != "adafactor" and 3 not in (before[0], after[0])
+        bound = 0 if exact else OVER_STEPS
         for name, value in expected.items():
-            np.testing.assert_allclose(end[name], value, rtol=0 if exact else 1e-4, atol=0 if exact else 1e-5)
+            np.testing.assert_allclose(end[name], value, rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

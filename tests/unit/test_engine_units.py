@@ -7,6 +7,7 @@ import zerort as zr
 from zerort.comm import open_group
 from zerort.errors import CallError, ClosedError, CollectiveMismatchError, StaleViewError, UnitStateError
 from zerort.testing import run_threads
+from zerort.testing.tolerance import rounding
 
 F4 = np.float32
 
@@ -127,7 +128,7 @@ def test_a_unit_that_only_some_ranks_reduce_is_named_and_an_empty_reduce_is_the_
             two.reduce({"w": ones(8)} if rt.rank else {})
             rt.step()
             with two.gathered() as p:
-                np.testing.assert_allclose(p["w"], np.full(8, 1 / 3), rtol=1e-6)
+                np.testing.assert_allclose(p["w"], np.full(8, 1 / 3), rtol=rounding("float32", 4))
             one.reduce({"w": ones(8)})
             if rt.rank:
                 two.reduce({"w": ones(8)})
@@ -185,7 +186,7 @@ def test_frozen_tensors_rest_and_cost_nothing_else(stage):
 
 def test_a_trainable_tensor_of_a_dtype_that_cannot_be_is_refused(rt):
     with pytest.raises(
-        CallError, match=r"Expected 'ids' of unit 'block' in one of float32, bfloat16, float16, got int64"
+        CallError, match=r"Expected 'ids' of unit 'block' in one of float32, bfloat16, float16, float64, got"
     ):
         rt.register("block", {"ids": np.arange(3)})
 
@@ -243,7 +244,7 @@ def test_a_tensor_without_a_gradient_anywhere_stays_as_it_is(stage):
             with unit.gathered() as p:
                 np.testing.assert_array_equal(p["a"], p["c"])
                 # Adam's first update is lr whatever the size of the gradient
-                np.testing.assert_allclose(p["b"], np.full(100, 1 - 0.1 * 0.5 - 0.1), rtol=1e-5)
+                np.testing.assert_allclose(p["b"], np.full(100, 1 - 0.1 * 0.5 - 0.1), rtol=rounding("float32", 12))
 
     run_threads(4, body)
 

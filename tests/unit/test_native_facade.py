@@ -107,7 +107,19 @@ LION = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0}
         ),
         (
             lambda: native.adamw_(f32().astype(np.float16), f32(), f32(), f32(), **ADAMW),
-            r"Expected param of dtype float32, got float16",
+            r"Expected param of dtype float32, float64, got float16",
+        ),
+        (
+            lambda: native.adamw_(np.ones(8), f32(), np.ones(8), np.ones(8), **ADAMW),
+            r"Expected grad of dtype float64, got float32",
+        ),
+        (
+            lambda: native.adamw_(np.ones(8), np.ones(8), f32(), np.ones(8), **ADAMW),
+            r"Expected exp_avg of dtype float64, got float32",
+        ),
+        (
+            lambda: native.sgd_(np.ones(8), np.ones(8), None, lr=0.1, copy_out=np.ones(8, np.float16)),
+            r"Expected no copy_out with parameters of float64, got one",
         ),
         (
             lambda: native.adamw_(f32(), np.ones(8), f32(), f32(), **ADAMW),

@@ -10,12 +10,22 @@ import pytest
 
 from zerort import native
 from zerort.native import reference
+from zerort.testing.tolerance import rounding
 
 needs_native = pytest.mark.skipif(not native.AVAILABLE, reason=f"kernels are {native.describe()}")
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FORMS = [pytest.param(native, id="native", marks=needs_native), pytest.param(reference, id="numpy")]
-DTYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+    "bfloat16": BFLOAT16,
+    "float16": np.dtype(np.float16),
+}
+TOGETHER = [  # parameter and state, gradient, copy of the new parameter
+    *(("float32", grad, copy) for grad in ("float32", "bfloat16", "float16") for copy in (None, "bfloat16", "float16")),
+    ("float64", "float64", None),
+]
 STEPS = 5
 SIZES = (0, 1, 17, 64, 2048, 2049, 20003)
 
@@ -23,10 +33,10 @@ SIZES = (0, 1, 17, 64, 2048, 2049, 20003)
 class Run:
     """One optimizer over its arrays; `step` makes an update with the form's kernel, `exact` the same in float64."""
 
-    def __init__(self, numel: int, seed: int = 0) -> None:
+    def __init__(self, numel: int, dtype: str = "float32", *, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
-        self.param = self.rng.standard_normal(numel).astype(np.float32)
-        self.states = [np.zeros(numel, np.float32) for _ in range(2)]
+        self.param = self.rng.standard_normal(numel).astype(dtype)
+        self.states = [np.zeros(numel, dtype) for _ in range(2)]
         self.exact_param = self.param.astype(np.float64)
         self.exact_states = [np.zeros(numel) for _ in range(2)]
 
@@ -92,27 +102,29 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_follows_the_formula(form, optimizer) -> None:
+@pytest.mark.parametrize(("dtype", "steps"), [("float64", 20), ("float32", 1)])
+def test_follows_the_formula(form, optimizer, dtype: str, steps: int) -> None:
+    """In float32 the first step: what is exactly 0 or not is the same there, and Lion's sign turns nowhere."""
     kernel, exact = optimizer
-    run = Run(3001)
-    for step in range(1, STEPS + 1):
-        grad = run.grad(np.dtype(np.float32))
+    run = Run(3001, dtype)
+    for step in range(1, steps + 1):
+        grad = run.grad(DTYPES[dtype])
         kernel(form, run, grad, step)
         exact(run, grad.astype(np.float64), step)
-    # Lion's sign turns where its argument is 0: far from there float32 and float64 agree on it.
-    np.testing.assert_allclose(run.param, run.exact_param, rtol=2e-5, atol=2e-6)
+    # Per step about 12 operations and as many rounded factors; parameter and update, of up to 5, may cancel.
+    bound = rounding(dtype, 24 * steps)
+    np.testing.assert_allclose(run.param, run.exact_param, rtol=bound, atol=5 * bound)
     for state, exact_state in zip(run.states, run.exact_states, strict=True):
-        np.testing.assert_allclose(state, exact_state, rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(state, exact_state, rtol=bound, atol=5 * bound)
 
 
 @needs_native
-@pytest.mark.parametrize("copy", [None, "bfloat16", "float16"])
-@pytest.mark.parametrize("grad_dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "grad_dtype", "copy"), TOGETHER)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_native_equals_numpy_bitwise(optimizer, grad_dtype: str, copy: str | None) -> None:
+def test_native_equals_numpy_bitwise(optimizer, dtype: str, grad_dtype: str, copy: str | None) -> None:
     kernel, _ = optimizer
     for numel in SIZES:
-        runs = {native: Run(numel), reference: Run(numel)}
+        runs = {native: Run(numel, dtype), reference: Run(numel, dtype)}
         for step in range(1, STEPS + 1):
             copies = []
             for form, run in runs.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import textwrap
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from zerort.optim import (
     check_number,
     resolve,
 )
+from zerort.testing.tolerance import rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +42,9 @@ class SignSGD(ElementwiseOptimizer):
 
     def update_(self, param, grad, state, *, lr, step, grad_scale, copy_out):
         average = state["average"]
-        average *= np.float32(self.decay)
-        average += grad.astype(np.float32) * np.float32(grad_scale * (1.0 - self.decay))
-        param -= np.float32(lr) * np.sign(average)
+        average *= self.decay
+        average += grad.astype(average.dtype) * (grad_scale * (1.0 - self.decay))
+        param -= lr * np.sign(average)
         if copy_out is not None:
             native.cast_into(copy_out, param)
 
@@ -51,21 +53,24 @@ def test_it_is_the_one_in_the_documentation() -> None:
     assert textwrap.indent(inspect.getsource(SignSGD), "    ").rstrip() in optim.__doc__
 
 
-def test_it_equals_a_loop_over_elements() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_it_equals_a_loop_over_elements(dtype: str) -> None:
     optimizer = SignSGD(lr=lambda update: 0.1 / update, decay=0.5)
     rng = np.random.default_rng(0)
-    param = rng.standard_normal(50).astype(np.float32)
-    state = {spec.name: np.zeros(50, spec.dtype) for spec in optimizer.states((5, 10))}
+    param = rng.standard_normal(50).astype(dtype)
+    state = {spec.name: np.zeros(50, spec.dtype) for spec in optimizer.states_in(dtype, (5, 10))}
     want, average = param.astype(np.float64).tolist(), [0.0] * 50
-    copy = np.empty(50, ml_dtypes.bfloat16)
+    copy = np.empty(50, ml_dtypes.bfloat16) if dtype == "float32" else None
     for step in (1, 2, 3):
         grad = rng.standard_normal(50).astype(np.float16)
         optimizer.update_(param, grad, state, lr=optimizer.lr_at(step), step=step, grad_scale=0.25, copy_out=copy)
         for i, g in enumerate(grad.tolist()):
             average[i] = 0.5 * average[i] + 0.5 * 0.25 * g
             want[i] -= 0.1 / step * ((average[i] > 0) - (average[i] < 0))
-    np.testing.assert_allclose(param, want, rtol=1e-6, atol=1e-6)
-    np.testing.assert_array_equal(copy, param.astype(ml_dtypes.bfloat16))
+    # Averages have few digits, so their signs are exact; a parameter of up to 3 is rounded in each of three updates.
+    np.testing.assert_allclose(param, want, rtol=0, atol=3 * rounding(dtype, 6))
+    if copy is not None:
+        np.testing.assert_array_equal(copy, param.astype(ml_dtypes.bfloat16))
 
 
 def test_groups_checks_and_descriptions_work_at_once() -> None:
@@ -89,7 +94,7 @@ class NormedSGD(TensorOptimizer):
         sums = yield np.array([native.square_sum(part.grad) for part in parts])
         for part, total in zip(parts, sums, strict=True):
             part.state["norm"][...] = np.sqrt(total)
-            part.param -= part.grad * np.float32(part.lr / np.sqrt(total))
+            part.param -= part.grad * float(part.lr / np.sqrt(total))
 
 
 def test_a_tensor_optimizer_gets_its_sums() -> None:
@@ -119,5 +124,6 @@ def test_a_tensor_optimizer_gets_its_sums() -> None:
     for rank in ranks:
         with pytest.raises(StopIteration):
             rank.send(total)
-    assert np.linalg.norm(param) == pytest.approx(0.5)
-    assert norms[0] == norms[1] == norms[2] == pytest.approx(np.linalg.norm(grad))
+    exact = math.sqrt(sum(i * i for i in range(1, 10)))
+    np.testing.assert_allclose(param, -0.5 * grad / exact, rtol=rounding("float32", 4))
+    assert norms[0] == norms[1] == norms[2] == pytest.approx(exact, rel=rounding("float64", 10))

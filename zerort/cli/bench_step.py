@@ -42,7 +42,7 @@ _BLAS = "OPENBLAS_NUM_THREADS"
 _WARM_UP = 2
 """Steps before the first round: the first touches memory, and shows in which order units are gathered."""
 
-_APART = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
+_APART = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
 """How far losses of two plans may be apart, relatively: sums in another order, and rounded elsewhere."""
 
 

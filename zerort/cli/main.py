@@ -43,6 +43,7 @@ from zerort.cli.plan_arguments import add_plan
 from zerort.comm.bootstrap import KINDS
 from zerort.config import ZERO
 from zerort.errors import ZerortError
+from zerort.layout.dtypes import TRAINABLE
 from zerort.native.dtypes import DTYPE_CODES
 
 __all__ = ["build_parser", "main"]
@@ -50,7 +51,6 @@ __all__ = ["build_parser", "main"]
 _OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "all_to_all", "barrier")
 
 _PLANS = tuple(f"zero{stage}" for stage in ZERO)
-_DTYPES = ("float32", "bfloat16", "float16")
 
 _COLLECTIVES = """\
 Measure the collectives and check every byte they deliver, as nccl-tests do. Started without mpirun, this starts the
@@ -180,7 +180,9 @@ def _add_step(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     number("--layers", 4, "blocks of the transformer")
     number("--context", 128, "bytes of a text")
     number("--rows", 16, "texts that each rank computes in a step")
-    one.add_argument("--dtype", choices=_DTYPES, default="float32", help="of the parameters (default: float32)")
+    one.add_argument(
+        "--dtype", choices=tuple(TRAINABLE), default="float32", help="of the parameters (default: float32)"
+    )
     number("--steps", 2, "steps of a plan in a row")
     number("--rounds", 5, "turns of each plan")
     number("--prefetch", 1, "units gathered ahead", minimum=0)

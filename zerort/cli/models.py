@@ -26,9 +26,10 @@ from typing import Any, Final
 from zerort.checkpoint import read_manifest
 from zerort.checkpoint.safetensors import DTYPES, MOST_HEAD
 from zerort.cli.arguments import UsageError
-from zerort.engine.tensors import TRAINABLE, TensorSpec
+from zerort.engine.tensors import TensorSpec
 from zerort.errors import CallError, CheckpointError
 from zerort.layout import ITEMSIZES
+from zerort.layout.dtypes import TRAINABLE
 
 __all__ = ["Model", "group_names", "read_model"]
 

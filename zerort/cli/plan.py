@@ -25,8 +25,8 @@ from zerort.engine.forecast import Outlook, Traffic
 from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.report import MemoryReport
 from zerort.engine.sizing import PARTS, Blueprint
-from zerort.engine.tensors import TRAINABLE
 from zerort.errors import CallError, PlanError
+from zerort.layout.dtypes import TRAINABLE
 from zerort.offload import DirectoryReport, inspect
 from zerort.optim import SGD, Adafactor, AdamW, Lion, Optimizer
 from zerort.trace.files import write_json

@@ -1,4 +1,4 @@
-"""The words of ``zerort plan``, and who serves them. May import: cli.arguments, config."""
+"""The words of ``zerort plan``, and who serves them. May import: cli.arguments, config, layout."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from zerort.cli.arguments import output_file, parse_count, parse_directory, parse_ranks
 from zerort.config import ZERO, parse_bytes
 from zerort.errors import CallError
+from zerort.layout.dtypes import TRAINABLE
 
 __all__ = ["OPTIMIZERS", "add_plan"]
 
@@ -15,7 +16,7 @@ Command = Callable[..., argparse.ArgumentParser]
 """What adds a command: (parents, name, serve, help=, text=)."""
 
 OPTIMIZERS = ("adamw", "lion", "sgd", "sgd-momentum", "adafactor")
-_DTYPES = ("float32", "bfloat16", "float16")
+_DTYPES = tuple(TRAINABLE)
 
 _PLAN = """\
 Say what a model will take of each memory under a budget, what of it goes to the disk, and how many seconds of reading

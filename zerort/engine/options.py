@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
 from zerort.errors import CallError
+from zerort.layout.dtypes import TRAINABLE
 from zerort.optim import LossScale, LossScaler
 
 __all__ = ["RuntimeOptions"]
@@ -44,7 +45,8 @@ class RuntimeOptions:
     """What a NaN or infinity in a gradient does without loss scaling: `NonFiniteError`, or a report of the skip."""
 
     gradient_dtype: str | None = None
-    """What gradients are collected and summed in; None: the parameter's dtype. ``"float32"`` for long sums in bf16."""
+    """What gradients are collected and summed in; None: the parameter's dtype. ``"float32"`` for long sums in bf16;
+    those of float64 parameters stay in float64."""
 
     deterministic: bool = False
     """Give the same bits on any number of ranks: gradients of `virtual_shards` are summed in one fixed tree."""
@@ -84,7 +86,7 @@ class RuntimeOptions:
         _expect_int("micro_steps", self.micro_steps, minimum=1)
         _expect_choice("reduction", self.reduction, ("mean", "sum"))
         _expect_choice("nonfinite", self.nonfinite, ("raise", "skip"))
-        _expect_choice("gradient_dtype", self.gradient_dtype, (None, "float32", "bfloat16", "float16"))
+        _expect_choice("gradient_dtype", self.gradient_dtype, (None, *TRAINABLE))
         _expect_bool("deterministic", self.deterministic)
         _expect_bool("create_scratch", self.create_scratch)
         _expect_number("clip_norm", self.clip_norm, cure="Write clip_norm=1.0, say; None for no clipping.")

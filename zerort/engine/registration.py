@@ -19,7 +19,6 @@ import numpy as np
 from zerort.comm.agreement import expect_same, raise_together
 from zerort.engine.section import Section
 from zerort.engine.tensors import (
-    TRAINABLE,
     Frozen,
     TensorSpec,
     aliases_in,
@@ -31,6 +30,7 @@ from zerort.engine.tensors import (
 from zerort.engine.unit import Unit
 from zerort.engine.values import agree_on_values
 from zerort.errors import CallError, DeviceMemoryError, StorageError, UnitStateError, ZerortError
+from zerort.layout.dtypes import TRAINABLE, gradient_dtype
 from zerort.optim import Optimizer, resolve
 from zerort.typing import Array
 
@@ -261,10 +261,7 @@ def _check_trainable(
                 f"Expected {local!r} of unit {name!r} in one of {', '.join(TRAINABLE)}, got {spec.dtype}. Convert it: "
                 f"array.astype('float32'); or register it as frozen=[{local!r}]."
             )
-        if wanted not in (None, spec.dtype, "float32") and spec.dtype != "float32":
-            raise CallError(
-                f"Expected gradient_dtype to be {spec.dtype} or float32 for {local!r} of unit {name!r}, got {wanted}."
-            )
+        gradient_dtype(spec.dtype, wanted, what=f"{local!r} of unit {name!r}")
 
 
 def _reserve_slots(rt: Runtime, unit: Unit) -> None:

@@ -33,6 +33,7 @@ from zerort.engine.summed import RestingGradient, SummedGradient, SummedInMemory
 from zerort.engine.tensors import TensorSpec
 from zerort.errors import DeviceMemoryError, StorageError, ZerortError
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
+from zerort.layout.dtypes import gradient_dtype
 from zerort.native.dtypes import numpy_dtype
 from zerort.offload.blocks import PAGE_NBYTES
 from zerort.offload.segments import round_up
@@ -84,9 +85,13 @@ class Section:
         if optimizers is not None:
             self.state = self._make_state(optimizers)
             if self._is_apart(self.tiers.gradient):
-                kept_in = setup.gradient_dtype or dtype
-                self._gradient = self._resting_column("gradient", kept_in, self.tiers.gradient)
+                self._gradient = self._resting_column("gradient", self._summed_in, self.tiers.gradient)
             self.make_bucket(resident=resident)
+
+    @property
+    def _summed_in(self) -> str:
+        """What gradients are collected and summed in."""
+        return gradient_dtype(self.layout.dtype, self._setup.gradient_dtype)
 
     def _resting_tiers(self, asked: SectionTiers) -> SectionTiers:
         """Return where the parts rest, as far as the optimizers of its tensors allow it."""
@@ -169,7 +174,7 @@ class Section:
         """Bytes of a chunk that may pass between a host and a GPU; 0 if nothing of it does. The same on every rank."""
         if self.state is None or isinstance(self._device, HostDevice) or self._streaming() is None:
             return 0
-        widths = [self.layout.dtype, self._setup.gradient_dtype or self.layout.dtype]
+        widths = [self.layout.dtype, self._summed_in]
         widths += [column.dtype.name for column in self.state.columns.values()]
         longest = min(max(self.partition.counts), self._setup.tiers.chunk_numel)
         return longest * sum(map(itemsize, widths))
@@ -184,7 +189,7 @@ class Section:
             return 0
         widths = {
             "parameter": [itemsize(self.layout.dtype)],
-            "gradient": [itemsize(self._setup.gradient_dtype or self.layout.dtype)],
+            "gradient": [itemsize(self._summed_in)],
             "state": [column.dtype.itemsize for column in self.state.columns.values()],
         }
         cuts = [cut_chunks(count, most=self._setup.tiers.chunk_numel) for count in set(self.partition.counts)]
@@ -226,9 +231,8 @@ class Section:
             self.bucket.close()
         if resident and self._gradient is not None:
             self._keep_gradient_in_memory()
-        dtype = setup.gradient_dtype or self.layout.dtype
-        self.gradient_dtypes = (numpy_dtype(self.layout.dtype), numpy_dtype(dtype))
-        layout = FlatLayout(dtype, self.layout.extents, self.layout.numel, self.layout.alignment)
+        self.gradient_dtypes = (numpy_dtype(self.layout.dtype), numpy_dtype(self._summed_in))
+        layout = FlatLayout(self._summed_in, self.layout.extents, self.layout.numel, self.layout.alignment)
         self.bucket = GradientBucket(
             layout,
             self.partition,

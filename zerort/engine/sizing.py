@@ -21,8 +21,9 @@ from zerort.engine.section_setup import BLOCK
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
+from zerort.layout.dtypes import TRAINABLE, gradient_dtype, master_dtype
 from zerort.layout.flat import ALIGNMENT
-from zerort.optim import ElementwiseOptimizer, Optimizer, ParameterGroup, resolve
+from zerort.optim import ElementwiseOptimizer, Optimizer, ParameterGroup, StateSpec, resolve
 
 __all__ = ["PARTS", "Blueprint", "SectionSize"]
 
@@ -55,7 +56,7 @@ class SectionSize:
     columns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Bytes per element of each array that streams if a part does, by part."""
     has_master: bool = False
-    """Whether its state has float32 master weights."""
+    """Whether its state has master weights."""
     fixed: int = 0
     """Of the state, what stays in memory whatever the tier: one small array per tensor."""
     movable: frozenset[str] = frozenset(PARTS)
@@ -145,7 +146,7 @@ class Blueprint:
                 movable=frozenset(filter(self._is_sharded, PARTS)),
             )
         is_whole = self.micro_steps > 1 or copies > 1 or unit in self.lenders or not self._is_sharded("gradient")
-        element = itemsize(self.gradient_dtype or part.dtype)
+        element = itemsize(gradient_dtype(part.dtype, self.gradient_dtype))
         in_slots = not is_whole or (self.micro_steps > 1 and copies == 1)
         return SectionSize(
             unit=unit,
@@ -158,7 +159,7 @@ class Blueprint:
             is_held=not is_whole,
             numel=mine if self._is_sharded("state") else layout.numel,
             columns={"parameter": (width,), "gradient": (element,), "state": _state_columns(part)},
-            has_master=part.dtype != "float32",
+            has_master=master_dtype(part.dtype) is not None,
             fixed=_fixed_nbytes(part),
             movable=self._movable(part, is_whole=is_whole),
         )
@@ -181,34 +182,33 @@ class Blueprint:
 
 def _state_columns(part: Division) -> tuple[int, ...]:
     """Return the bytes per element of master weights and of each kind of state that has one element per parameter's."""
+    kinds = {spec.name: spec.dtype for name in part.tensors for spec in _states_of(part, name) if spec.shape is None}
+    master = master_dtype(part.dtype)
+    return tuple(map(itemsize, kinds.values() if master is None else (*kinds.values(), master)))
+
+
+def _states_of(part: Division, name: str) -> tuple[StateSpec, ...]:
     assert part.optimizers is not None
-    kinds = {
-        spec.name: itemsize(spec.dtype)
-        for name, tensor in part.tensors.items()
-        for spec in part.optimizers[name].states(tensor.shape)
-        if spec.shape is None
-    }
-    return (*kinds.values(),) if part.dtype == "float32" else (*kinds.values(), 4)
+    return part.optimizers[name].states_in(TRAINABLE[part.dtype].updated_in, part.tensors[name].shape)
 
 
 def _fixed_nbytes(part: Division) -> int:
     """Return the bytes of state that has a shape of its own."""
-    assert part.optimizers is not None
     return sum(
         itemsize(spec.dtype) * math.prod(spec.shape)
-        for name, tensor in part.tensors.items()
-        for spec in part.optimizers[name].states(tensor.shape)
+        for name in part.tensors
+        for spec in _states_of(part, name)
         if spec.shape is not None
     )
 
 
 def _state_nbytes(part: Division, layout: FlatLayout, owned: tuple[int, int]) -> int:
-    assert part.optimizers is not None
     first, last = owned
-    nbytes = _fixed_nbytes(part) + (0 if part.dtype == "float32" else 4 * (last - first))  # master weights
+    master = master_dtype(part.dtype)
+    nbytes = _fixed_nbytes(part) + (0 if master is None else itemsize(master) * (last - first))
     having: dict[tuple[str, str], list[str]] = {}
     for extent in layout.extents:
-        for spec in part.optimizers[extent.name].states(extent.shape):
+        for spec in _states_of(part, extent.name):
             if spec.shape is None:
                 having.setdefault((spec.name, spec.dtype), []).append(extent.name)
     for (_, dtype), names in having.items():

@@ -1,6 +1,6 @@
 """What a checkpoint holds of a runtime: the values of every unit, and the numbers beside them.
 
-    parameter          float32 master weights where there are any, else the parameters themselves
+    parameter          master weights where there are any, else the parameters themselves
     exp_avg, row …     every kind of optimizer state
     buffer …           what bindings add
     meta               updates, each tensor's own count, loss scale, optimizer and plan
@@ -66,7 +66,7 @@ def _parameters_of(section: Section, rank: int) -> Value:
         return Value(
             kind="parameter", layout=section.layout, partition=section.partition, mine=mine, is_frozen=is_frozen
         )
-    layout = replace(section.layout, dtype="float32")
+    layout = replace(section.layout, dtype=state.master.dtype.name)
     master = _range_of(state.master, own, first=state.owned.first)
     return Value(kind="parameter", layout=layout, partition=section.partition, mine=master)
 

@@ -18,6 +18,7 @@ from zerort.device import HostDevice
 from zerort.engine.column import Column, beside, cut_chunks
 from zerort.engine.kept import Kept, Streaming, layout_of_some
 from zerort.layout import FlatLayout, Overlap, Partition, Range, itemsize
+from zerort.layout.dtypes import TRAINABLE, master_dtype
 from zerort.optim import ElementwiseOptimizer, Optimizer, StateSpec, TensorOptimizer, TensorPart
 from zerort.optim.kernels import kernels_for
 from zerort.typing import Array, Device
@@ -70,6 +71,7 @@ class OptimizerState:
         self._optimizers = optimizers
         self._name = name
         self._streaming = streaming
+        self._updated_in, self._master_dtype = TRAINABLE[layout.dtype].updated_in, master_dtype(layout.dtype)
         most = max(self.owned.numel, 1) if streaming is None else streaming.chunk_numel
         self.cuts = cut_chunks(self.owned.numel, most=most)
         """Where chunks begin, counted in the owned range, and the end of the last."""
@@ -77,14 +79,14 @@ class OptimizerState:
         self._resident = self._resident_chunks([spec for spec, _ in specs if spec.shape is None])
         self.kept = {spec.name: self._keep(spec, names) for spec, names in specs}
         self.master: Column | None = None
-        if layout.dtype != "float32":
-            self.master = self._column("master", self.cuts, "float32")
+        if self._master_dtype is not None:
+            self.master = self._column("master", self.cuts, self._master_dtype)
 
     def _specs(self) -> Iterator[tuple[StateSpec, list[str]]]:
         """Yield every kind of state with the tensors that have it."""
         found: dict[str, tuple[StateSpec, list[str]]] = {}
         for extent in self.layout.extents:
-            for spec in self._optimizers[extent.name].states(extent.shape):
+            for spec in self._optimizers[extent.name].states_in(self._updated_in, extent.shape):
                 found.setdefault(spec.name, (spec, []))[1].append(extent.name)
         yield from found.values()
 
@@ -93,7 +95,8 @@ class OptimizerState:
         chunks = len(self.cuts) - 1
         if self._streaming is None or not self._streaming.state:
             return chunks
-        each = sum(itemsize(spec.dtype) for spec in specs) + (4 if self.layout.dtype != "float32" else 0)
+        dtypes = [spec.dtype for spec in specs] + [dtype for dtype in (self._master_dtype,) if dtype]
+        each = sum(map(itemsize, dtypes))
         return max(at for at in range(chunks + 1) if each * self.cuts[at] <= self._streaming.resident_nbytes)
 
     def _column(self, kind: str, cuts: Sequence[int], dtype: str) -> Column:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array, Device
 
 __all__ = [
-    "TRAINABLE",
     "Frozen",
     "TensorSpec",
     "aliases_in",
@@ -28,9 +27,6 @@ __all__ = [
     "is_frozen",
     "on_host",
 ]
-
-TRAINABLE: Final = ("float32", "bfloat16", "float16")
-"""Dtypes that optimizers can train; 16-bit ones with float32 master weights."""
 
 Frozen = bool | str | Sequence[str] | Callable[[str], bool]
 

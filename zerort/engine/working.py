@@ -132,7 +132,7 @@ def offload_within(memory: int, options: OffloadOptions) -> OffloadOptions:
     >>> [offload_within(memory, OffloadOptions()).chunk_nbytes for memory in (96 * 1024**2, 1024**4)]
     [1048576, 8388608]
     """
-    values = 4  # of float32 in a chunk, about: two moments, master weights, parameter and gradient
+    values = 4  # of float32 in a chunk, about: moments, master weights, parameter, gradient; of float64 twice the bytes
     share = max(memory // 8 // most_slots(options.depth) // values, LEAST_CHUNK)
     return replace(options, chunk_nbytes=min(options.chunk_nbytes, share))
 

@@ -1,4 +1,4 @@
-"""Know how many bytes an element of each dtype takes, by the dtype's name.
+"""Know how many bytes an element of each dtype takes and how parameters of it are trained, by the dtype's name.
 
 Names, not NumPy types: a layout is written into checkpoints and compared between ranks and frameworks, and a string
 means the same to all of them. The names are those of NumPy and ml_dtypes, so ``str(array.dtype)`` is always the key.
@@ -8,12 +8,13 @@ Imports only `zerort.errors`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from zerort.errors import CallError
 
-__all__ = ["ITEMSIZES", "itemsize"]
+__all__ = ["ITEMSIZES", "TRAINABLE", "Training", "gradient_dtype", "itemsize", "master_dtype"]
 
 ITEMSIZES: Final[Mapping[str, int]] = MappingProxyType(
     {
@@ -57,3 +58,60 @@ def itemsize(dtype: str) -> int:
             "For an array, pass str(array.dtype)."
         )
     return ITEMSIZES[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How parameters of one dtype are trained."""
+
+    updated_in: str
+    """What the optimizer computes in and keeps its state in; if it is another dtype, there are master weights in it."""
+
+    sums: Mapping[str, str]
+    """What gradients are collected and summed in, by the ``gradient_dtype`` that is asked for."""
+
+
+TRAINABLE: Final[Mapping[str, Training]] = MappingProxyType(
+    {
+        "float32": Training("float32", {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}),
+        "bfloat16": Training("float32", {"bfloat16": "bfloat16", "float32": "float32"}),
+        "float16": Training("float32", {"float16": "float16", "float32": "float32"}),
+        # Beside others whose sums are asked for in float32, sums in float64 stay as they are.
+        "float64": Training("float64", {"float64": "float64", "float32": "float64"}),
+    }
+)
+"""Dtypes that optimizers can train."""
+
+
+def master_dtype(dtype: str) -> str | None:
+    """Return the dtype of the master weights of trainable parameters, or None if they have none.
+
+    >>> master_dtype("bfloat16"), master_dtype("float64")
+    ('float32', None)
+    """
+    updated_in = TRAINABLE[dtype].updated_in
+    return None if updated_in == dtype else updated_in
+
+
+def gradient_dtype(dtype: str, wanted: str | None, *, what: str | None = None) -> str:
+    """Return what the gradients of trainable parameters are collected and summed in.
+
+    Args:
+        dtype: Of the parameters.
+        wanted: What is asked for; None: the parameters' dtype.
+        what: The parameters, for the error.
+
+    Raises:
+        CallError: It cannot be had for this dtype.
+
+    >>> gradient_dtype("bfloat16", None), gradient_dtype("bfloat16", "float32"), gradient_dtype("float64", "float32")
+    ('bfloat16', 'float32', 'float64')
+    """
+    if wanted is None:
+        return dtype
+    sums = TRAINABLE[dtype].sums
+    if wanted not in sums:
+        raise CallError(
+            f"Expected gradient_dtype to be {' or '.join(sums)} for {what or f'parameters of {dtype}'}, got {wanted}."
+        )
+    return sums[wanted]

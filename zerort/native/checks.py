@@ -30,8 +30,8 @@ __all__ = [
 
 _ALL = tuple(native_dtypes())
 _FLOATS = (FLOAT32, FLOAT64, FLOAT16, BFLOAT16)
-_GRADS = (FLOAT32, BFLOAT16, FLOAT16)
-_HALVES = (BFLOAT16, FLOAT16)
+UPDATES = {FLOAT32: ((FLOAT32, BFLOAT16, FLOAT16), (BFLOAT16, FLOAT16)), FLOAT64: ((FLOAT64,), ())}
+"""What the fused optimizers take with each dtype of parameter and state: (gradients, copies of the new parameter)."""
 CASTS = frozenset({(FLOAT32, other) for other in (BFLOAT16, FLOAT16, FLOAT64)}) | frozenset(
     {(other, FLOAT32) for other in (BFLOAT16, FLOAT16, FLOAT64)}
 )
@@ -191,14 +191,19 @@ def check_touch(array: Any) -> None:
 
 
 def check_optimizer(param: Any, grad: Any, copy_out: Any, **states: Any) -> None:
-    """Raise unless a fused optimizer can work on these; `states` are its float32 arrays by name."""
-    _check_array("param", param, (FLOAT32,), writable=True)
-    _check_array("grad", grad, _GRADS, numel=param.size)
+    """Raise unless a fused optimizer can work on these; `states` are its arrays by name."""
+    _check_array("param", param, tuple(UPDATES), writable=True)
+    grads, copies = UPDATES[param.dtype]
+    _check_array("grad", grad, grads, numel=param.size)
     for name, state in states.items():
-        _check_array(name, state, (FLOAT32,), numel=param.size, writable=True)
+        _check_array(name, state, (param.dtype,), numel=param.size, writable=True)
     named: dict[str, Array] = {"param": param, "grad": grad, **states}
     if copy_out is not None:
-        _check_array("copy_out", copy_out, _HALVES, numel=param.size, writable=True)
+        if not copies:
+            raise ValueError(
+                f"Expected no copy_out with parameters of {param.dtype.name}, got one. Cast them yourself."
+            )
+        _check_array("copy_out", copy_out, copies, numel=param.size, writable=True)
         # Element i of the gradient is read before element i of the copy is written.
         if not _same_memory(grad, copy_out):
             named["copy_out"] = copy_out

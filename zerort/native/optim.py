@@ -1,8 +1,9 @@
 """Fused optimizer steps: one pass over parameter, gradient and state, all in place (hence the underscore).
 
-Parameter and state are float32; the gradient is float32, bfloat16 or float16; `copy_out` takes a bfloat16 or float16
-copy of the new parameter in the same pass, and may be the gradient's own memory. All arrays are 1-D, contiguous and of
-one length, such as a shard. Both forms agree to the bit, up to the payload of a NaN.
+Parameter and state are float32, the gradient is float32, bfloat16 or float16, and `copy_out` takes a bfloat16 or
+float16 copy of the new parameter in the same pass; it may be the gradient's own memory. Or all are float64, and there
+is no copy. All arrays are 1-D, contiguous and of one length, such as a shard. Both forms agree to the bit, up to the
+payload of a NaN.
 Imports the siblings of this folder only.
 """
 
@@ -34,10 +35,10 @@ def adamw_(
     """Make one step of AdamW (Adam with decoupled weight decay), as ``torch.optim.AdamW`` does.
 
     Args:
-        param: Parameters, float32, updated.
+        param: Parameters, float32 or float64, updated.
         grad: Gradient; only read.
-        exp_avg: Running mean of the gradient, float32, updated.
-        exp_avg_sq: Running mean of its square, float32, updated.
+        exp_avg: Running mean of the gradient, in the parameters' dtype, updated.
+        exp_avg_sq: Running mean of its square, in the parameters' dtype, updated.
         lr: Learning rate.
         beta1: Decay of `exp_avg`.
         beta2: Decay of `exp_avg_sq`.
@@ -88,7 +89,7 @@ def sgd_(
     """Make one step of SGD, as ``torch.optim.SGD`` does.
 
     Args:
-        param: Parameters, float32, updated.
+        param: Parameters, float32 or float64, updated.
         grad: Gradient; only read.
         momentum_buffer: Running gradient, float32, updated; None if `momentum` is 0.
         lr: Learning rate.
@@ -143,9 +144,9 @@ def lion_(
     """Make one step of Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms").
 
     Args:
-        param: Parameters, float32, updated.
+        param: Parameters, float32 or float64, updated.
         grad: Gradient; only read.
-        exp_avg: Running mean of the gradient, float32, updated.
+        exp_avg: Running mean of the gradient, in the parameters' dtype, updated.
         lr: Learning rate: how far every parameter moves, up or down.
         beta1: Weight of `exp_avg` against the gradient in the direction.
         beta2: Decay of `exp_avg`.

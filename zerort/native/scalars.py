@@ -1,7 +1,8 @@
 """The numbers that a fused optimizer works with, computed once, in float64, for both of its forms.
 
 Each function turns a user's hyperparameters into the factors of the update loop, in the order of the struct of that
-name in ``src/optim.h``. Both forms round them to float32 and apply them alike, which is why they agree to the bit.
+name in ``src/optim.h``. Both forms round them to the parameter's dtype and apply them alike, which is why they agree to
+the bit.
 Plain tuples: named ones would double the cost of a call on a small array. Imports nothing.
 """
 

@@ -28,9 +28,9 @@ schedules, clipping and loss scaling work at once. Complete::
 
         def update_(self, param, grad, state, *, lr, step, grad_scale, copy_out):
             average = state["average"]
-            average *= np.float32(self.decay)
-            average += grad.astype(np.float32) * np.float32(grad_scale * (1.0 - self.decay))
-            param -= np.float32(lr) * np.sign(average)
+            average *= self.decay
+            average += grad.astype(average.dtype) * (grad_scale * (1.0 - self.decay))
+            param -= lr * np.sign(average)
             if copy_out is not None:
                 native.cast_into(copy_out, param)
 

@@ -120,6 +120,7 @@ class _Tensor(abc.ABC):
         self.part = part
         self.rows, self.cols = folded(part.shape)
         self.eps = eps
+        self.dtype = part.param.dtype  # what is computed in
 
     @abc.abstractmethod
     def square_sums(self) -> Array:
@@ -134,9 +135,9 @@ class _Tensor(abc.ABC):
         """Turn a piece of the scaled gradient into that piece of the update, in place."""
 
     def gradients(self) -> Iterator[tuple[Piece, Array]]:
-        """Yield each piece of the part and its scaled gradient. 1-D, float32, a temporary."""
-        buffer = np.empty(min(PIECE_NUMEL, self.part.param.size), np.float32)
-        scale = np.float32(self.part.grad_scale)
+        """Yield each piece of the part and its scaled gradient. 1-D, a temporary."""
+        buffer = np.empty(min(PIECE_NUMEL, self.part.param.size), self.dtype)
+        scale = self.dtype.type(self.part.grad_scale)
         for piece in pieces(self.part.first, self.part.param.size, self.cols):
             gradient = buffer[: piece.held.stop - piece.held.start]
             native.cast_into(gradient, self.part.grad[piece.held])
@@ -144,7 +145,7 @@ class _Tensor(abc.ABC):
             yield piece, gradient
 
     def updates(self) -> Iterator[tuple[Piece, Array]]:
-        """Yield each piece of the part and its update, before clipping. 1-D, float32, a temporary."""
+        """Yield each piece of the part and its update, before clipping. 1-D, a temporary."""
         for piece, gradient in self.gradients():
             self.direct(gradient, piece)
             yield piece, gradient
@@ -162,8 +163,8 @@ class _Tensor(abc.ABC):
         param, copy_out = self.part.param, self.part.copy_out
         for piece, update in self.updates():
             held = param[piece.held]
-            held *= np.float32(keep)
-            update *= np.float32(step_size)
+            held *= self.dtype.type(keep)
+            update *= self.dtype.type(step_size)
             held -= update
         if copy_out is not None:
             native.cast_into(copy_out, param)
@@ -193,8 +194,8 @@ class _Matrix(_Tensor):
         for moment, total, numel in ((row, sums[: self.rows], self.cols), (col, sums[self.rows :], self.rows)):
             moment[:] = beta * moment.astype(np.float64) + (1.0 - beta) * (total / numel + self.eps)
         wide = row.astype(np.float64)
-        self.by_row = np.sqrt(wide.mean() / wide).astype(np.float32)
-        self.by_col = np.sqrt(1.0 / col.astype(np.float64)).astype(np.float32)
+        self.by_row = np.sqrt(wide.mean() / wide).astype(self.dtype)
+        self.by_col = np.sqrt(1.0 / col.astype(np.float64)).astype(self.dtype)
 
     def direct(self, gradient: Array, piece: Piece) -> None:
         matrix = gradient.reshape(-1, piece.width)
@@ -217,9 +218,9 @@ class _Vector(_Tensor):
         for piece, gradient in self.gradients():
             moment = self.part.state["exp_avg_sq"][piece.held]
             gradient *= gradient
-            gradient += np.float32(self.eps)
-            gradient *= np.float32(1.0 - beta)
-            moment *= np.float32(beta)
+            gradient += self.dtype.type(self.eps)
+            gradient *= self.dtype.type(1.0 - beta)
+            moment *= self.dtype.type(beta)
             moment += gradient
 
     def direct(self, gradient: Array, piece: Piece) -> None:

@@ -1,6 +1,6 @@
 // The optimizers, casts and measurements of the GPU; `kernels_cuda.py` launches them.
 //
-// Each operation rounds to float32 and stands in the order of native/src/optim.cpp, and no product is fused with a sum
+// Each operation rounds to the parameter's type T, float or double, and stands in the order of native/src/optim.cpp, and no product is fused with a sum
 // (--fmad=false): so the GPU gives the host's bits. These kernels wait for memory, not for arithmetic, so that is free.
 #include <cuda_fp16.h>
 
@@ -22,6 +22,13 @@ __device__ inline double load_wide(const void *array, int dtype, Index i) {
   return dtype == kFloat64 ? ((const double *)array)[i] : (double)load(array, dtype, i);
 }
 
+// As the type that is computed in, which is said by a value of it.
+__device__ inline float load_as(float, const void *array, int dtype, Index i) { return load(array, dtype, i); }
+__device__ inline double load_as(double, const void *array, int dtype, Index i) { return load_wide(array, dtype, i); }
+
+__device__ inline float root(float value) { return sqrtf(value); }
+__device__ inline double root(double value) { return sqrt(value); }
+
 __device__ inline unsigned short as_bfloat16(float value) {
   unsigned bits = __float_as_uint(value);
   if (value != value) return (unsigned short)(bits >> 16 | 0x40);  // quiet, or rounding could make it infinity
@@ -36,7 +43,10 @@ __device__ inline void store(void *array, int dtype, Index i, float value) {
 }
 
 // np.sign: 0 for zeros, NaN for NaN.
-__device__ inline float sign(float value) { return value > 0 ? 1.0f : value < 0 ? -1.0f : value == 0 ? 0.0f : value; }
+template <typename T>
+__device__ inline T sign(T value) {
+  return value > 0 ? T(1) : value < 0 ? T(-1) : value == 0 ? T(0) : value;
+}
 
 extern "C" __global__ void cast(Index numel, void *out, int out_dtype, const void *source, int source_dtype) {
   Index i = this_element();
@@ -51,16 +61,17 @@ extern "C" __global__ void add(Index numel, void *out, int out_dtype, const void
   else store(out, out_dtype, i, load(out, out_dtype, i) + load(source, source_dtype, i));
 }
 
-extern "C" __global__ void adamw(Index numel, float *param, const void *grad, int grad_dtype, float *exp_avg,
-                                 float *exp_avg_sq, void *copy_out, int copy_dtype, float scale, float decay,
-                                 float beta1, float rest1, float beta2, float rest2, float root_correction, float eps,
-                                 float step_size) {
+// A copy is 16 bits wide, and that of a parameter in float32.
+template <typename T>
+__global__ void adamw(Index numel, T *param, const void *grad, int grad_dtype, T *exp_avg, T *exp_avg_sq,
+                      void *copy_out, int copy_dtype, T scale, T decay, T beta1, T rest1, T beta2, T rest2,
+                      T root_correction, T eps, T step_size) {
   Index i = this_element();
   if (i >= numel) return;
-  float g = load(grad, grad_dtype, i) * scale;
-  float m = exp_avg[i] * beta1 + g * rest1;
-  float v = exp_avg_sq[i] * beta2 + g * rest2 * g;
-  float p = param[i] * decay - m * step_size / (sqrtf(v) * root_correction + eps);
+  T g = load_as(T(0), grad, grad_dtype, i) * scale;
+  T m = exp_avg[i] * beta1 + g * rest1;
+  T v = exp_avg_sq[i] * beta2 + g * rest2 * g;
+  T p = param[i] * decay - m * step_size / (root(v) * root_correction + eps);
   exp_avg[i] = m;
   exp_avg_sq[i] = v;
   param[i] = p;
@@ -68,31 +79,31 @@ extern "C" __global__ void adamw(Index numel, float *param, const void *grad, in
 }
 
 // Without momentum, `buffer` is null.
-extern "C" __global__ void sgd(Index numel, float *param, const void *grad, int grad_dtype, float *buffer,
-                               void *copy_out, int copy_dtype, int first, int nesterov, float scale,
-                               float weight_decay, float momentum, float rest, float lr) {
+template <typename T>
+__global__ void sgd(Index numel, T *param, const void *grad, int grad_dtype, T *buffer, void *copy_out, int copy_dtype,
+                    int first, int nesterov, T scale, T weight_decay, T momentum, T rest, T lr) {
   Index i = this_element();
   if (i >= numel) return;
-  float g = load(grad, grad_dtype, i) * scale + param[i] * weight_decay;
-  float direction = g;
+  T g = load_as(T(0), grad, grad_dtype, i) * scale + param[i] * weight_decay;
+  T direction = g;
   if (buffer) {
-    float b = first ? g : buffer[i] * momentum + g * rest;
+    T b = first ? g : buffer[i] * momentum + g * rest;
     buffer[i] = b;
     direction = nesterov ? g + b * momentum : b;
   }
-  float p = param[i] - direction * lr;
+  T p = param[i] - direction * lr;
   param[i] = p;
   if (copy_out) store(copy_out, copy_dtype, i, p);
 }
 
-extern "C" __global__ void lion(Index numel, float *param, const void *grad, int grad_dtype, float *exp_avg,
-                                void *copy_out, int copy_dtype, float scale, float decay, float beta1, float rest1,
-                                float beta2, float rest2, float lr) {
+template <typename T>
+__global__ void lion(Index numel, T *param, const void *grad, int grad_dtype, T *exp_avg, void *copy_out,
+                     int copy_dtype, T scale, T decay, T beta1, T rest1, T beta2, T rest2, T lr) {
   Index i = this_element();
   if (i >= numel) return;
-  float g = load(grad, grad_dtype, i) * scale;
-  float m = exp_avg[i];
-  float p = param[i] * decay - sign(m * beta1 + g * rest1) * lr;
+  T g = load_as(T(0), grad, grad_dtype, i) * scale;
+  T m = exp_avg[i];
+  T p = param[i] * decay - sign(m * beta1 + g * rest1) * lr;
   exp_avg[i] = m * beta2 + g * rest2;
   param[i] = p;
   if (copy_out) store(copy_out, copy_dtype, i, p);
@@ -101,7 +112,7 @@ extern "C" __global__ void lion(Index numel, float *param, const void *grad, int
 // One pass over an array, a warp to each block of `block` elements: multiply it (if `scales`), sum its squares (if
 // `sums`), and find the first element that is not finite. Lane l adds elements l, l + 32, …, and the lanes are added
 // in halves: the order of native/src/square.cpp, so the host's bits.
-extern "C" __global__ void measure(Index numel, void *array, int dtype, Index block, int scales, float scale,
+extern "C" __global__ void measure(Index numel, void *array, int dtype, Index block, int scales, double scale,
                                    double *sums, unsigned long long *first) {
   Index number = this_element() / 32;
   int lane = threadIdx.x % 32;
@@ -111,7 +122,7 @@ extern "C" __global__ void measure(Index numel, void *array, int dtype, Index bl
   double sum = 0;
   for (Index i = begin + lane; i < end; i += 32) {
     if (scales && dtype == kFloat64) ((double *)array)[i] *= scale;
-    else if (scales) store(array, dtype, i, load(array, dtype, i) * scale);
+    else if (scales) store(array, dtype, i, load(array, dtype, i) * (float)scale);
     double value = load_wide(array, dtype, i);
     if (!isfinite(value)) atomicMin(first, (unsigned long long)i);
     sum += value * value;

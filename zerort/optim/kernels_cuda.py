@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import itertools
 from pathlib import Path
-from typing import Any, SupportsInt
+from typing import Any, NamedTuple, SupportsInt
 
 import numpy as np
 
@@ -45,15 +45,30 @@ __all__ = [
 ]
 
 SOURCE = Path(__file__).with_suffix(".cu")
-OPTIONS = ("--fmad=false",)
-"""What NVRTC is told: a product fused with a sum rounds once, where the host rounds twice."""
+OPTIONS = ("--fmad=false", "--std=c++17")
+"""What NVRTC is told: a product fused with a sum rounds once, where the host rounds twice; CuPy wants a standard."""
 
 _THREADS = 256
 _WARP = 32
 _NOT_FOUND = np.iinfo(np.uint64).max
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
-_GRADS = ("float32", "bfloat16", "float16")
-_HALVES = ("bfloat16", "float16")
+
+
+class _Update(NamedTuple):
+    """What an optimizer takes with parameters and state of one dtype, as on the host."""
+
+    computed_in: str
+    grads: tuple[str, ...]
+    copies: tuple[str, ...]
+
+
+_UPDATES = {
+    "float32": _Update("float", ("float32", "bfloat16", "float16"), ("bfloat16", "float16")),
+    "float64": _Update("double", ("float64",), ()),
+}
+TEMPLATES = tuple(f"{name}<{row.computed_in}>" for name in ("adamw", "sgd", "lion") for row in _UPDATES.values())
+"""The kernels of the optimizers."""
+
 SUM_BLOCK = 1024
 """Elements that are summed on the GPU where all are asked for: the host adds up the rest."""
 
@@ -77,7 +92,7 @@ def adamw_(
     scalars = adamw_scalars(lr, beta1, beta2, eps, weight_decay, step, grad_scale)
     _check_optimizer(param, grad, copy_out, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
     copy = (_pointer(copy_out), _code(copy_out))
-    _launch("adamw", param.size, param, grad, _code(grad), exp_avg, exp_avg_sq, *copy, *map(np.float32, scalars))
+    _optimize("adamw", param, grad, exp_avg, exp_avg_sq, *copy, scalars=scalars)
 
 
 def sgd_(
@@ -104,8 +119,7 @@ def sgd_(
     _check_optimizer(param, grad, copy_out, **states)
     copy = (_pointer(copy_out), _code(copy_out))
     flags = (np.int32(first), np.int32(nesterov))
-    buffer = _pointer(momentum_buffer)
-    _launch("sgd", param.size, param, grad, _code(grad), buffer, *copy, *flags, *map(np.float32, scalars))
+    _optimize("sgd", param, grad, _pointer(momentum_buffer), *copy, *flags, scalars=scalars)
 
 
 def lion_(
@@ -124,7 +138,7 @@ def lion_(
     scalars = lion_scalars(lr, beta1, beta2, weight_decay, grad_scale)
     _check_optimizer(param, grad, copy_out, exp_avg=exp_avg)
     copy = (_pointer(copy_out), _code(copy_out))
-    _launch("lion", param.size, param, grad, _code(grad), exp_avg, *copy, *map(np.float32, scalars))
+    _optimize("lion", param, grad, exp_avg, *copy, scalars=scalars)
 
 
 def cast_into(out: Any, source: Any) -> None:
@@ -221,10 +235,18 @@ class _Index:
 
 def _measure(array: Any, block: int, sums: Any, scale: float | None) -> Any:
     first = cupy.full(1, _NOT_FOUND, np.uint64)
-    scaling = (np.int32(scale is not None), np.float32(1.0 if scale is None else scale))
+    scaling = (np.int32(scale is not None), np.float64(1.0 if scale is None else scale))
     arguments = (array, _code(array), np.int64(block), *scaling, _pointer(sums), first)
     _launch("measure", array.size, *arguments, threads=_blocks(array, block) * _WARP)
     return first
+
+
+def _optimize(name: str, param: Any, grad: Any, *arguments: Any, scalars: tuple[float, ...]) -> None:
+    """Queue an optimizer's kernel for the parameter's dtype, which its scalars are rounded to."""
+    rounded = map(param.dtype.type, scalars)
+    _launch(
+        f"{name}<{_UPDATES[param.dtype.name].computed_in}>", param.size, param, grad, _code(grad), *arguments, *rounded
+    )
 
 
 def _launch(name: str, numel: int, *arguments: Any, threads: int | None = None) -> None:
@@ -237,7 +259,7 @@ def _launch(name: str, numel: int, *arguments: Any, threads: int | None = None) 
 
 @functools.cache
 def _module() -> Any:
-    return cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS)
+    return cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS, name_expressions=TEMPLATES)
 
 
 def _blocks(array: Any, block: int) -> int:
@@ -269,13 +291,16 @@ def _check(name: str, array: Any, dtypes: tuple[str, ...], *, numel: int | None 
 
 
 def _check_optimizer(param: Any, grad: Any, copy_out: Any, **states: Any) -> None:
-    _check("param", param, ("float32",))
-    _check("grad", grad, _GRADS, numel=param.size)
+    _check("param", param, tuple(_UPDATES))
+    _, grads, copies = _UPDATES[param.dtype.name]
+    _check("grad", grad, grads, numel=param.size)
     for name, state in states.items():
-        _check(name, state, ("float32",), numel=param.size)
+        _check(name, state, (param.dtype.name,), numel=param.size)
     named = {"param": param, "grad": grad, **states}
     if copy_out is not None:
-        _check("copy_out", copy_out, _HALVES, numel=param.size)
+        if not copies:
+            raise CallError(f"Expected no copy_out with parameters of {param.dtype.name}, got one. Cast them yourself.")
+        _check("copy_out", copy_out, copies, numel=param.size)
         # A thread reads its element of the gradient before it writes the copy's, which must be in the same place.
         if (copy_out.data.ptr, copy_out.nbytes) != (grad.data.ptr, grad.nbytes):
             named["copy_out"] = copy_out

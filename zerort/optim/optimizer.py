@@ -47,8 +47,8 @@ class StateSpec:
     name: str
     """Such as ``"exp_avg"``; unique within an optimizer."""
 
-    dtype: str = "float32"
-    """Name of the element type."""
+    dtype: str = "parameter"
+    """Name of the element type; ``"parameter"``: what the parameter is updated in, float64 or float32."""
 
     shape: tuple[int, ...] | None = None
     """None: one element per parameter element, sharded with the parameter. Else one array of this shape per tensor, the
@@ -87,6 +87,12 @@ class Optimizer(abc.ABC):
     def states(self, shape: tuple[int, ...]) -> tuple[StateSpec, ...]:
         """Return what must be kept for a tensor of this shape."""
 
+    def states_in(self, dtype: str, shape: tuple[int, ...]) -> tuple[StateSpec, ...]:
+        """Return the `states` of a tensor that is updated in ``dtype``, with the names of their own dtypes."""
+        return tuple(
+            dataclasses.replace(spec, dtype=dtype) if spec.dtype == "parameter" else spec for spec in self.states(shape)
+        )
+
     def describe(self) -> dict[str, JSON]:
         """Return the class and its fields in a form for JSON; a schedule by its qualified name.
 
@@ -118,8 +124,8 @@ class ElementwiseOptimizer(Optimizer):
         """Update in place. All arrays are 1-D, contiguous, of one length, perhaps empty.
 
         Args:
-            param: Parameters, float32, updated.
-            grad: Gradient, float32, bfloat16 or float16; only read.
+            param: Parameters, float32 or float64, updated.
+            grad: Gradient, float32, bfloat16 or float16, with float64 parameters float64; only read.
             state: Arrays by the names of `states`, updated.
             lr: Learning rate of this update.
             step: How many updates this tensor has had, this one included.
@@ -142,10 +148,10 @@ class TensorPart:
     """Flat index of the first element held."""
 
     param: Array
-    """1-D, float32, updated."""
+    """1-D, float32 or float64, updated."""
 
     grad: Array
-    """1-D, float32, bfloat16 or float16; only read."""
+    """1-D, float32, bfloat16 or float16, with float64 parameters float64; only read."""
 
     state: Mapping[str, Array]
     """Arrays by the names of `Optimizer.states`, updated; those with a shape have it, and are whole on every rank."""

@@ -9,7 +9,7 @@ from zerort.testing.jobs import run_job
 
 
 def main() -> int:
-    """Run the suite at each size; return the first exit code that is not 0."""
+    """Run the suite at every size, whatever the others gave; return the first exit code that is not 0."""
     parser = argparse.ArgumentParser(
         prog="python -m zerort.testing",
         description="Run pytest under mpirun at several sizes, one run each.",
@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds per run (default: %(default)s)")
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = parser.parse_args(sys.argv[1:split])
+    failures: list[tuple[int, int]] = []
     for size in options.sizes:
         print(f"== {size} ranks", flush=True)
         words = ["-m", "pytest", "--with-mpi", "-q", "--color=no", "-p", "no:cacheprovider", *sys.argv[split + 1 :]]
@@ -26,8 +27,11 @@ def main() -> int:
         result = run_job(size, words, timeout=options.timeout, env={"OPENBLAS_NUM_THREADS": "1"}, echo=True)
         if result.code:
             print(f"== {size} ranks: exit code {result.code} after {result.seconds:.0f} s", flush=True)
-            return result.code
-    return 0
+            failures.append((size, result.code))
+    if failures:
+        said = ", ".join(f"{size} ranks (exit code {code})" for size, code in failures)
+        print(f"== failed: {said}; of sizes {' '.join(map(str, options.sizes))}", flush=True)
+    return failures[0][1] if failures else 0
 
 
 if __name__ == "__main__":

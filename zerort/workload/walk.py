@@ -101,6 +101,7 @@ class Reference:
         decays: Which do, by full name.
         clip_norm: Largest norm of all gradients together.
         shards: Micro-batches that a step's rows are cut into; what sums them up is float64.
+        dtype: Of the parameters: float32 or float64.
     """
 
     def __init__(
@@ -113,10 +114,13 @@ class Reference:
         decays: Callable[[str], bool] = lambda name: True,
         clip_norm: float | None = None,
         shards: int = 1,
+        dtype: str = "float32",
     ) -> None:
         self.model, self.text, self.lr, self.shards = model, text, lr, shards
         self.weight_decay, self.decays, self.clip_norm = weight_decay, decays, clip_norm
-        self.units = {name: model.init(name) for name in model.units}
+        self.units = {
+            name: {local: value.astype(dtype) for local, value in model.init(name).items()} for name in model.units
+        }
         self.moments: dict[str, tuple[Array, Array]] = {}
         self.updates = 0
         self.norms: list[float] = []
@@ -151,7 +155,8 @@ class Reference:
 
     def _update(self, name: str, gradient: Array, betas: tuple[float, float], eps: float) -> None:
         unit, local = name.split(".", 1)
-        param = self.units[unit][local].astype(np.float64)
+        kept = self.units[unit][local]
+        param = kept.astype(np.float64)
         first, second = self.moments.setdefault(name, (np.zeros(param.shape), np.zeros(param.shape)))
         first += (1 - betas[0]) * (gradient - first)
         second += (1 - betas[1]) * (gradient * gradient - second)
@@ -159,7 +164,7 @@ class Reference:
         param *= 1 - lr * (self.weight_decay if self.decays(name) else 0.0)
         root = np.sqrt(second / (1 - betas[1] ** self.updates)) + eps
         param -= lr * first / (1 - betas[0] ** self.updates) / root
-        self.units[unit][local] = param.astype(np.float32)
+        self.units[unit][local] = param.astype(kept.dtype)
 
     def parameters(self) -> dict[str, Array]:
         """Return all parameters, by unit and name."""

@@ -30,7 +30,7 @@ def first_values(dtype):
 
 
 def narrow(array, dtype):
-    """Round a float32 array on the host."""
+    """Round an array on the host."""
     out = np.empty(array.shape, numpy_dtype(dtype))
     cast_into(out.reshape(-1), array.reshape(-1))
     return out
@@ -38,13 +38,14 @@ def narrow(array, dtype):
 
 def gradient_of(rt, value, noise):
     """Return a parameter's gradient, where the parameter lies and in its dtype: half of it, moved by noise."""
+    kind = np.float64 if value.dtype == np.float64 else np.float32
     if isinstance(value, np.ndarray):
-        return narrow(value.astype(np.float32) * np.float32(0.5) + noise, value.dtype)
+        return narrow(value.astype(kind) * kind(0.5) + noise, value.dtype)
     from zerort.optim import kernels_cuda as kernels
 
-    wide = cupy.empty(value.size, np.float32)
+    wide = cupy.empty(value.size, kind)
     kernels.cast_into(wide, value.reshape(-1))
-    wide = wide * np.float32(0.5) + cupy.asarray(noise.reshape(-1))
+    wide = wide * kind(0.5) + cupy.asarray(noise.reshape(-1))
     out = rt.device.scratch(value.size, value.dtype)
     kernels.cast_into(out, wide)
     return out.reshape(value.shape)
@@ -79,12 +80,12 @@ def train(rt, dtype, *, steps=4, seed=1):
 
 
 def weights(rt):
-    """Return all parameters, on the host, in float32."""
+    """Return all parameters, on the host, in float64."""
     found = {}
     for unit in rt.units.values():
         with unit.gathered() as p:
             for name in p:
-                found[f"{unit.name}.{name}"] = rt.device.fetch(p[name]).astype(np.float32)
+                found[f"{unit.name}.{name}"] = rt.device.fetch(p[name]).astype(np.float64)
     return found
 
 

@@ -19,6 +19,7 @@ from zerort.comm import open_group
 from zerort.engine import Attachment
 from zerort.errors import StaleViewError
 from zerort.native.dtypes import numpy_dtype
+from zerort.testing.tolerance import OVER_STEPS
 
 pytestmark = [pytest.mark.mpi, gpu_runs.at_most(2)]
 
@@ -79,9 +80,9 @@ def train_plainly(rt, dtype):
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_numpy_loop_runs_on_cupys_arrays(stage, gpus, hosts):
     with zr.open(group=hosts, plan=zr.Plan.zero(stage), **OPTIONS) as rt:
-        expected = train_plainly(rt, "float32")
+        expected = train_plainly(rt, "float64")
     with zr.open(group=gpus, plan=zr.Plan.zero(stage), **OPTIONS) as rt:
-        assert distance(train_plainly(rt, "float32"), expected) < 1e-6
+        assert distance(train_plainly(rt, "float64"), expected) < OVER_STEPS
 
 
 def test_views_of_a_gpu_end_with_their_block(gpus):
@@ -145,7 +146,7 @@ def train_beside(rt, framework, dtype, *, entered):
 
 
 @pytest.mark.parametrize(
-    ("stage", "dtype", "bound"), [(1, "float32", 1e-6), (3, "float32", 1e-6), (3, "bfloat16", 1e-2)]
+    ("stage", "dtype", "bound"), [(1, "float64", OVER_STEPS), (3, "float64", OVER_STEPS), (3, "bfloat16", 1e-2)]
 )
 def test_a_framework_with_a_stream_of_its_own(stage, dtype, bound, gpus, hosts):
     with zr.open(group=hosts, plan=zr.Plan.zero(stage), **OPTIONS) as rt:

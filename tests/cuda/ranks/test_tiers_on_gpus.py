@@ -27,7 +27,7 @@ def gpus(options):
 def all_on_gpus(gpus):
     """What runs with everything on the GPUs give, by dtype."""
     found = {}
-    for dtype in ("float32", "bfloat16"):
+    for dtype in ("float32", "bfloat16", "float64"):
         with zr.open(group=gpus, plan=zr.Plan.zero(3), **OPTIONS) as rt:
             gpu_runs.train(rt, dtype)
             found[dtype] = gpu_runs.weights(rt)
@@ -51,8 +51,17 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("plan", PLANS)
+CASES = [
+    *(
+        pytest.param(*plan.values, dtype, id=f"{plan.id}-{dtype}")
+        for plan in PLANS
+        for dtype in ("float32", "bfloat16")
+    ),
+    *(pytest.param(*plan.values, "float64", id=f"{plan.id}-float64") for plan in (PLANS[3], PLANS[7])),
+]
+
+
+@pytest.mark.parametrize(("plan", "dtype"), CASES)
 def test_where_values_rest_does_not_show(plan, dtype, gpus, all_on_gpus, shared_tmp_path):
     with zr.open(group=gpus, plan=plan, scratch=shared_tmp_path, **OPTIONS) as rt:
         gpu_runs.train(rt, dtype)

@@ -12,6 +12,7 @@ import gpu_runs
 import zerort as zr
 from zerort.comm import open_group
 from zerort.errors import CallError, DeviceMemoryError, NonFiniteError, PlanError
+from zerort.testing.tolerance import OVER_STEPS, rounding
 
 pytestmark = pytest.mark.mpi
 
@@ -21,8 +22,9 @@ DECAY = {
     "clip_norm": 1.0,
 }
 STEPS = 4
-BOUNDS = {"float32": 1e-6, "bfloat16": 1e-2, "float16": 2e-3}
-"""Relative, of the whole model: ranks' gradients are summed in another order, and a rounding may fall the other way."""
+BOUNDS = {"float64": OVER_STEPS, "float32": rounding("float32", 16), "bfloat16": 1e-2, "float16": 2e-3}
+"""Relative, of the whole model: ranks' gradients are summed in another order, and a rounding may fall the other way.
+float32 is compared over one step of about 12 operations and a sum over ranks; 16 bits round by 4e-3 and 5e-4."""
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +48,13 @@ def distance(found, expected):
 
 def compare(gpus, hosts, dtype, **options):
     """Train on both, and compare parameters and reports; return those of the GPUs."""
-    expected, on_host = gpu_runs.expected(hosts, dtype, steps=STEPS, **options)
+    steps = 1 if dtype == "float32" else STEPS
+    expected, on_host = gpu_runs.expected(hosts, dtype, steps=steps, **options)
     with zr.open(group=gpus, **options) as rt:
-        reports = gpu_runs.train(rt, dtype, steps=STEPS)
+        reports = gpu_runs.train(rt, dtype, steps=steps)
         assert distance(gpu_runs.weights(rt), expected) < BOUNDS[dtype]
     norms = [report.grad_norm for report in on_host]
-    np.testing.assert_allclose([report.grad_norm for report in reports], norms, rtol=max(BOUNDS[dtype], 1e-5))
+    np.testing.assert_allclose([report.grad_norm for report in reports], norms, rtol=BOUNDS[dtype])
     for report, other in zip(reports, on_host, strict=True):
         assert (report.update, report.updated, report.without_gradient) == (
             other.update,
@@ -62,32 +65,34 @@ def compare(gpus, hosts, dtype, **options):
 
 
 @pytest.mark.parametrize(
-    ("stage", "dtype"), [*((stage, dtype) for stage in range(4) for dtype in ("float32", "bfloat16")), (3, "float16")]
+    ("stage", "dtype"),
+    [*((stage, dtype) for stage in range(4) for dtype in ("float64", "bfloat16")), (3, "float16"), (3, "float32")],
 )
 def test_every_plan_is_the_hosts(stage, dtype, gpus, hosts):
     scale = zr.LossScale(initial=8.0) if dtype == "float16" else None
-    assert len(compare(gpus, hosts, dtype, plan=zr.Plan.zero(stage), loss_scale=scale, **DECAY)) == STEPS
+    reports = compare(gpus, hosts, dtype, plan=zr.Plan.zero(stage), loss_scale=scale, **DECAY)
+    assert len(reports) == (1 if dtype == "float32" else STEPS)
 
 
 @pytest.mark.parametrize(("stage", "micro_steps"), [(1, 2), (3, 2)])
 def test_micro_steps_are_summed_before_they_travel(stage, micro_steps, gpus, hosts):
-    reports = compare(gpus, hosts, "float32", plan=zr.Plan.zero(stage), micro_steps=micro_steps, **DECAY)
+    reports = compare(gpus, hosts, "float64", plan=zr.Plan.zero(stage), micro_steps=micro_steps, **DECAY)
     assert gpus.size == 1 or reports[-1].bytes_moved["reduce_scatter"] > 0
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_uneven_ranks(stage, gpus, hosts):
     weights = [float(rank % 3) for rank in range(1, gpus.size + 1)]
-    assert len(compare(gpus, hosts, "float32", plan=zr.Plan.zero(stage), weights=weights, **DECAY)) == STEPS
+    assert len(compare(gpus, hosts, "float64", plan=zr.Plan.zero(stage), weights=weights, **DECAY)) == STEPS
 
 
 def test_hybrid_sharding(gpus, hosts):
     if gpus.size % 2:
         return
-    expected, _ = gpu_runs.expected(hosts, "float32", plan=zr.Plan.zero(3), **DECAY)
+    expected, _ = gpu_runs.expected(hosts, "float64", plan=zr.Plan.zero(3), **DECAY)
     with zr.open(mesh=zr.mesh(replicate=2, group=gpus), plan=zr.Plan.zero(3), **DECAY) as rt:
-        gpu_runs.train(rt, "float32")
-        assert distance(gpu_runs.weights(rt), expected) < BOUNDS["float32"]
+        gpu_runs.train(rt, "float64")
+        assert distance(gpu_runs.weights(rt), expected) < BOUNDS["float64"]
 
 
 def test_the_fixed_tree_gives_the_hosts_bits(gpus, hosts):

@@ -1,6 +1,7 @@
 """NumPy forms of the fused optimizers; see `zerort.native.optim` for what they promise.
 
-Each operation rounds to float32 and stands in the order of ``src/optim.cpp``: change both or none.
+Each operation rounds to the parameter's dtype, float32 or float64, and stands in the order of ``src/optim.cpp``: change
+both or none.
 """
 
 from __future__ import annotations
@@ -10,22 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from zerort.native.dtypes import FLOAT32, Array
+from zerort.native.dtypes import Array
 from zerort.native.reference.arrays import BLOCK, blocks, cast_into
 from zerort.native.scalars import adamw_scalars, lion_scalars, sgd_scalars
 
 __all__ = ["adamw_", "lion_", "sgd_"]
 
 
-def _rounded(scalars: tuple[float, ...]) -> list[np.float32]:
-    return [np.float32(scalar) for scalar in scalars]
+def _rounded(param: Array, scalars: tuple[float, ...]) -> list[Any]:
+    return [param.dtype.type(scalar) for scalar in scalars]
 
 
-def _scaled_blocks(
-    param: Array, grad: Array, scale: np.float32, copy_out: Array | None
-) -> Iterator[tuple[slice, Array]]:
-    """Yield each block and its scaled float32 gradient, a temporary; then copy the updated parameters out."""
-    buffer = np.empty(min(BLOCK, param.size), FLOAT32)
+def _scaled_blocks(param: Array, grad: Array, scale: Any, copy_out: Array | None) -> Iterator[tuple[slice, Array]]:
+    """Yield each block and its scaled gradient in the parameter's dtype, a temporary; then copy the parameters out."""
+    buffer = np.empty(min(BLOCK, param.size), param.dtype)
     for block in blocks(param.size):
         g = buffer[: block.stop - block.start]
         cast_into(g, grad[block])
@@ -52,9 +51,9 @@ def adamw_(
 ) -> None:
     """Make one step of AdamW."""
     scale, decay, b1, rest1, b2, rest2, root_correction, epsilon, step_size = _rounded(
-        adamw_scalars(lr, beta1, beta2, eps, weight_decay, step, grad_scale)
+        param, adamw_scalars(lr, beta1, beta2, eps, weight_decay, step, grad_scale)
     )
-    scratch = np.empty(min(BLOCK, param.size), FLOAT32)
+    scratch = np.empty(min(BLOCK, param.size), param.dtype)
     with np.errstate(all="ignore"):
         for block, g in _scaled_blocks(param, grad, scale, copy_out):
             p, m, v, t = param[block], exp_avg[block], exp_avg_sq[block], scratch[: g.size]
@@ -88,9 +87,9 @@ def sgd_(
 ) -> None:
     """Make one step of SGD."""
     scale, wd, mu, rest, rate = _rounded(
-        sgd_scalars(lr, momentum, dampening, weight_decay, grad_scale, nesterov=nesterov)
+        param, sgd_scalars(lr, momentum, dampening, weight_decay, grad_scale, nesterov=nesterov)
     )
-    scratch = np.empty(min(BLOCK, param.size), FLOAT32)
+    scratch = np.empty(min(BLOCK, param.size), param.dtype)
     with np.errstate(all="ignore"):
         for block, g in _scaled_blocks(param, grad, scale, copy_out):
             p, t = param[block], scratch[: g.size]
@@ -120,8 +119,8 @@ def lion_(
     copy_out: Array | None = None,
 ) -> None:
     """Make one step of Lion."""
-    scale, decay, b1, rest1, b2, rest2, rate = _rounded(lion_scalars(lr, beta1, beta2, weight_decay, grad_scale))
-    scratch = np.empty(min(BLOCK, param.size), FLOAT32)
+    scale, decay, b1, rest1, b2, rest2, rate = _rounded(param, lion_scalars(lr, beta1, beta2, weight_decay, grad_scale))
+    scratch = np.empty(min(BLOCK, param.size), param.dtype)
     spare = np.empty_like(scratch)
     with np.errstate(all="ignore"):
         for block, g in _scaled_blocks(param, grad, scale, copy_out):

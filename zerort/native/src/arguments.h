@@ -38,7 +38,6 @@ class Argument {
   int ndim() const { return view_.ndim; }
   std::size_t numel() const { return nbytes() / itemsize(dtype_); }
   Dtype dtype() const { return dtype_; }
-  float* floats() const { return static_cast<float*>(data()); }
 
   bool same_memory(const Argument& other) const { return data() == other.data() && nbytes() == other.nbytes(); }
   bool overlaps(const Argument& other) const {

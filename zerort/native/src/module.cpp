@@ -154,21 +154,34 @@ bool bind_touch(nb::handle array) {
 class OptimizerArguments {
  public:
   bool open(nb::handle param, nb::handle grad, nb::handle state1, nb::handle state2, nb::handle copy) {
-    if (!param_.open(param, Access::write) || param_.dtype() != Dtype::float32) return false;
+    if (!param_.open(param, Access::write)) return false;
+    const Dtype dtype = param_.dtype();
     const std::size_t numel = param_.numel();
-    if (!grad_.open(grad, Access::read) || grad_.numel() != numel) return false;
-    if (grad_.dtype() != Dtype::float32 && !is_half(grad_.dtype())) return false;
-    if (!state1.is_none() && !states_[0].open(state1, Access::write, Dtype::float32, numel)) return false;
-    if (!state2.is_none() && !states_[1].open(state2, Access::write, Dtype::float32, numel)) return false;
-    if (!copy.is_none() && !(copy_.open(copy, Access::write) && copy_.numel() == numel && is_half(copy_.dtype())))
-      return false;
-    return apart();
+    if (!grad_.open(grad, Access::read) || grad_.numel() != numel || !updates_with(dtype, grad_.dtype())) return false;
+    if (!state1.is_none() && !states_[0].open(state1, Access::write, dtype, numel)) return false;
+    if (!state2.is_none() && !states_[1].open(state2, Access::write, dtype, numel)) return false;
+    if (!copy.is_none() && !(copy_.open(copy, Access::write) && copy_.numel() == numel)) return false;
+    return (copy.is_none() || copies_into(dtype, copy_.dtype())) && apart();
   }
 
-  float* state(int k) const { return states_[k].floats(); }
-  std::size_t nbytes() const { return 4 * param_.nbytes(); }
-  Update update() const {
-    return {param_.floats(), grad_.data(), grad_.dtype(), copy_.data(), copy_.dtype(), param_.numel()};
+  // Calls work(T{}) without the GIL; T is the type of parameter and state.
+  template <typename Work>
+  void compute(Work work) const {
+    const WithoutGil released(4 * param_.nbytes());
+    if (param_.dtype() == Dtype::float64)
+      work(double{});
+    else
+      work(float{});
+  }
+
+  template <typename T>
+  T* state(int k) const {
+    return static_cast<T*>(states_[k].data());
+  }
+  template <typename T>
+  Update<T> update() const {
+    auto* param = static_cast<T*>(param_.data());
+    return {param, grad_.data(), grad_.dtype(), copy_.data(), copy_.dtype(), param_.numel()};
   }
 
  private:
@@ -184,18 +197,17 @@ class OptimizerArguments {
   Argument param_, grad_, states_[2], copy_;  // one that is None has no bytes, so it overlaps nothing
 };
 
-float rounded(double value) { return static_cast<float>(value); }
-
 bool bind_adamw(nb::handle param, nb::handle grad, nb::handle exp_avg, nb::handle exp_avg_sq, nb::handle copy,
                 double grad_scale, double decay, double beta1, double rest1, double beta2, double rest2,
                 double root_correction, double eps, double step_size) {
   OptimizerArguments arrays;
   if (exp_avg.is_none() || exp_avg_sq.is_none() || !arrays.open(param, grad, exp_avg, exp_avg_sq, copy)) return false;
-  const AdamWScalars scalars{rounded(grad_scale), rounded(decay), rounded(beta1),
-                             rounded(rest1),      rounded(beta2), rounded(rest2),
-                             rounded(root_correction), rounded(eps), rounded(step_size)};
-  const WithoutGil released(arrays.nbytes());
-  adamw(arrays.update(), arrays.state(0), arrays.state(1), scalars);
+  arrays.compute([&](auto zero) {
+    using T = decltype(zero);
+    const AdamWScalars<T> scalars{T(grad_scale), T(decay), T(beta1), T(rest1),    T(beta2),
+                                  T(rest2),      T(root_correction), T(eps), T(step_size)};
+    adamw(arrays.update<T>(), arrays.state<T>(0), arrays.state<T>(1), scalars);
+  });
   return true;
 }
 
@@ -203,10 +215,12 @@ bool bind_sgd(nb::handle param, nb::handle grad, nb::handle buffer, nb::handle c
               double grad_scale, double weight_decay, double momentum, double rest, double lr) {
   OptimizerArguments arrays;
   if (!arrays.open(param, grad, buffer, nb::none(), copy)) return false;
-  const SgdScalars scalars{rounded(grad_scale), rounded(weight_decay), rounded(momentum), rounded(rest), rounded(lr)};
   const Momentum kind = buffer.is_none() ? Momentum::none : first ? Momentum::first : Momentum::later;
-  const WithoutGil released(arrays.nbytes());
-  sgd(arrays.update(), arrays.state(0), kind, nesterov, scalars);
+  arrays.compute([&](auto zero) {
+    using T = decltype(zero);
+    const SgdScalars<T> scalars{T(grad_scale), T(weight_decay), T(momentum), T(rest), T(lr)};
+    sgd(arrays.update<T>(), arrays.state<T>(0), kind, nesterov, scalars);
+  });
   return true;
 }
 
@@ -214,10 +228,11 @@ bool bind_lion(nb::handle param, nb::handle grad, nb::handle exp_avg, nb::handle
                double beta1, double rest1, double beta2, double rest2, double lr) {
   OptimizerArguments arrays;
   if (exp_avg.is_none() || !arrays.open(param, grad, exp_avg, nb::none(), copy)) return false;
-  const LionScalars scalars{rounded(grad_scale), rounded(decay), rounded(beta1), rounded(rest1),
-                            rounded(beta2),      rounded(rest2), rounded(lr)};
-  const WithoutGil released(arrays.nbytes());
-  lion(arrays.update(), arrays.state(0), scalars);
+  arrays.compute([&](auto zero) {
+    using T = decltype(zero);
+    const LionScalars<T> scalars{T(grad_scale), T(decay), T(beta1), T(rest1), T(beta2), T(rest2), T(lr)};
+    lion(arrays.update<T>(), arrays.state<T>(0), scalars);
+  });
   return true;
 }
 
