@@ -89,7 +89,8 @@ def test_no_program_asks_a_registry_for_zerort() -> None:
 
 def test_every_file_that_is_named_is_there() -> None:
     named = re.compile(r"(?<![\w./-])(?:zerort|bindings|tests|docs|examples|benchmarks)/[\w./-]*[\w/]")
-    for file, text in TEXT.items():
+    design = Path("zerort/DESIGN.md")
+    for file, text in {**TEXT, design: (doc_blocks.ROOT / design).read_text()}.items():
         links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
         beside = [file.parent / link for link in links]
         for path in [*beside, *map(Path, named.findall(text))]:
