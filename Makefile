@@ -85,7 +85,7 @@ test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 
 test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks, and its examples
 	$(call ON_RANKS,8) tests/torch
-	$(BIN)/python -m pytest -q $(wildcard tests/jobs/*_torch.py)
+	$(BIN)/python -m pytest -q tests/jobs/test_*_torch.py
 
 test-cuda: test-cuda-alone test-cuda-ranks ## Run what needs CuPy, on an emulated device: no GPU
 
