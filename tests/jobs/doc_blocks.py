@@ -119,7 +119,7 @@ def complaints(programs: Sequence[Sequence[str]]) -> list[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -142,7 +142,7 @@ def _run(block: Block, folder: Path, ranks: int, env: Mapping[str, str]) -> str:
     script = folder / "block.py"
     script.write_text(block.code)
     if ranks:
-        result = run_job(ranks, [script], timeout=100, cwd=folder, env=env)
+        result = run_job(ranks, [script], timeout=300, cwd=folder, env=env)
         assert result.code == 0, f"{block}\n{result.output}"
         return result.output
     done = subprocess.run(
@@ -151,7 +151,7 @@ def _run(block: Block, folder: Path, ranks: int, env: Mapping[str, str]) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, f"{block}\n{done.stderr}"
