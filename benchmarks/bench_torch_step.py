@@ -41,7 +41,7 @@ def main() -> int:
     for line in bench.head(machine):
         bench.screen.print(line)
     if "single" not in names:
-        sys.exit("bench_torch_step.py needs torch, and the method `single`: pip install 'zerort[torch]'")
+        sys.exit("bench_torch_step.py needs torch, and the method `single`: pip install torch")
     references = {clip: bench.reference(clip) for clip in dict.fromkeys(map(bench.clip_of, names))}
     alone = {name: found for name in names if (found := bench.alone(name)) is not None}
     expected = {name: references[bench.clip_of(name)] for name in alone}

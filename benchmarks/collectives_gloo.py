@@ -30,7 +30,7 @@ def main() -> None:
         import torch
         import torch.distributed as dist
     except ImportError:
-        sys.exit("collectives_gloo.py needs torch: pip install 'zerort[torch]'")
+        sys.exit("collectives_gloo.py needs torch: pip install torch")
     torch.set_num_threads(1)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29541")

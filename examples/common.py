@@ -30,14 +30,23 @@ class Screen:
         model: What is trained; its name is shown.
         tokens: Of a step, over all ranks.
         position: The step it goes on from.
+        per: What a loss is the mean of.
     """
 
     def __init__(
-        self, rt: zr.Runtime, options: argparse.Namespace, *, model: object, tokens: int, position: int
+        self,
+        rt: zr.Runtime,
+        options: argparse.Namespace,
+        *,
+        model: object,
+        tokens: int,
+        position: int,
+        per: str = "byte",
     ) -> None:
         self.rt, self.options, self.model, self.tokens, self.position = rt, options, model, tokens, position
+        self.per = per
         self.losses: list[float] = []  # of this rank, since the last look
-        self.history: list[tuple[int, float]] = []  # step, mean bits per byte of all ranks
+        self.history: list[tuple[int, float]] = []  # step, mean bits of all ranks
         self.report: zr.StepReport | None = None
         self.skipped = 0
         self.began, self.seconds = time.perf_counter(), 0.0
@@ -77,7 +86,7 @@ class Screen:
         self.seconds = time.perf_counter() - self.began
         rate = (done - self.position) * self.tokens / self.seconds
         memory = format_bytes(self.rt.memory().resting)
-        line = f"loss {self.history[-1][1]:5.3f} bits/byte  {rate:7,.0f} tokens/s  {memory} on this rank"
+        line = f"loss {self.history[-1][1]:5.3f} bits/{self.per}  {rate:7,.0f} tokens/s  {memory} on this rank"
         if self.bar:
             self.bar.update(self.bar.task_ids[0], completed=done, description=line, refresh=True)
         elif len(self.history) % 4 == 1 or done == steps:
@@ -95,7 +104,7 @@ class Screen:
             return
         (_, high), (last, _) = self.history[0], self.history[-1]
         low = np.mean([bits for _, bits in self.history[-5:]])  # batches differ: a single one says little
-        self.say(f"loss: from {high:.2f} to {low:.2f} bits per byte in {self.seconds:.1f} s, up to step {last}")
+        self.say(f"loss: from {high:.2f} to {low:.2f} bits per {self.per} in {self.seconds:.1f} s, up to step {last}")
         if self.skipped:
             self.say(f"{self.skipped} steps changed nothing, as with float16 while the loss scale is being found")
         if self.report.digest:
@@ -115,7 +124,7 @@ class Screen:
 
         figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
         axes.plot(*zip(*self.history, strict=True))
-        axes.set(xlabel="step", ylabel="bits per byte", title=f"{self.options.plan}, ranks: {self.rt.size}")
+        axes.set(xlabel="step", ylabel=f"bits per {self.per}", title=f"{self.options.plan}, ranks: {self.rt.size}")
         axes.grid(visible=True, alpha=0.3)
         figure.savefig(path, dpi=130)
 

@@ -3,7 +3,7 @@
     python examples/train.py                            # one process
     mpirun -n 8 python examples/train.py                # eight, ZeRO-3: each holds an eighth of everything
     mpirun -n 8 python examples/train.py --plan zero0   # the same training, with everything on every rank
-    mpirun -n 8 python examples/train.py --device cuda  # the same on GPUs, one for each rank: CuPy and NCCL
+    mpirun -n 8 python examples/train.py --device cuda  # on GPUs, one for each rank (experimental): CuPy and NCCL
 
 A small transformer learns to guess the next byte of Python's standard library. Each of its units (the embedding, the
 blocks, the head) is whole only while it computes: gathered, used, released. Its gradients are summed into shards while
@@ -123,7 +123,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, steps=400, batch=32, lr=1e-2)
     add = parser.add_argument
-    add("--device", choices=("host", "cuda"), default="host", help="cuda: a GPU for each rank (default: %(default)s)")
+    add("--device", choices=("host", "cuda"), default="host", help="cuda: a GPU for each rank (experimental)")
     add("--width", type=whole, default=64, help="features of a token, a multiple of 4 (default: %(default)s)")
     add("--layers", type=whole, default=2, help="blocks (default: %(default)s)")
     add("--deterministic", action="store_true", help=f"the same bits on any number of ranks that divides {SHARDS}")

@@ -3,8 +3,10 @@
     mpirun -n 2 python examples/train_hf.py                  # Llama
     mpirun -n 2 python examples/train_hf.py --model gpt2     # its head is its embedding (tied)
     mpirun -n 2 python examples/train_hf.py --model t5       # an encoder reads half a row, a decoder writes the other
+    mpirun -n 2 python examples/train_hf.py --model bert     # two classes of rows: plain text, and text in rot13
 
-The same text, plans, checkpoints and options as `train_torch.py`; `generate` writes a sample at the end.
+The same text, plans, checkpoints and options as `train_torch.py`. At the end `generate` writes a sample; BERT, which
+cannot write, is asked about rows that it has not seen.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a rank is a worker already: mor
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here needs the network
 
 import argparse
+import codecs
 import importlib.util
 
 try:
@@ -24,6 +27,8 @@ except ModuleNotFoundError:
         "train_hf.py needs torch, which is not installed: pip install torch (a CPU build will do)"
     ) from None
 
+import numpy as np
+
 import zerort as zr
 import zerort_torch as zt
 from common import PLANS, Screen, add_options, check_options, whole  # examples/common.py
@@ -31,6 +36,7 @@ from zerort import checkpoint
 from zerort.workload import ByteText
 
 CONTEXT, HEADS, START = 64, 4, 256  # byte 256 opens what a decoder writes
+ROT13 = torch.tensor([*codecs.encode(bytes(range(128)).decode(), "rot13").encode(), *range(128, 256)])
 
 
 def main() -> None:
@@ -52,11 +58,11 @@ def main() -> None:
     ) as rt:
         title = f"{type(model).__name__}({numel:,} parameters)"
         model = zt.shard(model, rt)
-        position = 0
+        position, per = 0, "row" if options.model == "bert" else "byte"
         if options.resume and checkpoint.exists(options.resume):
             position = rt.load(options.resume).progress["position"]
 
-        with Screen(rt, options, model=title, tokens=options.batch * CONTEXT, position=position) as screen:
+        with Screen(rt, options, model=title, tokens=options.batch * CONTEXT, position=position, per=per) as screen:
             for step in range(position, options.steps):
                 batch = inputs(options.model, text, step, rt)
                 rows = len(batch["input_ids"])
@@ -67,7 +73,9 @@ def main() -> None:
                 if options.save and ((step + 1) % options.save_every == 0 or step + 1 == options.steps):
                     rt.save(options.save, progress={"position": step + 1})
         screen.summary()
-        if options.sample:
+        if options.model == "bert":
+            screen.say(f"it is right about {accuracy(model, text, options.steps, rt):.1%} of {8 * text.rows} new rows")
+        elif options.sample:
             screen.say(f"it writes: {sample(model, prompt=b'    def ', length=options.sample)!r}")
         if options.trace and (path := rt.group.save_trace(options.trace)):
             screen.say(f"trace: {path} (open it in ui.perfetto.dev)")
@@ -97,6 +105,20 @@ def build(options: argparse.Namespace) -> torch.nn.Module:
             vocab_size=START + 1, n_embd=width, n_layer=layers, n_head=HEADS, n_positions=4 * CONTEXT, **ids
         )
         return hf.GPT2LMHeadModel(config)
+    if options.model == "bert":
+        config = hf.BertConfig(
+            vocab_size=START + 1,
+            hidden_size=width,
+            intermediate_size=4 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=HEADS,
+            max_position_embeddings=CONTEXT,
+            hidden_dropout_prob=0.0,  # what is dropped would depend on the number of ranks
+            attention_probs_dropout_prob=0.0,
+            num_labels=2,
+            pad_token_id=START,
+        )
+        return hf.BertForSequenceClassification(config)
     config = hf.T5Config(
         vocab_size=START + 1,
         d_model=width,
@@ -116,7 +138,21 @@ def inputs(model: str, text: ByteText, step: int, rt: zr.Runtime) -> dict[str, t
     if model == "t5":
         half = rows.shape[1] // 2
         return {"input_ids": rows[:, :half], "labels": rows[:, half:].contiguous()}
+    if model == "bert":
+        labels = rows.sum(1) % 2  # a row's class depends on the row alone, whoever computes it
+        return {"input_ids": torch.where(labels[:, None] == 1, ROT13[rows], rows), "labels": labels}
     return {"input_ids": rows, "labels": rows}  # a causal model moves its labels by one itself
+
+
+@torch.no_grad()
+def accuracy(model: torch.nn.Module, text: ByteText, step: int, rt: zr.Runtime) -> float:
+    """Return the part of eight new batches that the model is right about, over all ranks."""
+    model.eval()
+    right = 0
+    for later in range(step, step + 8):
+        batch = inputs("bert", text, later, rt)
+        right += int((model(**batch).logits.argmax(1) == batch["labels"]).sum())
+    return float(rt.group.all_reduce(np.array([right])).wait()[0]) / (8 * text.rows)
 
 
 @torch.no_grad()
@@ -141,9 +177,13 @@ def parse() -> argparse.Namespace:
     """Return the options, or say which of them cannot be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, steps=300, batch=16, lr=5e-3)
-    parser.add_argument("--model", choices=("llama", "gpt2", "t5"), default="llama", help="(default: %(default)s)")
+    parser.add_argument(
+        "--model", choices=("llama", "gpt2", "t5", "bert"), default="llama", help="(default: %(default)s)"
+    )
     parser.add_argument("--width", type=whole, default=64, help=f"a multiple of {2 * HEADS} (default: %(default)s)")
     parser.add_argument("--layers", type=whole, default=2, help="blocks (default: %(default)s)")
+    if parser.parse_known_args()[0].model == "bert":
+        parser.set_defaults(lr=2e-3)  # with more, its normed sums run away
     options = parser.parse_args()
     check_options(parser, options)
     if options.width % (2 * HEADS):

@@ -33,7 +33,7 @@ def test_a_rank_without_cupy_is_an_error_on_every_rank(job):
         try:
             open_group()
         except DeviceError as error:
-            say("rank", rank, "raised", "pip install 'zerort[cuda12]'" in str(error), "(rank 1)" in str(error))
+            say("rank", rank, "raised", "pip install 'cupy-cuda12x[ctk]'" in str(error), "(rank 1)" in str(error))
         """,
     )
     assert ranks_that("raised True True", result.output) == ["0", "1"], result.output

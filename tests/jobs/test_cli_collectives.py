@@ -15,7 +15,7 @@ import pytest
 from zerort.testing import run_job
 
 QUICK = ("--seconds", "0.005")
-SIDE = {"time_us", "min_us", "max_us", "algbw", "busbw", "wrong", "iterations"}
+SIDE = {"time_us", "min_us", "max_us", "algbw", "busbw", "wrong", "iterations", "error"}
 
 
 def bench(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -41,6 +41,8 @@ def test_two_ranks_against_mpi(tmp_path: Path) -> None:
     rows = {(row["op"], row["dtype"], row["nbytes"]): row for row in document["rows"]}
     moving = ("all_gather", "all_gather shared", "broadcast", "all_to_all")
     reducing = ("reduce_scatter", "all_reduce", "reduce")
+    sums_bfloat16 = document["machine"]["mpi"].startswith("MPICH 5.")
+    assert ("cannot sum" in answer.stdout) != sums_bfloat16
     kinds = [(dtype, nbytes) for dtype in ("float32", "bfloat16") for nbytes in (1000, 65536)]
     assert rows.keys() == {(op, *kind) for op in moving + reducing for kind in kinds} | {("barrier", "none", 0)}
     for (op, dtype, nbytes), row in rows.items():
@@ -49,7 +51,7 @@ def test_two_ranks_against_mpi(tmp_path: Path) -> None:
         assert all(side["wrong"] == 0 and side.keys() == SIDE for side in ours + theirs if side is not None), row
         assert (ours[0] is None) == (op == "all_gather shared")
         assert (ours[1] is None) == (op in ("all_to_all", "barrier"))
-        assert (row["ratio"] is None) == (op in reducing and dtype == "bfloat16"), row  # MPI does not reduce it
+        assert (row["ratio"] is None) == (op in reducing and dtype == "bfloat16" and not sums_bfloat16), row
         assert (row["fraction"] is None) == (op in ("all_gather shared", "barrier"))
         assert row["count"] == nbytes // (4 if dtype == "float32" else 2) // (1 if op in _WHOLE else 2)
     memory = document["memory"]
@@ -60,6 +62,28 @@ def test_two_ranks_against_mpi(tmp_path: Path) -> None:
     assert "wrong elements: 0" in answer.stdout
     assert answer.stderr == ""
     assert sorted(os.listdir(tmp_path)) == ["r.json", "r.png", "t.json"]
+
+
+def test_sums_of_sixteen_bits_stand_beside_mpis_with_their_errors(tmp_path: Path) -> None:
+    words = ["--sizes", "64K", "--dtypes", "float16,bfloat16", "--ops", "reduce_scatter,all_reduce,reduce"]
+    answer = bench("--ranks", "3", *words, "--compare", "mpi", "--json", tmp_path / "r.json")
+    assert answer.returncode == 0, answer.stderr
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert "wrong elements: 0" in answer.stdout
+    assert "units of the last place" in answer.stdout
+    found = {(row["op"], row["dtype"]): row for row in document["rows"]}
+    assert len(found) == 6
+    for row in found.values():
+        assert 0 < row["out_of_place"]["error"] <= 0.5  # rounded once
+        assert 0 < row["in_place"]["error"] <= 0.5
+    if document["machine"]["mpi"].startswith("MPICH 5."):  # sums both, and rounds at every hop
+        for row in found.values():
+            assert 0.5 < row["mpi"]["error"] <= 1.5
+            assert row["mpi"]["wrong"] == row["mpi_in_place"]["wrong"] == 0  # small whole numbers need no rounding
+            assert row["ratio"] > 0
+    else:
+        assert all(found[op, "bfloat16"]["ratio"] is None for op in ("reduce_scatter", "all_reduce", "reduce"))
+        assert "# n/a: this MPI library has no bfloat16" in answer.stdout
 
 
 _WHOLE = ("all_reduce", "broadcast", "reduce", "barrier")

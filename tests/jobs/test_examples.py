@@ -2,10 +2,13 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from zerort.comm.environment import without_launcher
 from zerort.testing import run_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -22,6 +25,31 @@ def train(ranks, *words, steps=40, small=SMALL, **options):
 def losses(output):
     """What the loss was at first and at last, in bits per byte."""
     return tuple(map(float, re.search(r"loss: from ([\d.]+) to ([\d.]+) bits per byte", output).groups()))
+
+
+def test_classify_learns_the_same_with_and_without_mpirun():
+    alone = subprocess.run(
+        [sys.executable, EXAMPLES / "classify.py"],
+        env=without_launcher(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    ).stdout
+    found = [re.findall(r"step +(\d+): ([\d.]+)%", output) for output in (alone, train_classes(3))]
+    assert [[step for step, _ in one] for one in found] == [["0", "50", "100", "150", "200"]] * 2
+    rights = [[float(right) for _, right in one] for one in found]
+    assert rights[0][0] < 60
+    assert rights[0][-1] > 98
+    assert rights[0] == pytest.approx(rights[1], abs=0.5)  # sums over ranks round differently: a point or two
+
+
+def train_classes(ranks):
+    """Run examples/classify.py on some ranks and return what it wrote."""
+    result = run_job(ranks, [EXAMPLES / "classify.py"], timeout=100)
+    assert result.code == 0, result.output
+    assert f"of 2000 points right, ranks: {ranks}" in result.output
+    return result.output
 
 
 @pytest.fixture(scope="module")

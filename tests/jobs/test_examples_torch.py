@@ -68,6 +68,15 @@ def test_hugging_face_learns(model):
     assert last < first - 1.0
 
 
+def test_hugging_face_tells_two_classes_apart():
+    pytest.importorskip("transformers")
+    words = ("--model", "bert", "--width", "64", "--layers", "2")
+    output = train(2, *words, script="train_hf.py", steps=150)
+    assert "BertForSequenceClassification" in output
+    right = re.search(r"it is right about ([\d.]+)% of 128 new rows", output)
+    assert float(right.group(1)) > 85  # 50 if it had learned nothing
+
+
 def test_hugging_face_missing_is_said_at_once(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['transformers'] = None")
     result = run_job(2, [EXAMPLES / "train_hf.py"], timeout=100, env={"PYTHONPATH": str(tmp_path)})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zerort.cli.operations import OPERATIONS
-from zerort.cli.trials import Pattern, our_trials, shared_trial
+from zerort.cli.trials import Pattern, RoundedPattern, our_trials, shared_trial
 from zerort.comm import Group
 from zerort.native.dtypes import DTYPE_CODES, numpy_dtype
 from zerort.testing.threads import run_threads
@@ -36,6 +36,36 @@ def test_a_sum_is_rounded_once() -> None:
     assert parts.sum(0).max() > 256  # where bfloat16 has no odd numbers
     total = parts.sum(0).astype(numpy_dtype("bfloat16"))
     assert pattern.wrong(total, [(0, 61, None, 0)]) == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_error_of_a_sum_shows_how_often_it_was_rounded(dtype: str) -> None:
+    kind, size, expected = numpy_dtype(dtype), 3, [(0, 200, None, 100)]
+    pattern = RoundedPattern(dtype, size)
+    parts = np.zeros((size, 300), kind)
+    for rank in range(size):
+        pattern.fill(parts[rank], rank)
+    mine = parts[:, 100:]
+    once = mine.astype(np.float32).sum(0).astype(kind)
+    assert 0 < pattern.error(once, expected) <= 0.5
+    hop_by_hop = ((mine[0] + mine[1]).astype(kind) + mine[2]).astype(kind)
+    assert 0.5 < pattern.error(hop_by_hop, expected) <= 1.5
+    assert pattern.error(once[::-1].copy(), expected) > 1.5  # not a matter of rounding
+    once[150] = np.nan
+    assert pattern.error(once, expected) == np.inf
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("op", [name for name, operation in OPERATIONS.items() if operation.reduces])
+def test_our_sums_are_rounded_once(op: str, dtype: str) -> None:
+    def body(group: Group) -> list[float]:
+        full, other = (np.zeros(SHARE * group.size, numpy_dtype(dtype)) for _ in range(2))
+        trials = our_trials(group, OPERATIONS[op], full, other, Pattern(dtype, group.size)).values()
+        return [trial.error() for trial in trials if trial.error is not None]
+
+    errors = run_threads(3, body)
+    assert [len(found) for found in errors] == [2, 2, 2]
+    assert 0 < np.max(errors) <= 0.5
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])

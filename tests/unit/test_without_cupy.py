@@ -46,4 +46,4 @@ def test_asking_for_a_gpu_names_the_cure(program):
     done = run(program)
     assert done.returncode == 1
     assert "zerort.errors.DeviceError: Expected CuPy, which drives the GPUs" in done.stderr
-    assert "pip install 'zerort[cuda12]'" in done.stderr
+    assert "pip install 'cupy-cuda12x[ctk]' nvidia-nccl-cu12" in done.stderr

@@ -154,7 +154,7 @@ def decode(text: bytes, *, path: str) -> Manifest:
     if version > VERSION:
         raise CheckpointError(
             f"Expected a checkpoint of format {VERSION} or older, got format {version} in {path}. "
-            "Load it with the newer zerort that wrote it: pip install --upgrade zerort."
+            "Load it with the newer zerort that wrote it."
         )
     try:
         return _build(json.loads(text)["body"], version=version, digest=digest)

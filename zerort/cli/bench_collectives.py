@@ -4,6 +4,7 @@
         check      ours and MPI's, out of place and in place: every element
         time       all of them and the memory limit, interleaved repetition by repetition
         check      once more, after thousands of calls
+        error      of sums of 16-bit floats, against the exact ones
 
 May import: everything of cli, comm, trace.
 """
@@ -44,7 +45,7 @@ __all__ = ["run_collectives"]
 def run_collectives(options: argparse.Namespace, words: list[str]) -> int:
     """Run the benchmark, in ranks that are started here unless a launcher has done so. Return the exit code."""
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise CallError("--plot: Expected matplotlib, got none. Install it: pip install 'zerort[plot]'.")
+        raise CallError("--plot: Expected matplotlib, got none. Install it: pip install matplotlib.")
     on_gpus = options.device == "cuda"
     if on_gpus:
         check_gpu_options(options)
@@ -55,9 +56,7 @@ def run_collectives(options: argparse.Namespace, words: list[str]) -> int:
     if options.ranks not in (None, world.size):
         raise UsageError(f"--ranks: Expected the {world.size} ranks that the launcher started, got {options.ranks}.")
     if options.compare and world.mpi is None:
-        raise BootstrapError(
-            "--compare mpi: Expected an MPI library, got none. Install one: pip install 'zerort[mpich]'."
-        )
+        raise BootstrapError("--compare mpi: Expected an MPI library, got none. Install one: pip install mpich.")
     if options.trace is not None:
         trace.enable()
     with open_group(kind="nccl" if on_gpus else options.kind) as group:
@@ -158,11 +157,13 @@ class _Bench:
             except SharedMemoryError as error:
                 raise NoRoom(str(error)) from None
             trials["shared"] = shared_trial(group, operation, shards, pattern)
-        timings, wrong = self._measure(trials)
+        timings, wrong, errors = self._measure(trials)
         if shards is not None:
             whole, shards = shards.full, None
             group.free(whole)
-        sides = {name: make_side(name, timings, wrong, nbytes=nbytes, bus=operation.bus(n)) for name in trials}
+        sides = {
+            name: make_side(name, timings, wrong, nbytes=nbytes, bus=operation.bus(n), errors=errors) for name in trials
+        }
 
         def row(op: str, out: str, within: str, moved: float) -> Row:
             return Row(
@@ -185,7 +186,7 @@ class _Bench:
         if "shared" in sides:
             yield row("all_gather shared", "", "shared", 0)
 
-    def _measure(self, trials: dict[str, Trial]) -> tuple[dict[str, Any], dict[str, int]]:
+    def _measure(self, trials: dict[str, Trial]) -> tuple[dict[str, Any], dict[str, int], dict[str, float]]:
         wrong = {name: trial.check() for name, trial in trials.items()}
         works: dict[str, Callable[[], object]] = {name: trial.run for name, trial in trials.items()}
         works["limit"] = self._limit.run
@@ -194,7 +195,12 @@ class _Bench:
         )
         for name, trial in trials.items():
             wrong[name] += trial.check()
-        return timings, {name: self._world.total(count) for name, count in wrong.items()}
+        errors = {name: trial.error() for name, trial in trials.items() if trial.error is not None}
+        return (
+            timings,
+            {name: self._world.total(count) for name, count in wrong.items()},
+            {name: self._world.maxima([error])[0] for name, error in errors.items()},
+        )
 
     def _barrier(self) -> Row:
         works: dict[str, Callable[[], object]] = {"out": self._meet}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OptimizerRow", "run_optimizer"]
 
-_NO_TORCH = "--compare torch: left out, torch is not installed here. Install it: pip install 'zerort[torch]'."
+_NO_TORCH = "--compare torch: left out, torch is not installed here. Install it: pip install torch."
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ def check_gpus() -> Iterator[Finding]:
         yield warn(
             "gpu",
             f"CuPy is installed, but does not work: {why}",
-            cure="Install the CuPy of your CUDA (pip install 'zerort[cuda12]' or 'zerort[cuda13]') and its driver.",
+            cure="Install the CuPy of your CUDA (pip install 'cupy-cuda12x[ctk]', or cupy-cuda13x) and its driver.",
         )
         return
     yield from judge_gpus(answer)

@@ -33,7 +33,7 @@ __all__ = ["check_mpi"]
 _TIMEOUT = 60.0
 """Seconds for a job that takes one."""
 
-_INSTALL = "Install an MPI: pip install 'zerort[mpich]'."
+_INSTALL = "Install an MPI: pip install mpich."
 
 
 def check_mpi(options: GroupOptions) -> Iterator[Finding]:

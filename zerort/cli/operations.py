@@ -27,7 +27,7 @@ from zerort.typing import Array
 __all__ = ["HALVES", "OPERATIONS", "Expected", "Operation"]
 
 HALVES: Final = ("float16", "bfloat16")
-"""The dtypes that MPI libraries do not reduce."""
+"""The 16-bit floats: NumPy and MPI see their bits, and not every MPI library sums them."""
 
 Expected = tuple[int, int, "int | None", int]
 """(first, count) in out; whose pattern stands there, None for the sum of all; from which of its positions on."""

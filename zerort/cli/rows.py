@@ -31,6 +31,8 @@ class Side:
     """Elements, over all ranks."""
     iterations: int
     """In each repetition."""
+    error: float | None = None
+    """For sums of 16-bit floats: the largest distance from the exact sum, in units of the last place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,16 @@ class Row:
         return faster(self.mpi, self.mpi_in_place)
 
     @property
+    def error(self) -> float | None:
+        """The larger error of our two; None for what is not a sum of 16-bit floats."""
+        return largest_error(self.out_of_place, self.in_place)
+
+    @property
+    def mpi_error(self) -> float | None:
+        """The larger error of MPI's two."""
+        return largest_error(self.mpi, self.mpi_in_place)
+
+    @property
     def ratio(self) -> float | None:
         """MPI's better time over our better time."""
         return None if self.mpi_best is None else self.mpi_best.time_us / self.best.time_us
@@ -92,8 +104,19 @@ def faster(one: Side | None, other: Side | None) -> Side | None:
     return one if one.time_us <= other.time_us else other
 
 
+def largest_error(*sides: Side | None) -> float | None:
+    """Return the largest error of those sides that have one."""
+    return max((side.error for side in sides if side is not None and side.error is not None), default=None)
+
+
 def make_side(
-    name: str, timings: Mapping[str, Timing], wrong: Mapping[str, int], *, nbytes: int, bus: float
+    name: str,
+    timings: Mapping[str, Timing],
+    wrong: Mapping[str, int],
+    *,
+    nbytes: int,
+    bus: float,
+    errors: Mapping[str, float] | None = None,
 ) -> Side | None:
     """Return the side called ``name``; None if it was not run."""
     timing = timings.get(name)
@@ -108,4 +131,5 @@ def make_side(
         busbw=algbw * bus,
         wrong=wrong.get(name, 0),
         iterations=timing.iterations,
+        error=(errors or {}).get(name),
     )

@@ -60,11 +60,18 @@ def collectives_table(title: str, rows: Sequence[Row], *, compare: bool) -> Tabl
         table.add_column("MPI\ntime\nµs", min_width=9, justify="right", no_wrap=True)
         table.add_column("in place\ntime\nµs", min_width=9, justify="right", no_wrap=True)
         table.add_column("MPI /\nours\n", min_width=6, justify="right", no_wrap=True, style="bold")
+    errors = any(row.error is not None for row in rows)
+    if errors:
+        table.add_column("error\nours\nulp", min_width=5, justify="right", no_wrap=True)
+        if compare:
+            table.add_column("\nMPI\nulp", min_width=5, justify="right", no_wrap=True)
     table.add_column("of the\nmemory\nlimit", min_width=6, justify="right", no_wrap=True)
     for row in rows:
         cells = [str(row.nbytes), str(row.count), row.dtype, row.redop, *_side(row.out_of_place), *_side(row.in_place)]
         if compare:
             cells += [_time(row.mpi), _time(row.mpi_in_place), _ratio(row.ratio)] if row.mpi_best else ["n/a"] * 3
+        if errors:
+            cells += [_error(row.error), _error(row.mpi_error)][: 2 if compare else 1]
         cells.append(_NONE if row.fraction is None else f"{row.fraction:.0%}")
         table.add_row(*cells, style="red" if row.wrong else None)
     return table
@@ -81,6 +88,17 @@ def collectives_legend(rows: Sequence[Row], footprint: Footprint | None, *, comp
         lines.append(
             "# MPI: its own call on plain arrays, interleaved with ours; the better of its two places, as with ours."
         )
+        unknown = sorted({row.dtype for row in rows if row.error is not None and row.mpi_best is None})
+        lines += [
+            f"# n/a: this MPI library has no {dtype} that mpi4py can reach, so it cannot sum it." for dtype in unknown
+        ]
+    if any(row.op == "all_gather shared" for row in rows):
+        lines.append("# all_gather shared: the node holds the array once and nothing is copied: the time of a meeting.")
+    if any(row.error is not None for row in rows):
+        lines += [
+            "# error: of sums of 16-bit floats that fill their mantissa: the largest distance from the exact sum, in",
+            "#   units of the last place (ulp). 0.50: rounded once, which is the best there is.",
+        ]
     lines += [
         "# of the memory limit: bytes that must be read and written, over all ranks (reduce_scatter, reduce: (n+1)·S;",
         "#   all_reduce, all_to_all: 2n·S; all_gather, broadcast: 2n·S, in place 2(n-1)·S), per second of our better",
@@ -115,6 +133,10 @@ def _bandwidth(gbs: float) -> str:
 
 def _ratio(ratio: float | None) -> str:
     return _NONE if ratio is None else f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
+
+
+def _error(error: float | None) -> str:
+    return _NONE if error is None else f"{error:.2f}"
 
 
 def _signed(nbytes: int) -> str:

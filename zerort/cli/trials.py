@@ -3,12 +3,16 @@
 [Note: the pattern]
 Element i of rank r is ``(i + 17 r) mod 61 + r mod 3``. 61 is prime, so a block that lands at another place, or comes
 from another rank, differs nearly everywhere; the values are small whole numbers, so sums are exact before they are
-rounded once, and every result is compared bit by bit. What a result must overwrite is scrubbed first. May import: comm.
+rounded once, and every result is compared bit by bit. What a result must overwrite is scrubbed first.
+
+[Note: the error of a sum]
+16-bit floats that fill their mantissa have sums that must be rounded, and libraries differ in how often they do so.
+`Trial.error` sums such numbers, ``1 + k / 2**bits``, and compares with the exact sums. May import: comm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +22,11 @@ from zerort.comm import Group, SharedShards
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
-__all__ = ["Pattern", "Trial", "mpi_trials", "our_trials", "shared_trial"]
+__all__ = ["Pattern", "RoundedPattern", "Trial", "mpi_datatype", "mpi_trials", "our_trials", "shared_trial"]
 
 _PERIOD = 61
+_MANTISSA_BITS = {"bfloat16": 7, "float16": 10}
+_MPICH_BFLOAT16 = 0x4C00024C  # MPIX_BFLOAT16 of MPICH 5's mpi.h, for which mpi4py 4.1 has no name
 _SCRUB = 0xA5  # makes no small whole number of any type wider than a byte
 
 
@@ -49,17 +55,43 @@ class Pattern:
         """Count the elements that differ from what is expected."""
         found = 0
         for first, count, rank, position in expected:
-            bits = _bits(array[first : first + count])
             period = _bits(self._period(rank, position))
-            whole = count // _PERIOD * _PERIOD
-            found += int(np.count_nonzero(bits[:whole].reshape(-1, _PERIOD) != period))
-            found += int(np.count_nonzero(bits[whole:] != period[: count - whole]))
+            for rows in _periods(array[first : first + count]):
+                found += int(np.count_nonzero(rows != period[: rows.shape[1]]))
         return found
 
     def _period(self, rank: int | None, position: int) -> Array:
         values = np.roll(self._sum if rank is None else self._rows[rank], -(position % _PERIOD))
         # Half precision is summed in fp32 and rounded once; integers wrap around.
         return values.astype(np.float32).astype(self._kind) if self._kind.kind in "fV" else values.astype(self._kind)
+
+
+class RoundedPattern(Pattern):
+    """16-bit floats that fill their mantissa, so that sums of them must be rounded.
+
+    Args:
+        dtype: Of the elements, by name: one of `HALVES`.
+        size: How many ranks there are.
+    """
+
+    def __init__(self, dtype: str, size: int) -> None:
+        super().__init__(dtype, size)
+        self._mantissa = 2 ** _MANTISSA_BITS[dtype]
+        self._rows = [1 + 37 * row % self._mantissa / self._mantissa for row in self._rows]
+        self._sum = np.sum(self._rows, axis=0)  # exact: float64 has bits to spare
+
+    def error(self, array: Array, expected: list[Expected]) -> float:
+        """Return the largest distance from the exact sums, in units of the last place: 0.5 if rounded once."""
+        largest = 0.0
+        for first, count, _, position in expected:
+            exact = np.roll(self._sum, -(position % _PERIOD))
+            unit = 2.0 ** np.floor(np.log2(exact)) / self._mantissa
+            for rows in _periods(array[first : first + count]):
+                width = rows.shape[1]
+                for bits in (rows.min(0), rows.max(0)):  # ordered as positive floats are
+                    distance = np.abs(bits.view(self._kind).astype(np.float64) - exact[:width]) / unit[:width]
+                    largest = max(largest, float(np.nan_to_num(distance, nan=np.inf).max()))
+        return largest
 
 
 class Trial(NamedTuple):
@@ -69,6 +101,8 @@ class Trial(NamedTuple):
     """Runs it once and waits for its end."""
     check: Callable[[], int]
     """Fills the arrays anew, runs it once, and counts this rank's wrong elements."""
+    error: Callable[[], float] | None = None
+    """For sums of 16-bit floats: the same with a `RoundedPattern`; the error of this rank's result, in last places."""
 
 
 def our_trials(group: Group, operation: Operation, full: Array, other: Array, pattern: Pattern) -> dict[str, Trial]:
@@ -118,13 +152,18 @@ def mpi_trials(
     mpi: Any, group: Group, operation: Operation, full: Array, other: Array, pattern: Pattern
 ) -> dict[str, Trial]:
     """Return the MPI library's own, out of place and in place where it has that; none for what it cannot reduce."""
-    if operation.reduces and full.dtype.name in HALVES:
-        return {}
+    kind = None
+    if full.dtype.name in HALVES:
+        kind = mpi_datatype(mpi, full.dtype.name) if operation.reduces else mpi.UINT16_T  # moving needs bytes only
+        if kind is None:
+            return {}
+
+    def seen(array: Array) -> Any:
+        return array if kind is None else [_bits(array), kind]
+
     comm, share = mpi.COMM_WORLD, full.size // group.size
     source = full[:share] if operation.source_is_share else full
     out = other[:share] if operation.out_is_share else other
-    # Moving needs bytes only, and MPI has never heard of bfloat16.
-    seen: Callable[[Array], Array] = _bits if full.dtype.name in HALVES else lambda array: array
     trials = {}
     if operation.mpi is not None:
         run, between = operation.mpi, (seen(source), seen(out))
@@ -137,19 +176,38 @@ def mpi_trials(
     return trials
 
 
+def mpi_datatype(mpi: Any, dtype: str) -> Any | None:
+    """Return MPI's datatype that sums a 16-bit float; None if this library has none, or mpi4py cannot reach it."""
+    kind = {"float16": mpi.FLOAT16_T, "bfloat16": mpi.BFLOAT16_T}[dtype]
+    if kind != mpi.DATATYPE_NULL:
+        return kind
+    vendor, version = mpi.get_vendor()
+    if dtype == "bfloat16" and vendor == "MPICH" and version >= (5,):
+        kind = mpi.Datatype.fromhandle(_MPICH_BFLOAT16)
+        return kind if kind.Get_name() == "MPIX_BFLOAT16" else None
+    return None
+
+
 def _trial(
     run: Callable[[], object], operation: Operation, source: Array, out: Array, pattern: Pattern, group: Group
 ) -> Trial:
     share = min(source.size, out.size) // (1 if operation.source_is_share or operation.out_is_share else group.size)
     expected = operation.expects(group.rank, group.size, share)
 
-    def check() -> int:
+    def run_on(filled: Pattern) -> Array:
         _scrub(out)
-        pattern.fill(source, group.rank)
+        filled.fill(source, group.rank)
         run()
-        return pattern.wrong(out, expected)
+        return out
 
-    return Trial(run, check)
+    def check() -> int:
+        return pattern.wrong(run_on(pattern), expected)
+
+    dtype = source.dtype.name
+    if not operation.reduces or dtype not in HALVES:
+        return Trial(run, check)
+    rounded = RoundedPattern(dtype, group.size)
+    return Trial(run, check, lambda: rounded.error(run_on(rounded), expected))
 
 
 def _mine(full: Array, group: Group) -> Array:
@@ -163,3 +221,12 @@ def _scrub(array: Array) -> None:
 
 def _bits(array: Array) -> Array:
     return array.view(f"u{array.itemsize}")
+
+
+def _periods(array: Array) -> Iterator[Array]:
+    """Yield the bits of an array as rows of a period each, then those that are left as a shorter row."""
+    bits, whole = _bits(array), array.size // _PERIOD * _PERIOD
+    if whole:
+        yield bits[:whole].reshape(-1, _PERIOD)
+    if whole < array.size:
+        yield bits[whole:].reshape(1, -1)

@@ -156,7 +156,7 @@ def load_mpi() -> ModuleType | None:
             return None
         raise BootstrapError(
             f"Expected an MPI library for the {expected} ranks that {launched_by()}'s launcher started, got: {error} "
-            f"Install the one that belongs to it: pip install 'zerort[{_extra(launched_by())}]'."
+            f"Install the one that belongs to it: pip install {_extra(launched_by())}."
         ) from error
     # Looked at before MPI is initialised: under Open MPI's launcher MPICH would end the process there and then.
     if expected > 1 and _would_abort(launched_by(), library_vendor(mpi)):
@@ -215,7 +215,7 @@ def find_launcher() -> Launcher:
     beside = os.path.dirname(sys.executable)
     path = shutil.which("mpirun", path=beside) or shutil.which("mpirun")
     if path is None:
-        raise BootstrapError("Expected an mpirun, got none on the PATH. Install one: pip install 'zerort[mpich]'.")
+        raise BootstrapError("Expected an mpirun, got none on the PATH. Install one: pip install mpich.")
     return Launcher(path, _launcher_vendor(path))
 
 

@@ -26,8 +26,8 @@ try:
 except ImportError as error:
     raise DeviceError(
         f"Expected CuPy, which drives the GPUs, got: {error}. "
-        "Run pip install 'zerort[cuda12]', or 'zerort[cuda13]' where nvidia-smi says CUDA 13; without a GPU, leave "
-        'kind="nccl" out.'
+        "Run pip install 'cupy-cuda12x[ctk]' nvidia-nccl-cu12 (cupy-cuda13x and -cu13 where nvidia-smi says CUDA 13); "
+        'without a GPU, leave kind="nccl" out.'
     ) from error
 
 cupy: Any = _cupy

@@ -25,8 +25,8 @@ FORCED_OFF = os.environ.get("ZERORT_NATIVE", "1") == "0"
 """True if the environment asks for the NumPy forms."""
 
 CURE = (
-    "Install a C++ compiler (g++ or clang++) and install zerort again (`pip install --force-reinstall --no-deps "
-    "zerort`, or `pip install -e .` in a checkout); or set ZERORT_NATIVE=0 to ask for the NumPy forms."
+    "Install a C++ compiler (g++ or clang++) and install zerort again (`pip install --force-reinstall --no-deps .`, or "
+    "`pip install -e .`, in its checkout); or set ZERORT_NATIVE=0 to ask for the NumPy forms."
 )
 
 _why_missing: str | None = None
