@@ -141,6 +141,13 @@ def test_values_that_differ_between_ranks_are_refused(rt):
         assert torch.equal(model.head.weight, make(GPT, seed=0).head.weight)
 
 
+def test_the_unit_without_a_name_is_the_root_unit(rt):
+    model = zt.shard(nn.Linear(4, 1), rt)
+    model(torch.ones(2, 4)).sum().backward()
+    with pytest.raises(UnitStateError, match=r"Expected at most 1 backward\(\) through the root unit per step"):
+        model(torch.ones(2, 4)).sum().backward()
+
+
 def test_steps_and_backwards_are_counted(rt):
     model = zt.shard(make(GPT), rt)
     with pytest.raises(UnitStateError, match=r"Expected gradients before step\(\), got none.*loss.backward"):
