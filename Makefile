@@ -5,6 +5,7 @@ PYTHON  ?= python3
 RANKS   ?= 8
 SIZES   ?= 1 2 3 4 8
 SEEDS   ?= 200
+LOAD    ?= 16
 VENV    ?= .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
 BIN     := $(VENV)/bin
 MACHINE ?= $(shell uname -m)
@@ -43,7 +44,7 @@ ON_RANKS = $(BIN)/python -m zerort.testing $(filter-out $(1),$(SIZES)) -- -p no:
 COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types contracts test-unit test-jobs test-jobs-and-others test-ranks test-torch test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants bench clean ALWAYS
+.PHONY: help setup train test lint types contracts test-unit test-jobs test-jobs-and-others test-ranks test-loaded test-torch test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants bench clean ALWAYS
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -82,6 +83,9 @@ test-jobs-and-others: $(VENV)/.dev $(CUDA)
 
 test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 	$(call ON_RANKS) tests/ranks
+
+test-loaded: $(VENV)/.dev ## Run test-jobs and test-ranks (2 and 3) while LOAD=16 processes keep the cores busy
+	$(BIN)/python tests/loaded.py $(LOAD) $(MAKE) --no-print-directory test-jobs test-ranks SIZES="2 3"
 
 test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks, and its examples
 	$(call ON_RANKS,8) tests/torch

@@ -43,6 +43,7 @@ _full_traceback = False
 _last_words: LastWords | None = None
 _home = 0  # the process that has the last words: not a child that was forked
 _code_of_exit = 0
+_ending = threading.RLock()  # of several threads that raise, the first ends the job: the others wait for that
 
 
 def abort_job_on_exception(comm: MPI.Intracomm | None = None, *, full_traceback: bool = False) -> None:
@@ -101,10 +102,17 @@ def code_of_exit() -> int:
 
 def see_others_out() -> None:
     """Wait until every rank ends. Who misses this rank meanwhile says so, and this one repeats it. At exit only."""
-    if _last_words is not None and os.getpid() == _home and _last_words.usable:
-        rank, size = _last_words.rank, _last_words.size
+    last_words = _usable_last_words()
+    if last_words is not None:
+        rank, size = last_words.rank, last_words.size
         ended = f"zerort: rank {rank} of {size} ended before the others:"
-        _last_words.see_others_out(lambda story: _write_lines(f"rank {rank}", f"{ended} {story}"))
+        with _ending:
+            last_words.see_others_out(lambda story: _write_lines(f"rank {rank}", f"{ended} {story}"))
+
+
+def _usable_last_words() -> LastWords | None:
+    is_home = os.getpid() == _home
+    return _last_words if _last_words is not None and is_home and _last_words.usable else None
 
 
 def _end_job_over(error: BaseException) -> None:
@@ -114,14 +122,16 @@ def _end_job_over(error: BaseException) -> None:
         end_job("was interrupted; ending all ranks.", code=130)
         return
     text = format_error(error, full=_full_traceback)
-    if _last_words is None or not _last_words.usable:
+    last_words = _usable_last_words()
+    if last_words is None:
         end_job("raised; ending all ranks.\n" + text)
         return
-    try:
-        _tell_together(_last_words, error, text)
-        _unlink_segments_of_mpich()
-    finally:
-        MPI.COMM_WORLD.Abort(error.exit_code if isinstance(error, RankFailedError) else 1)
+    with _ending:
+        try:
+            _tell_together(last_words, error, text)
+            _unlink_segments_of_mpich()
+        finally:
+            MPI.COMM_WORLD.Abort(error.exit_code if isinstance(error, RankFailedError) else 1)
 
 
 def _tell_together(last_words: LastWords, error: BaseException, text: str) -> None:
