@@ -38,7 +38,7 @@ endif
 
 # Each rank is a process that imports all it needs: compiled once, and without a plugin that no test of theirs uses.
 unexport PYTHONDONTWRITEBYTECODE
-ON_RANKS = $(BIN)/python -m zerort.testing $(filter-out $(1),$(SIZES)) -- -p no:hypothesispytest
+ON_RANKS = $(BIN)/python -m zerort.testing $(if $(LIMIT),--timeout $(LIMIT)) $(filter-out $(1),$(SIZES)) -- -p no:hypothesispytest
 
 # In one place, wherever a rank is started.
 COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
@@ -85,7 +85,7 @@ test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 	$(call ON_RANKS) tests/ranks
 
 test-loaded: $(VENV)/.dev ## Run test-jobs and test-ranks (2 and 3) while LOAD=16 processes keep the cores busy
-	$(BIN)/python tests/loaded.py $(LOAD) $(MAKE) --no-print-directory test-jobs test-ranks SIZES="2 3"
+	$(BIN)/python tests/loaded.py $(LOAD) $(MAKE) --no-print-directory test-jobs test-ranks SIZES="2 3" LIMIT=6000
 
 test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks, and its examples
 	$(call ON_RANKS,8) tests/torch
