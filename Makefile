@@ -5,6 +5,7 @@ PYTHON  ?= python3
 RANKS   ?= 8
 SIZES   ?= 1 2 3 4 8
 SEEDS   ?= 200
+LOAD    ?= 16
 VENV    ?= .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
 BIN     := $(VENV)/bin
 MACHINE ?= $(shell uname -m)
@@ -37,13 +38,13 @@ endif
 
 # Each rank is a process that imports all it needs: compiled once, and without a plugin that no test of theirs uses.
 unexport PYTHONDONTWRITEBYTECODE
-ON_RANKS = $(BIN)/python -m zerort.testing $(filter-out $(1),$(SIZES)) -- -p no:hypothesispytest
+ON_RANKS = $(BIN)/python -m zerort.testing $(if $(LIMIT),--timeout $(LIMIT)) $(filter-out $(1),$(SIZES)) -- -p no:hypothesispytest
 
 # In one place, wherever a rank is started.
 COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types contracts test-unit test-jobs test-ranks test-torch test-cpu test-cpus test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants bench clean ALWAYS
+.PHONY: help setup train test lint types contracts test-unit test-jobs test-ranks test-loaded test-torch test-cpu test-cpus test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants bench clean ALWAYS
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -88,6 +89,9 @@ test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashe
 
 test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 	$(call ON_RANKS) tests/ranks
+
+test-loaded: $(VENV)/.dev ## Run test-jobs and test-ranks (2 and 3) while LOAD=16 processes keep the cores busy
+	$(BIN)/python tests/loaded.py $(LOAD) $(MAKE) --no-print-directory test-jobs test-ranks SIZES="2 3" LIMIT=6000
 
 test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks, and its examples
 	$(call BOTH,$(call ON_RANKS,8) tests/torch,\

@@ -6,6 +6,8 @@ import argparse
 import functools
 import importlib.util
 import math
+import os
+import sys
 import time
 from pathlib import Path
 
@@ -14,11 +16,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import zerort as zr
+from zerort.comm.environment import sees_terminal
 from zerort.config import format_bytes
 
-__all__ = ["PLANS", "Screen", "add_options", "check_options", "whole"]
+__all__ = ["PLANS", "Screen", "add_options", "check_options", "console_of", "whole"]
 
 PLANS = {f"zero{stage}": zr.Plan.zero(stage) for stage in range(4)}
+
+
+def console_of(rt: zr.Runtime) -> Console:
+    """Return where rank 0 writes, and the others do not; a launcher's pseudo-terminal before a pipe is no terminal."""
+    live = sees_terminal(sys.stdout) or os.environ.get("FORCE_COLOR")
+    return Console(highlight=False, soft_wrap=True, quiet=rt.rank != 0, force_terminal=None if live else False)
 
 
 class Screen:
@@ -50,7 +59,7 @@ class Screen:
         self.report: zr.StepReport | None = None
         self.skipped = 0
         self.began, self.seconds = time.perf_counter(), 0.0
-        self.console = Console(highlight=False, soft_wrap=True, quiet=rt.rank != 0)
+        self.console = console_of(rt)
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
         self.bar = Progress(*columns, console=self.console, auto_refresh=False) if self.console.is_terminal else None
 

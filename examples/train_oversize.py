@@ -22,12 +22,11 @@ import tempfile
 import time
 
 import numpy as np
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 import zerort as zr
-from common import whole  # examples/common.py
+from common import console_of, whole  # examples/common.py
 from memory_limit import limit_memory, peak_nbytes, resident_nbytes  # examples/memory_limit.py
 from zerort.config import format_bytes, parse_bytes
 from zerort.errors import PlanError, RankFailedError, SharedMemoryError, ZerortError
@@ -147,7 +146,7 @@ class View:
 
     def __init__(self, rt: zr.Runtime, model: ByteModel, options: argparse.Namespace) -> None:
         self.rt, self.model, self.options = rt, model, options
-        self.console = Console(highlight=False, soft_wrap=True, quiet=rt.rank != 0)
+        self.console = console_of(rt)
         self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
         self.steps: list[dict[str, float]] = []
 

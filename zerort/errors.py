@@ -97,6 +97,11 @@ class CollectiveTimeoutError(CollectiveError):
 class RankFailedError(CollectiveError):
     """A rank left the group, died or raised while others waited for it. The group is broken."""
 
+    story = ""
+    """Who left, and when, in one line: the message's last one. Empty if nobody left."""
+    exit_code = 1
+    """The code with which the rank left, if it said so (``sys.exit(3)``): the job ends with it."""
+
 
 class PlanError(ZerortError, ValueError):
     """A plan asks for what the placement table does not hold, or is not the same on every rank."""

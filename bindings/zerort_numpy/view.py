@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zerort.buffer.views import stale_text
+from zerort.buffer.views import stale_text, unit_title
 from zerort.errors import StaleViewError
 
 __all__ = ["Life", "View", "as_view"]
@@ -82,7 +82,7 @@ class View(np.ndarray):
     def __repr__(self) -> str:
         life = self._life
         if life is not None and life.over:
-            return f"<view of {self._name!r} of unit {life.unit!r}: released>"
+            return f"<view of {self._name!r} of {unit_title(life.unit)}: released>"
         return np.ndarray.__repr__(np.asarray(self))
 
     __str__ = __repr__

@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from zerort.buffer import unit_title
 from zerort.engine import Attachment, Runtime
 from zerort.errors import UnitStateError
 from zerort_torch.memory import as_array, on_torchs_stream
@@ -93,8 +94,8 @@ class Gradients(Attachment):
     def _take(self, account: _Account, local: str, gradient: torch.Tensor) -> None:
         if account.rounds >= self._rt.micro_steps:
             error = UnitStateError(
-                f"Expected at most {self._rt.micro_steps} backward() through unit {account.unit.name!r} per step, got "
-                "one more. Call rt.step() first, or open the runtime with micro_steps=."
+                f"Expected at most {self._rt.micro_steps} backward() through {unit_title(account.unit.name)} per step, "
+                "got one more. Call rt.step() first, or open the runtime with micro_steps=."
             )
             self._rt.complain(error)
             raise error

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from zerort.buffer import unit_title
 from zerort.engine import Attachment, Runtime
 from zerort.errors import StaleViewError
 from zerort_torch.unit import TorchUnit
@@ -89,7 +90,7 @@ class SavedWeights(Attachment):
         if packed.update != self._rt.updates:
             raise StaleViewError(
                 f"Expected backward() before the step that follows its forward, got it after update "
-                f"{self._rt.updates}: the weights of unit {packed.unit.name!r} have changed. Run forward again."
+                f"{self._rt.updates}: the weights of {unit_title(packed.unit.name)} have changed. Run forward again."
             )
         flats = packed.unit.flats or self._recent.get(packed.unit)
         if flats is None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from zerort.buffer import unit_title
 from zerort.engine import Unit
 from zerort.errors import CallError
 from zerort.typing import Array, Device
@@ -155,7 +156,7 @@ class TorchUnit:
     def rewriting(self) -> Iterator[dict[str, torch.nn.Parameter]]:
         """Hold the unit for a block that may write to its parameters, on memory of this rank's own: by local name."""
         if self._holders:
-            raise CallError(f"Expected unit {self.name!r} to rest before it is written to, got it in use.")
+            raise CallError(f"Expected {unit_title(self.name)} to rest before it is written to, got it in use.")
         self.end_stay()
         self._point(self.gather())
         self._put_live()

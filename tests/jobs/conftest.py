@@ -20,6 +20,13 @@ from zerort.errors import *
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def open_gate(name):
+    open(f"{__file__}-gate-{name}", "w").close()
+
+def wait_for_gates(*names):
+    while not all(os.path.exists(f"{__file__}-gate-{name}") for name in names):
+        time.sleep(0.01)
 """
 
 
@@ -35,7 +42,7 @@ def shared_memory():
 def job(tmp_path, shared_memory):
     """Run a script on some ranks: ``job(4, '''group = zr.open_group() …''')``."""
 
-    def run(ranks, code, *, timeout=60.0, env=None, args=()):
+    def run(ranks, code, *, timeout=120.0, env=None, args=()):
         script = tmp_path / "job.py"
         script.write_text(PRELUDE + textwrap.dedent(code))
         flights = str(tmp_path / "flights")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 def on_hosts(tmp_path):
     """Run a script on several hosts: ``on_hosts(2, 3, code)`` for two hosts of three ranks."""
 
-    def run(hosts, ranks_per_host, code, timeout=90.0):
+    def run(hosts, ranks_per_host, code, timeout=150.0):
         script = tmp_path / "job.py"
         script.write_text(PRELUDE + textwrap.dedent(code))
         with network.Hosts(hosts, tmp_path) as machines:
@@ -85,13 +85,14 @@ def test_a_missing_rank_on_another_host_is_named(on_hosts):
     group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=5.0))
     group.barrier(name="before").wait()
     if group.rank == 3:
-        time.sleep(10)
+        wait_for_gates(0, 1, 2)
     try:
         group.all_reduce(np.ones(8), name="loss").wait()
     except CollectiveTimeoutError as error:
         text = str(error)
         good = "got no rank 3." in text and "rank 3: missing; last in #0 barrier() 'before'" in text
         say("rank", group.rank, "told" if good or "got it later" in text else text)
+    open_gate(group.rank)
     group.close()
     """
     result = on_hosts(2, 2, code)
@@ -123,6 +124,6 @@ def test_an_exception_on_one_host_ends_the_job_on_all(on_hosts):
         raise KeyError("weights")
     group.barrier().wait()
     """
-    result = on_hosts(2, 2, code, timeout=40.0)
+    result = on_hosts(2, 2, code)
     assert result.code not in (0, 124), result.output
     assert "[rank 3] KeyError: 'weights'" in result.output

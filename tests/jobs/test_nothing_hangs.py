@@ -2,14 +2,13 @@
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 OPEN = """
 kind = sys.argv[1]
-options = zr.GroupOptions.from_environment(timeout=4.0)
+options = zr.GroupOptions.from_environment(timeout=6.0)
 if kind == "hierarchical":
     from mpi4py import MPI
     from zerort.comm.bootstrap import best_transport
@@ -32,13 +31,14 @@ def test_a_missing_rank_is_named_with_what_it_last_did(job, kind, tmp_path):
         + """
 group.all_reduce(np.ones(3), name="before").wait()
 if group.rank == 1:
-    time.sleep(9)
+    wait_for_gates(0, 2, 3)
 try:
     group.all_reduce(np.ones(8), name="loss").wait()
 except CollectiveTimeoutError as error:
     say("rank", group.rank, "raised", json.dumps(str(error)))
 except RankFailedError as error:
     say("rank", group.rank, "failed", json.dumps(str(error)))
+open_gate(group.rank)
 try:
     group.barrier()
 except CollectiveError as error:
@@ -66,7 +66,7 @@ say("rank", group.rank, "done")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_leaves_is_noticed_at_once(job, kind):
     code = (
-        OPEN.replace("timeout=4.0", "timeout=40.0")
+        OPEN.replace("timeout=6.0", "timeout=40.0")
         + """
 from mpi4py import MPI
 group.barrier().wait()
@@ -91,7 +91,7 @@ except RankFailedError as error:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unhandled_exception_ends_the_job(job, kind):
     code = (
-        OPEN.replace("timeout=4.0", "timeout=300.0")
+        OPEN.replace("timeout=6.0", "timeout=300.0")
         + """
 group.barrier().wait()
 if group.rank == 1:
@@ -100,10 +100,8 @@ group.all_reduce(np.ones(8)).wait()
 say("got through")
 """
     )
-    began = time.monotonic()
     result = job(3, code, args=[kind])
     assert result.code not in (0, 124), result.output
-    assert time.monotonic() - began < 30
     assert "[rank 1] ZeroDivisionError: batch 17 was empty" in result.output
     assert "got through" not in result.output
 
@@ -126,7 +124,7 @@ group.barrier().wait() if group.rank else time.sleep(100)
 def test_a_killed_rank_ends_the_job_and_leaves_nothing_behind(job, kind):
     """The fixture compares shared memory before and after."""
     code = (
-        OPEN.replace("timeout=4.0", "timeout=300.0")
+        OPEN.replace("timeout=6.0", "timeout=300.0")
         + """
 array = group.empty(1 << 20, "float32")
 for step in range(1000000):
@@ -168,7 +166,8 @@ def wait_for_godot():
         time.sleep(0.1)
 wait_for_godot()
 """
-    result = job(2, code, timeout=8.0)
+    to_start = job(2, "zr.open_group()").seconds  # on however busy a machine
+    result = job(2, code, timeout=5 + 3 * to_start)
     assert result.timed_out
     assert len(re.findall(r"^  File .*, line \d+ in wait_for_godot$", result.output, re.MULTILINE)) == 2, result.output
 
@@ -177,10 +176,10 @@ def test_ranks_that_do_not_open_the_group_end_the_job(job):
     code = """
 from mpi4py import MPI
 if MPI.COMM_WORLD.rank == 1:
-    time.sleep(30)
+    time.sleep(200)
 zr.open_group(options=zr.GroupOptions(timeout=2.0))
 """
-    result = job(2, code, timeout=25.0)
+    result = job(2, code)
     assert result.code not in (0, 124), result.output
     assert "Every rank must call open_group" in result.output
 
@@ -189,7 +188,7 @@ zr.open_group(options=zr.GroupOptions(timeout=2.0))
 def test_an_error_in_the_middle_of_a_collective_reaches_all(job, kind):
     """One rank fails after all have met; a call queued behind it must not stand in for what it never finished."""
     code = (
-        OPEN.replace("timeout=4.0", "timeout=30.0")
+        OPEN.replace("timeout=6.0", "timeout=60.0")
         + """
 array = group.empty(300_000, "float32")
 array[:] = group.rank + 1
@@ -220,7 +219,7 @@ say("rank", group.rank, "took", int(time.monotonic() - began))
             rf"rank {rank} first RankFailedError .*got an error on rank 1: MemoryError: no scratch left", result.output
         ), result.output
     assert result.output.count(" second ") == 3
-    assert max(int(seconds) for seconds in re.findall(r"took (\d+)", result.output)) < 10
+    assert max(int(seconds) for seconds in re.findall(r"took (\d+)", result.output)) < 30
 
 
 def test_a_signal_that_raises_while_waiting_breaks_the_group_cleanly(job):
@@ -231,13 +230,17 @@ signal.signal(signal.SIGALRM, ring)
 group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=20.0))
 group.barrier().wait()
 if group.rank == 0:
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:
         group.all_reduce(np.ones(4)).wait()
     except Alarm:
         say("rank 0 alarmed")
 else:
-    time.sleep(1.5)
+    transport = group._transport
+    while not transport._slots()[0].arrived:
+        time.sleep(0.01)
+    os.kill(transport._slots()[0].pid, signal.SIGALRM)
+    while transport.trouble() is None:
+        time.sleep(0.01)
 try:
     group.all_reduce(np.ones(4), name="next").wait()
     say("wrong")
@@ -299,12 +302,13 @@ import threading
 group = zr.open_group(options=zr.GroupOptions(timeout=3.0))
 array = group.empty(100, "float32")
 if group.rank == 1:
-    group._transport.part = lambda call: time.sleep(6)
+    group._transport.part = lambda call: wait_for_gates(0)
 try:
     group.all_reduce(array, out=array).wait()
     say("through")
 except CollectiveError as error:
     say("rank", group.rank, type(error).__name__)
+open_gate(group.rank)
 """
     result = job(2, code)
     assert not result.timed_out

@@ -38,6 +38,15 @@ def test_a_foreign_error_stays_itself_at_home_and_is_a_failed_rank_elsewhere():
     run_threads(2, body)
 
 
+def test_an_error_that_all_ranks_have_stays_everyones_own():
+    def body(group):
+        with pytest.raises(OSError, match="No space left") as caught:
+            raise_together(group, OSError(28, "No space left"))
+        return str(caught.value)
+
+    assert run_threads(3, body) == ["[Errno 28] No space left"] * 3
+
+
 def test_the_lowest_rank_counts_when_several_fail():
     def body(group):
         with pytest.raises(CallError, match="of rank 1"):

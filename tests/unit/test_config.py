@@ -177,6 +177,7 @@ def test_defaults() -> None:
         "flight_dir": flight_dir,
         "flight_length": 256,
         "cross_memory": True,
+        "full_traceback": False,
     }
 
 
@@ -232,6 +233,7 @@ GOOD = {
     "ZERORT_FLIGHT_DIR": ("records", "records"),
     "ZERORT_FLIGHT_LENGTH": ("16", 16),
     "ZERORT_CROSS_MEMORY": ("off", False),
+    "ZERORT_FULL_TRACEBACK": ("yes", True),
 }
 
 

@@ -196,7 +196,7 @@ def test_contributions_of_a_tied_unit_do_not_complete_the_home():
 def test_names_that_would_mean_two_tensors_are_refused():
     with open_group(kind="solo") as group, zr.open(group=group) as rt:
         rt.register("a", {"b.c": ones(2)})
-        with pytest.raises(CallError, match=r"got 'a\.b\.c' of units 'a\.b' and 'a'"):
+        with pytest.raises(CallError, match=r"got 'a\.b\.c' of unit 'a\.b' and unit 'a'"):
             rt.register("a.b", {"c": ones(2)})
         shared = ones(2)
         with pytest.raises(CallError, match="which are one array, both frozen or both trainable"):

@@ -19,7 +19,7 @@ from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
 from zerort.buffer.redistribute import redistribute
 from zerort.buffer.slots import Slot, Slots
 from zerort.buffer.tree import TreeSum, tree_reduce_scatter
-from zerort.buffer.views import Views, gathering
+from zerort.buffer.views import Views, gathering, unit_title
 
 __all__ = [
     "HOST_KERNELS",
@@ -34,4 +34,5 @@ __all__ = [
     "gathering",
     "redistribute",
     "tree_reduce_scatter",
+    "unit_title",
 ]

@@ -11,7 +11,7 @@ from typing import NoReturn, TypeVar
 from zerort.errors import CallError, StaleViewError, UnitStateError
 from zerort.typing import Array
 
-__all__ = ["Gathering", "Views", "gathering"]
+__all__ = ["Gathering", "Views", "gathering", "stale_text", "unit_title"]
 
 Owner = TypeVar("Owner")
 
@@ -50,7 +50,8 @@ class Views(Mapping[str, Array]):
             return arrays[name]
         except KeyError:
             raise CallError(
-                f"Expected one of the parameters {', '.join(map(repr, arrays))} of unit {self._owner!r}; got {name!r}."
+                f"Expected one of the parameters {', '.join(map(repr, arrays))} of {unit_title(self._owner)}; got "
+                f"{name!r}."
             ) from None
 
     def __contains__(self, name: object) -> bool:
@@ -105,9 +106,18 @@ def gathering(method: Callable[[Owner], Iterator[Views]]) -> Callable[[Owner], G
     return gathered
 
 
+def unit_title(name: str) -> str:
+    """Return what messages call the unit ``name``: the one without a name is the root unit.
+
+    >>> unit_title("block0"), unit_title("")
+    ("unit 'block0'", 'the root unit')
+    """
+    return f"unit {name!r}" if name else "the root unit"
+
+
 def stale_text(owner: str, name: str) -> str:
     """Return what `StaleViewError` says about tensor ``name`` of unit ``owner``."""
     return (
-        f"Expected {name!r} of unit {owner!r} to be used while the unit is gathered, got it after its release. "
+        f"Expected {name!r} of {unit_title(owner)} to be used while the unit is gathered, got it after its release. "
         f"Compute inside `with unit.gathered():`, or copy what you need longer: np.array(view)."
     )

@@ -1,8 +1,8 @@
 """Where output goes: tables and lines to stdout, the bar to stderr, both from rank 0 alone.
 
-A launcher hands its ranks pipes, so rank 0 cannot see the terminal behind them. The process that starts the ranks can,
-and tells it (`Screen.words`). Lines and tables keep their natural width: a table folded to 80 columns cannot be read,
-nor grepped. May import: rich.
+A launcher hands its ranks pipes, so rank 0 cannot see the terminal behind them, or terminals with nobody behind. The
+process that starts the ranks can see, and tells it (`Screen.words`). Lines and tables keep their natural width: a table
+folded to 80 columns cannot be read, nor grepped. May import: rich, comm.environment.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from zerort.comm.environment import sees_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -32,8 +34,8 @@ class Screen:
     def __init__(self, seen: str | None = None, *, shown: bool = True) -> None:
         self.shown = shown
         told = (seen or "").split(",")
-        self._out = "out" in told or sys.stdout.isatty()
-        self._err = "err" in told or sys.stderr.isatty()
+        self._out = "out" in told or sees_terminal(sys.stdout)
+        self._err = "err" in told or sees_terminal(sys.stderr)
         self._console: Console | None = None
         self._progress: Progress | None = None
 

@@ -1,7 +1,7 @@
 """`Board`: where the ranks of a node leave texts for each other, behind the rendezvous in the same shared file.
 
-Two lines per rank: what it tells the others now (`Transport.tell`), and why it failed, if it did, which stays for as
-long as anyone looks. May import: native.rendezvous.
+Three lines per rank: what it tells the others now (`Transport.tell`), why it failed, if it did, and what it said when
+it left. The last two stay for as long as anyone looks. May import: native.rendezvous.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ __all__ = ["Board", "board_nbytes"]
 
 _NEWS_NBYTES = 8192
 _FAILURE_NBYTES = 2048
-_RANK_NBYTES = _NEWS_NBYTES + _FAILURE_NBYTES
+_FAREWELL_NBYTES = 2048
+_RANK_NBYTES = _NEWS_NBYTES + _FAILURE_NBYTES + _FAREWELL_NBYTES
 
 
 def board_nbytes(size: int) -> int:
@@ -53,6 +54,14 @@ class Board:
             if text:
                 return rank, text
         return None
+
+    def write_farewell(self, text: str) -> None:
+        """Say how far this rank has come, because it leaves."""
+        self._write(self._place(self._rank) + _NEWS_NBYTES + _FAILURE_NBYTES, _FAREWELL_NBYTES, text)
+
+    def read_farewell(self, rank: int) -> str:
+        """Return what ``rank`` said when it left; nothing if it is here, or was killed."""
+        return self._read(self._place(rank) + _NEWS_NBYTES + _FAILURE_NBYTES, _FAREWELL_NBYTES)
 
     def _place(self, rank: int) -> int:
         return control_nbytes(self._size) + rank * _RANK_NBYTES

@@ -90,8 +90,6 @@ def open_group(
         alone: Transport = SoloTransport(name=name, options=options)
         return Group(open_on_gpus(alone, local_rank=0, hosts=[0], device=device) if kind == "nccl" else alone)
     world = mpi.COMM_WORLD if comm is None else comm
-    if world.Get_size() > 1:
-        abort_job_on_exception()
     return Group(best_transport(world, name=name, options=options, kind=kind, device=device))
 
 
@@ -117,6 +115,8 @@ def best_transport(
     """
     size = comm.Get_size()
     with _watched(comm, name=name, timeout=options.timeout):
+        if size > 1:
+            abort_job_on_exception(comm, full_traceback=options.full_traceback)
         from mpi4py import MPI
 
         from zerort.comm.hierarchical import HierarchicalTransport

@@ -21,7 +21,7 @@ from zerort.comm.geometry import Geometry
 from zerort.native.rendezvous import AGREED_BYTES, HEADER_BYTES
 from zerort.typing import Array
 
-__all__ = ["INVALID", "Call", "call_site", "describe_header", "users_frame"]
+__all__ = ["INVALID", "Call", "call_site", "calls_back", "describe_header", "is_ours", "users_frame"]
 
 INVALID = "invalid call"
 """The operation of a rank whose arguments are wrong: it still arrives, so that the others need not wait for it."""
@@ -146,7 +146,7 @@ def call_site() -> str:
     """Return ``file:line`` of the nearest caller that is neither zerort nor what calls it back: bindings, torch."""
     nearest = users_frame(1)
     frame: FrameType | None = nearest
-    while frame is not None and _calls_back(frame.f_code.co_filename):
+    while frame is not None and calls_back(frame.f_code.co_filename):
         frame = frame.f_back
     frame = frame or nearest
     return _site(frame.f_code.co_filename, frame.f_lineno)
@@ -167,7 +167,7 @@ def is_ours(filename: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _calls_back(filename: str) -> bool:
+def calls_back(filename: str) -> bool:
     """Say whether a file stands between users and zerort: its lines tell nobody where a mistake is."""
     folder, name = os.path.split(filename)
     binding = os.path.basename(folder).startswith("zerort_")

@@ -12,8 +12,9 @@ import shlex
 import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from zerort.errors import BootstrapError, LauncherMismatchError
 
@@ -27,6 +28,7 @@ __all__ = [
     "launched_size",
     "library_vendor",
     "load_mpi",
+    "sees_terminal",
     "without_launcher",
 ]
 
@@ -69,6 +71,35 @@ def without_launcher() -> dict[str, str]:
 def launched_rank() -> int | None:
     """Return the number that a launcher gave this process, without loading MPI; None without a launcher."""
     return next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
+
+
+def sees_terminal(file: TextIO) -> bool:
+    """Say whether a person sees what is written to ``file`` on a terminal.
+
+    Open MPI gives its ranks pseudo-terminals whatever its own output is: a pipe, or the log file of a batch job. So in
+    a rank the launcher's output counts, found among the processes above this one. False where it cannot be looked at,
+    as on another host than the launcher's.
+    """
+    if not file.isatty():
+        return False
+    if launched_rank() is None:
+        return True
+    try:
+        return os.readlink(f"/proc/{_launchers_process()}/fd/{file.fileno()}").startswith(("/dev/pts/", "/dev/tty"))
+    except (OSError, ValueError):
+        return False
+
+
+def _launchers_process() -> int:
+    """Return the nearest process above this one that is no rank itself; shells may stand between."""
+    process = os.getppid()
+    while process > 1:
+        named = {one.partition(b"=")[0].decode() for one in Path(f"/proc/{process}/environ").read_bytes().split(b"\0")}
+        if not named.intersection(_RANKS):
+            return process
+        status = Path(f"/proc/{process}/stat").read_text()
+        process = int(status.rpartition(")")[2].split()[1])  # its name, in parentheses, may hold anything
+    return process
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +149,7 @@ class ForeignStart(NamedTuple):
         Args:
             vendor: Whose MPI library it is; None if there is none.
         """
-        install = "" if vendor else "Install an MPI: pip install 'zerort[mpich]'. "
+        install = "" if vendor else "Install an MPI: pip install mpich. "
         otherwise = self.otherwise.format(pmi="pmix" if vendor == "Open MPI" else "pmi2")
         return LauncherMismatchError(
             f"Expected one world of {self.size} ranks, as {self.launcher} has it ({self.variable}={self.size}), got "

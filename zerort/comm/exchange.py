@@ -52,7 +52,7 @@ class Alarm:
     reason: str
     """``"gave up"``, ``"left"`` or ``"failed"``."""
     last: str
-    """What it was doing."""
+    """What it was doing; of one that left, the words of its `Standing`."""
 
 
 class Interrupted(Exception):
@@ -176,7 +176,8 @@ class Exchange:
     def close(self, *, patience: float) -> None:
         """Free the communicators if every rank is there to do so within ``patience`` seconds; else leave them be."""
         with contextlib.suppress(MPI.Exception):
-            request, deadline = self.comm.Ibarrier(), time.monotonic() + patience
+            # Not over `comm`, where it would be taken for the call that a rank makes which does not close yet.
+            request, deadline = self._alarm_comm.Ibarrier(), time.monotonic() + patience
             while not request.Test():
                 if time.monotonic() > deadline:
                     return

@@ -1,7 +1,14 @@
-"""One rank's unhandled exception ends the whole job: with that rank's traceback, and a non-zero exit.
+"""One rank's unhandled exception ends the whole job: with its traceback, once, and a non-zero exit.
 
 Without this, a rank that raises sits in MPI_Finalize for ever, and the others wait for it. ``python -m mpi4py`` does
-the same for those who think of it; here nobody has to. May import: mpi4py.
+the same for those who think of it; here nobody has to.
+
+    all ranks raise the same     the lowest of them prints it, "on all 8 ranks"
+    ranks raise different errors each is printed once, with its ranks
+    one raises, others miss it   its error is printed; theirs follow from it
+    one leaves, others miss it   their error is printed; the one that left prints its last line
+
+May import: mpi4py, comm.folded, comm.last_words, comm.standing.
 """
 
 from __future__ import annotations
@@ -16,18 +23,42 @@ import sys
 import termios
 import threading
 import time
-import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["abort_job_on_exception", "end_job"]
+from zerort.comm.folded import format_error, likeness
+from zerort.comm.standing import exit_code
+from zerort.errors import RankFailedError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from zerort.comm.last_words import LastWords
+
+__all__ = ["abort_job_on_exception", "code_of_exit", "end_job", "see_others_out"]
 
 _installed = False
+_full_traceback = False
+_last_words: LastWords | None = None
+_home = 0  # the process that has the last words: not a child that was forked
+_code_of_exit = 0
+_ending = threading.RLock()  # of several threads that raise, the first ends the job: the others wait for that
 
 
-def abort_job_on_exception() -> None:
-    """Make an exception that nobody handles, on any thread of this rank, end all ranks. Calling twice is fine."""
-    global _installed
+def abort_job_on_exception(comm: MPI.Intracomm | None = None, *, full_traceback: bool = False) -> None:
+    """Make an exception that nobody handles, on any thread of this rank, end all ranks. Calling twice is fine.
+
+    Args:
+        comm: Whose ranks call this together. If they are all of the job, they print what they raise alike once.
+        full_traceback: Show all frames, those inside zerort included.
+    """
+    global _installed, _full_traceback, _last_words, _home
+    _full_traceback |= full_traceback
+    if comm is not None and _last_words is None and _is_whole_job(comm):
+        from zerort.comm.last_words import LastWords
+
+        _last_words, _home = LastWords(comm), os.getpid()
     if _installed:
         return
     _installed = True
@@ -36,7 +67,7 @@ def abort_job_on_exception() -> None:
         # `zerort.testing` asks a job that hangs where it stands. Each process has a file: they all answer at once.
         file = os.open(os.path.join(stacks, str(os.getpid())), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
-    earlier_hook, earlier_thread_hook = sys.excepthook, threading.excepthook
+    earlier_hook, earlier_thread_hook, plain_exit = sys.excepthook, threading.excepthook, sys.exit
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if earlier_hook is not sys.__excepthook__:
@@ -48,14 +79,98 @@ def abort_job_on_exception() -> None:
         if arguments.exc_value is not None and arguments.exc_type is not SystemExit:  # which ends its thread only
             _end_job_over(arguments.exc_value)
 
+    def note_exit(status: Any = None, /) -> None:
+        global _code_of_exit
+        if threading.current_thread() is threading.main_thread():
+            _code_of_exit = exit_code(status)
+        plain_exit(status)
+
     sys.excepthook, threading.excepthook = hook, thread_hook
+    sys.exit = note_exit  # type: ignore[assignment]  # Python tells nobody else with which code it ends
+
+
+def _is_whole_job(comm: MPI.Intracomm) -> bool:
+    from mpi4py import MPI
+
+    return comm.Get_size() > 1 and MPI.Comm.Compare(comm, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT)
+
+
+def code_of_exit() -> int:
+    """Return what this rank last gave to ``sys.exit``: 0 if it never called it."""
+    return _code_of_exit
+
+
+def see_others_out() -> None:
+    """Wait until every rank ends. Who misses this rank meanwhile says so, and this one repeats it. At exit only."""
+    last_words = _usable_last_words()
+    if last_words is not None:
+        rank, size = last_words.rank, last_words.size
+        ended = f"zerort: rank {rank} of {size} ended before the others:"
+        with _ending:
+            last_words.see_others_out(lambda story: _write_lines(f"rank {rank}", f"{ended} {story}"))
+
+
+def _usable_last_words() -> LastWords | None:
+    is_home = os.getpid() == _home
+    return _last_words if _last_words is not None and is_home and _last_words.usable else None
 
 
 def _end_job_over(error: BaseException) -> None:
+    from mpi4py import MPI
+
     if isinstance(error, KeyboardInterrupt):
         end_job("was interrupted; ending all ranks.", code=130)
+        return
+    text = format_error(error, full=_full_traceback)
+    last_words = _usable_last_words()
+    if last_words is None:
+        end_job("raised; ending all ranks.\n" + text)
+        return
+    with _ending:
+        try:
+            _tell_together(last_words, error, text)
+            _unlink_segments_of_mpich()
+        finally:
+            MPI.COMM_WORLD.Abort(error.exit_code if isinstance(error, RankFailedError) else 1)
+
+
+def _tell_together(last_words: LastWords, error: BaseException, text: str) -> None:
+    """Print ``error`` if this is the lowest rank that raised it; return when all that was raised has been printed."""
+    from zerort.comm.last_words import Words
+
+    rank, size = last_words.rank, last_words.size
+    story = error.story if isinstance(error, RankFailedError) else ""
+    follows = isinstance(error, RankFailedError)
+    heard = last_words.exchange(Words(rank, "raised", likeness(error), follows, story))
+    raised = sorted((one for one in heard.values() if one.kind == "raised"), key=lambda one: one.rank)
+    causes = [one for one in raised if not one.follows] or raised
+    alike: dict[str, list[int]] = {}
+    for one in causes:
+        alike.setdefault(one.like, []).append(one.rank)
+    mine = next((ranks for ranks in alike.values() if rank == ranks[0]), None)
+    if mine is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        others = [one.rank for one in raised if one not in causes]
+        missed = f" ({_ranks(others, size)} missed it and raised, too.)" if others else ""
+        _write_lines(_ranks(mine, size), f"zerort: {_head(mine, size)}; ending all ranks.{missed}\n{text}")
+    tellers = {ranks[0] for ranks in alike.values()}
+    if rank == raised[0].rank:
+        last_words.wait_until_told(tellers - {rank})
     else:
-        end_job("raised; ending all ranks.\n" + "".join(traceback.format_exception(error)))
+        last_words.say_told(raised[0].rank)
+
+
+def _head(ranks: list[int], size: int) -> str:
+    if len(ranks) == size:
+        return f"the same error on all {size} ranks"
+    return f"{_ranks(ranks, size)} of {size} raised" + (" the same error" if len(ranks) > 1 else "")
+
+
+def _ranks(ranks: list[int], size: int) -> str:
+    if len(ranks) == size:
+        return f"all {size} ranks"
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 def end_job(story: str, *, code: int = 1) -> None:
@@ -64,13 +179,16 @@ def end_job(story: str, *, code: int = 1) -> None:
 
     rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
     try:
-        text = f"zerort: rank {rank} of {size} {story.rstrip()}\n"
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-        _write_all("".join(f"[rank {rank}] {line}" for line in text.splitlines(keepends=True)).encode())
+        _write_lines(f"rank {rank}", f"zerort: rank {rank} of {size} {story}")
         _unlink_segments_of_mpich()
     finally:
         MPI.COMM_WORLD.Abort(code)
+
+
+def _write_lines(who: str, text: str) -> None:
+    _write_all("".join(f"[{who}] {line}\n" for line in text.rstrip().splitlines()).encode())
 
 
 def _write_all(raw: bytes) -> None:

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from zerort import trace
-from zerort.comm import checks
+from zerort.comm import checks, failure
 from zerort.comm.call import Call
 from zerort.comm.checks import Given
 from zerort.comm.launch import Fill, Launcher
+from zerort.comm.standing import Standing
 from zerort.comm.transport import Transport
 from zerort.device import Ticket
 from zerort.errors import CallError
@@ -112,6 +113,11 @@ class Group:
     def name(self) -> str:
         """What the group is called in errors and traces."""
         return self._transport.name
+
+    @property
+    def standing(self) -> Standing:
+        """How far this rank has come; the others hear of it when it leaves."""
+        return self._transport.standing
 
     @property
     def closed(self) -> bool:
@@ -295,6 +301,7 @@ class Group:
         )
         if transport is None:
             return None
+        transport.stand(self.standing)
         group = Group(transport)
         group._parent = self
         self._children.append(group)
@@ -343,7 +350,8 @@ class Group:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.standing.take_exit(error)
         self.close()
 
     def __repr__(self) -> str:
@@ -361,4 +369,6 @@ os.register_at_fork(after_in_child=_open_groups.clear)
 def _leave_all() -> None:
     """Tell the ranks that may wait for this one that it has ended."""
     for group in list(_open_groups):
+        group.standing.code = group.standing.code or failure.code_of_exit()
         group._transport.end()
+    failure.see_others_out()

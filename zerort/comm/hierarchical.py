@@ -27,6 +27,7 @@ from zerort.comm.call import Call
 from zerort.comm.geometry import Geometry, split_evenly
 from zerort.comm.mpi import MpiTransport
 from zerort.comm.node import NodeTransport
+from zerort.comm.standing import Standing
 from zerort.comm.transport import Transport
 from zerort.comm.verdict import Trouble
 from zerort.config import GroupOptions
@@ -53,6 +54,7 @@ class HierarchicalTransport(MpiTransport):
     ) -> None:
         super().__init__(comm, hosts=hosts, name=name, options=options)
         self._node = node
+        node.stand(self.standing)
         self._members = [[r for r in range(self.size) if hosts[r] == host] for host in dict.fromkeys(hosts)]
         self._host_of = [next(h for h, ranks in enumerate(self._members) if r in ranks) for r in range(self.size)]
         self._host = self._host_of[self.rank]
@@ -267,6 +269,11 @@ class HierarchicalTransport(MpiTransport):
             return best_transport(part, name=name, options=self.options)
         finally:
             part.Free()
+
+    def stand(self, standing: Standing) -> None:
+        """Tell the same here and there."""
+        super().stand(standing)
+        self._node.stand(standing)
 
     def leave(self) -> None:
         """Tell both the ranks of this host and those of others."""

@@ -21,6 +21,7 @@ from zerort.comm.call import INVALID, Call, call_site, users_frame
 from zerort.comm.checks import Given
 from zerort.comm.prepared import PreparedCalls
 from zerort.comm.transport import DONE, STALE, Transport
+from zerort.comm.verdict import broken_error
 from zerort.device import Done, Ticket
 from zerort.errors import (
     BootstrapError,
@@ -183,10 +184,7 @@ class Launcher:
         if self._closed:
             raise ClosedError(f"{op}: Expected an open group, got {transport.title}, closed. Call it before closing.")
         if transport.broken is not None:
-            first = str(transport.broken).splitlines()[0]
-            raise CollectiveError(
-                f"{op}: {transport.title} is broken since: {first} Open a new group."
-            ) from transport.broken
+            raise broken_error(op, transport.title, transport.broken)
 
     def _perform(self, call: Call, make: Callable[[], Any] | None = None, progress: int = STALE) -> Any:
         transport = self._transport

@@ -19,6 +19,7 @@ from zerort.comm import geometry
 from zerort.comm.call import Call
 from zerort.comm.exchange import Alarm, Exchange, Interrupted
 from zerort.comm.geometry import Geometry, even_part, split_evenly
+from zerort.comm.standing import Standing
 from zerort.comm.transport import Transport
 from zerort.comm.verdict import (
     Sighting,
@@ -28,7 +29,6 @@ from zerort.comm.verdict import (
     gone_trouble,
     last_call,
     late_error,
-    missing_error,
 )
 from zerort.config import GroupOptions
 from zerort.native.rendezvous import AGREED_BYTES
@@ -78,8 +78,10 @@ class MpiTransport(Transport):
         except Interrupted:
             self._give_up(call)
         # A rank that comes late still finds the others' headers, but they have given up and gone: their alarms tell.
+        # One that wakes up late was here in time: what they have given up is a later call.
         self._exchange.listen()
-        if any(alarm.reason in ("gave up", "failed") for alarm in self._exchange.alarms.values()):
+        ended = [one for one in self._exchange.alarms.values() if one.reason in ("gave up", "failed")]
+        if any(alarm.sequence <= call.sequence for alarm in ended):
             self._give_up(call)
         self._headers, self._met_at = headers, time.monotonic()
         if call.complaint or any(header[:AGREED_BYTES] != headers[0][:AGREED_BYTES] for header in headers):
@@ -149,12 +151,13 @@ class MpiTransport(Transport):
                     last=last_call(self._headers[rank] if self._headers else None),
                     since=time.monotonic() - self._met_at,
                     process=f"host {self.hosts[rank]}",
+                    farewell=Standing.read(alarm.last) if alarm is not None and alarm.reason == "left" else None,
                 )
             )
         if all(seen.arrived for seen in sightings):
             self.broken = late_error(**self.facts(call), rank=self.rank)
         else:
-            self.broken = missing_error(**self.facts(call), sightings=sightings)
+            self.broken = self.missing(call, sightings)
         raise self.broken
 
     # -- moving ----------------------------------------------------------------------------------------------------
@@ -277,7 +280,7 @@ class MpiTransport(Transport):
         """Sound an alarm: whoever waits for this rank learns that it has left."""
         if not self._left and self.broken is None and not MPI.Is_finalized():
             self._left = True
-            self._exchange.sound(Alarm(self.rank, self._sequence + 1, "left", "close"))
+            self._exchange.sound(Alarm(self.rank, self._sequence + 1, "left", self.standing.words()))
 
     def end(self) -> None:
         """Leave, because the process ends: no thread of ours calls MPI any more, which ends, too."""

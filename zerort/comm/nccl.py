@@ -28,6 +28,7 @@ from zerort import trace
 from zerort.comm.call import Call
 from zerort.comm.nccl_moves import NcclMoves
 from zerort.comm.nccl_watch import NcclWatch
+from zerort.comm.standing import Standing
 from zerort.comm.transport import Transport
 from zerort.comm.verdict import why_failed
 from zerort.device.cuda import CudaDevice
@@ -82,6 +83,7 @@ class NcclTransport(Transport):
         self.device: CudaDevice = device
         self.device_arrays = CudaArrays(device)
         self.flights = host.flights  # one record: the host's errors name it
+        self.standing = host.standing
         self.runs_on = "caller" if host.runs_on == "caller" else "own thread"
         self._owns_device = owns_device
         self._stream: CudaStream | None = None
@@ -230,6 +232,11 @@ class NcclTransport(Transport):
                 "The group itself is as it was."
             )
         return opened
+
+    def stand(self, standing: Standing) -> None:
+        """Have the host tell it."""
+        super().stand(standing)
+        self.host.stand(standing)
 
     def end(self) -> None:
         """Leave, because the process ends: NCCL must not outlive MPI, and cannot wait for anyone.

@@ -27,6 +27,7 @@ from zerort.comm.node_memory import STAGING, NodeMemory
 from zerort.comm.node_split import split_node
 from zerort.comm.rounds import all_reduce_in_rounds, move_in_rounds
 from zerort.comm.shortcut import Place, make_shortcut
+from zerort.comm.standing import Standing
 from zerort.comm.transport import DONE, STALE, Transport
 from zerort.comm.verdict import (
     Sighting,
@@ -36,7 +37,6 @@ from zerort.comm.verdict import (
     gone_trouble,
     last_call,
     late_error,
-    missing_error,
 )
 from zerort.comm.window import SharedFile, Window, map_file
 from zerort.config import GroupOptions
@@ -240,15 +240,16 @@ class NodeTransport(Transport):
                 last=last_call(slot.header),
                 since=slot.since,
                 process=f"process {slot.pid}",
+                farewell=Standing.read(self._board.read_farewell(rank)),
             )
-            for slot in self._slots()
+            for rank, slot in enumerate(self._slots())
         ]
         self._link.give_up()
         failure = self._board.read_failure()
         if failure is not None:
             self.broken = failed_error(self.title, rank=failure[0], why=failure[1])
         elif sightings[self.rank].arrived:
-            self.broken = missing_error(**self.facts(call), sightings=sightings)
+            self.broken = self.missing(call, sightings)
         else:
             self.broken = late_error(**self.facts(call), rank=self.rank)
         return self.broken
@@ -389,6 +390,7 @@ class NodeTransport(Transport):
         """Tell whoever waits, or will wait, for this rank that it has gone."""
         if not self._left:
             self._left = True
+            self._board.write_farewell(self.standing.words())
             self._link.leave()
 
     def close(self) -> None:

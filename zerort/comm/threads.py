@@ -14,8 +14,9 @@ import numpy as np
 from zerort import native
 from zerort.comm.call import Call
 from zerort.comm.geometry import even_part
+from zerort.comm.standing import Standing
 from zerort.comm.transport import Transport
-from zerort.comm.verdict import Sighting, failed_error, last_call, late_error, missing_error
+from zerort.comm.verdict import Sighting, failed_error, last_call, late_error
 from zerort.config import GroupOptions
 from zerort.native.rendezvous import AGREED_BYTES
 from zerort.typing import Array
@@ -32,6 +33,7 @@ class Meeting:
         self.headers: list[bytes | None] = [None] * size
         self.texts = [""] * size
         self.left = [False] * size
+        self.farewells = [""] * size
         self.arrived = [0] * size
         self.seen = [time.monotonic()] * size
         self.epoch = 0
@@ -157,6 +159,7 @@ class ThreadsTransport(Transport):
         """Wake whoever waits for this thread."""
         with self._meeting.moved:
             self._meeting.left[self.rank] = True
+            self._meeting.farewells[self.rank] = self.standing.words()
             self._meeting.moved.notify_all()
 
     def _calls(self) -> list[Call]:
@@ -184,11 +187,12 @@ class ThreadsTransport(Transport):
                     left=meeting.left[rank],
                     last=last_call(meeting.headers[rank]),
                     since=time.monotonic() - meeting.seen[rank],
+                    farewell=Standing.read(meeting.farewells[rank]),
                 )
                 for rank in range(self.size)
             ]
         if sightings[self.rank].arrived and not all(seen.arrived for seen in sightings):
-            self.broken = missing_error(**self.facts(call), sightings=sightings)
+            self.broken = self.missing(call, sightings)
         else:
             self.broken = late_error(**self.facts(call), rank=self.rank)
         raise self.broken

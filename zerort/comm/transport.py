@@ -6,18 +6,28 @@
     spread  tell whoever waits that this rank failed, and why
 
 `zerort.comm.Group` checks arguments and keeps order; a transport only ever sees calls that make sense on this rank, one
-at a time. May import: errors, config, trace, device, comm.arrays, comm.call, comm.geometry, comm.verdict.
+at a time. May import: errors, config, trace, device, comm.{arrays, call, geometry, standing, verdict}.
 """
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from zerort import trace
 from zerort.comm.arrays import DeviceArrays
 from zerort.comm.call import Call
-from zerort.comm.verdict import Trouble, failed_error, mismatch_error, tell_story, why_failed
+from zerort.comm.standing import Standing
+from zerort.comm.verdict import (
+    Sighting,
+    Trouble,
+    failed_error,
+    mismatch_error,
+    missing_error,
+    tell_story,
+    why_failed,
+)
 from zerort.config import GroupOptions
 from zerort.device import HostDevice, HostStream
 from zerort.errors import CollectiveError
@@ -60,6 +70,8 @@ class Transport(abc.ABC):
         """Whose memory `allocate` returns."""
         self.device_arrays: DeviceArrays | None = None
         self.serves = ""
+        self.standing = Standing()
+        """How far this rank has come: told to the others when it leaves."""
         self.flights = FlightRecorder(options.flight_length)
         self.broken: CollectiveError | None = None
         self.ending = False
@@ -139,6 +151,10 @@ class Transport(abc.ABC):
     def split(self, color: int | None, *, key: int, name: str) -> Transport | None:
         """Return the transport among the ranks with the same color, ordered by key; None for color None."""
 
+    def stand(self, standing: Standing) -> None:
+        """Tell ``standing`` when this rank leaves: that of the group which this one is a part of."""
+        self.standing = standing
+
     def release(self, array: Array) -> None:  # noqa: B027 (plain memory needs no releasing)
         """Forget memory that `allocate` gave."""
 
@@ -182,6 +198,10 @@ class Transport(abc.ABC):
         """Return what every error about a missing rank says, and keep the flight record that it names."""
         record = self.flights.dump(self.options.flight_dir, rank=self.rank, reason="a rank is missing")
         return {"group": self.title, "call": call, "waited": self.options.timeout, "record": record}
+
+    def missing(self, call: Call, sightings: Sequence[Sighting]) -> CollectiveError:
+        """Return the error about ranks that did not come."""
+        return missing_error(**self.facts(call), sightings=sightings, updates=self.standing.updates)
 
     def disagree(self, call: Call) -> CollectiveError | Exception:
         """Find out what every rank came with and return the error that says so."""

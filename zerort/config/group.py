@@ -61,6 +61,9 @@ class GroupOptions:
     cross_memory: bool = True
     """Whether ranks of a node may read each other's memory directly (``process_vm_readv``)."""
 
+    full_traceback: bool = False
+    """Whether an unhandled error is printed with all frames, those inside zerort included."""
+
     def __post_init__(self) -> None:
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, (int, float)):
             raise CallError(f"Expected timeout to be a number of seconds, got {self.timeout!r}.")
@@ -75,8 +78,9 @@ class GroupOptions:
         if not isinstance(self.flight_dir, str) or not self.flight_dir:
             raise CallError(f"Expected flight_dir to be the path of a directory, got {self.flight_dir!r}.")
         _check_int("flight_length", self.flight_length, minimum=1)
-        if not isinstance(self.cross_memory, bool):
-            raise CallError(f"Expected cross_memory to be True or False, got {self.cross_memory!r}.")
+        for switch in ("cross_memory", "full_traceback"):
+            if not isinstance(getattr(self, switch), bool):
+                raise CallError(f"Expected {switch} to be True or False, got {getattr(self, switch)!r}.")
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> GroupOptions:
@@ -154,6 +158,7 @@ ENVIRONMENT: Final[Mapping[str, Variable]] = MappingProxyType(
         "ZERORT_FLIGHT_DIR": Variable("flight_dir", str, "a path", "where flight records are dumped"),
         "ZERORT_FLIGHT_LENGTH": Variable("flight_length", int, "a count above 0", "calls a flight record remembers"),
         "ZERORT_CROSS_MEMORY": Variable("cross_memory", parse_switch, "1 or 0", "let ranks read each other's memory"),
+        "ZERORT_FULL_TRACEBACK": Variable("full_traceback", parse_switch, "1 or 0", "show errors with all frames"),
     }
 )
 """Every environment variable that zerort reads."""

@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from zerort.buffer import unit_title
 from zerort.comm import Group
 from zerort.comm.agreement import expect_same, raise_together
 from zerort.config import Budget, Plan, Tier
@@ -117,7 +118,7 @@ class Allotment:
         for unit, tensors in units.items():
             if unit in known.units and (dict(known.units[unit]), self._cold[unit]) != (dict(tensors), cold[unit]):
                 raise CallError(
-                    f"Expected unit {unit!r} as it was announced, got other tensors, or others that are frozen. "
+                    f"Expected {unit_title(unit)} as it was announced, got other tensors, or others that are frozen. "
                     "Announce what will be registered, in the same shapes and dtypes."
                 )
         strangers = sorted({*lenders} - {*known.units, *units})
@@ -129,8 +130,8 @@ class Allotment:
         for unit in {*lenders} - {*known.lenders}:
             if any(self._tiers[name].gradient is Tier.NVME for name in self._sections_of(unit)):
                 raise PlanError(
-                    f"Expected the gradients of unit {unit!r} in memory, because another unit is tied to it; got them "
-                    f"on NVME. Announce it as one that others are tied to: rt.expect(units, lenders=[{unit!r}])."
+                    f"Expected the gradients of {unit_title(unit)} in memory, because another unit is tied to it; got "
+                    f"them on NVME. Announce it as one that others are tied to: rt.expect(units, lenders=[{unit!r}])."
                 )
         cold = {**self._cold, **cold}
         blueprint = replace(

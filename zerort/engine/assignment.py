@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zerort.buffer import unit_title
 from zerort.comm.agreement import expect_same, raise_together
 from zerort.engine.tensors import TensorSpec, on_host
 from zerort.engine.values import agree_on_values
@@ -61,14 +62,16 @@ def _declare(unit: Unit, values: Mapping[str, Array]) -> dict[str, TensorSpec]:
     declared = {}
     for name, value in values.items():
         if name not in unit.names:
-            raise CallError(f"Expected one of {', '.join(map(repr, unit.names))} of unit {unit.name!r}; got {name!r}.")
+            raise CallError(
+                f"Expected one of {', '.join(map(repr, unit.names))} of {unit_title(unit.name)}; got {name!r}."
+            )
         home, full = unit.place_of(name)
         if home.is_gathered:
-            raise UnitStateError(f"Expected unit {home.name!r} released before assign(), got it gathered.")
+            raise UnitStateError(f"Expected {unit_title(home.name)} released before assign(), got it gathered.")
         section = next(section for section in home.sections if full in section.names)
         shape, dtype = section.layout.of(full).shape, section.layout.dtype
         if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype.name != dtype:
             got = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise CallError(f"Expected {name!r} of unit {unit.name!r} as {dtype}{list(shape)}, got {got}.")
+            raise CallError(f"Expected {name!r} of {unit_title(unit.name)} as {dtype}{list(shape)}, got {got}.")
         declared[name] = TensorSpec(shape, dtype)
     return declared

@@ -66,7 +66,7 @@ class GatheredForm:
                 return False
             self._slot = self._runtime.slots.gathered.lease(need)
             if self._shares_slots and self._slot.idle_since == self._runtime.meetings:  # [Note: Shared slots]
-                self._runtime.mesh.shard.barrier(name=f"slot for {self._name}"[:60]).wait()
+                self._runtime.mesh.shard.barrier(name=f"slot for {self._name or 'root unit'}"[:60]).wait()
                 self._runtime.meetings += 1
         cursor, arrivals = 0, []
         for section in self._sections:
@@ -102,7 +102,7 @@ class GatheredForm:
             error = caught
         try:
             error = error or runtime.tiers.failure()  # what is read may be what was there before a write that failed
-            raise_together(runtime.mesh.shard, error, name=f"gather {self._name}"[:60])
+            raise_together(runtime.mesh.shard, error, name=f"gather {self._name or 'root unit'}"[:60])
         except ZerortError as failure:
             if runtime.mesh.replicate is not None:  # the other copies have heard nothing yet
                 runtime.world.complain(str(failure))

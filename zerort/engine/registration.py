@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zerort.buffer import unit_title
 from zerort.comm.agreement import expect_same, raise_together
 from zerort.engine.section import Section
 from zerort.engine.tensors import (
@@ -58,7 +59,7 @@ class Division:
 
     def section_name(self, unit: str) -> str:
         """Return what its section is called: unit and dtype, and whether it is frozen."""
-        return f"{unit} {self.dtype}{' frozen' * (self.optimizers is None)}"
+        return f"{unit or 'root unit'} {self.dtype}{' frozen' * (self.optimizers is None)}"
 
 
 def divide(
@@ -193,7 +194,7 @@ def _pack(sections: Sequence[Section], values: Mapping[str, Array]) -> Exception
 def _make_resting(rt: Runtime, name: str, sections: Sequence[Section]) -> None:
     """Make what of the unit rests on a disk, on all ranks or on none."""
     columns = [column for section in sections for column in section.columns]
-    nbytes, what = sum(column.resting_nbytes for column in columns), f"unit {name!r}"
+    nbytes, what = sum(column.resting_nbytes for column in columns), unit_title(name)
     error: Exception | None = None
     try:
         if rt.options.last_step is None:
@@ -229,19 +230,19 @@ def _check_full_names(rt: Runtime, name: str, declared: Mapping[str, TensorSpec]
         other = taken.get(full)
         if other is not None:
             raise CallError(
-                f"Expected full names of their own for all parameters, got {full!r} of units {name!r} and "
-                f"{other!r}. Rename one of them."
+                f"Expected full names of their own for all parameters, got {full!r} of {unit_title(name)} "
+                f"and {unit_title(other)}. Rename one of them."
             )
 
 
 def _check_ties(rt: Runtime, name: str, declared: Mapping[str, TensorSpec], ties: Ties) -> None:
     for local, (unit, other) in ties.items():
         if local in declared:
-            raise CallError(f"Expected {local!r} of unit {name!r} either in params or in ties, got both.")
+            raise CallError(f"Expected {local!r} of {unit_title(name)} either in params or in ties, got both.")
         if rt.units.get(unit.name) is not unit or other not in unit.names:
             raise CallError(f"Expected to tie {local!r} to a parameter of a unit of this runtime, got {other!r}.")
         if unit.has_gradients:
-            raise UnitStateError(f"Expected to tie to unit {unit.name!r} before its first gradient of a step.")
+            raise UnitStateError(f"Expected to tie to {unit_title(unit.name)} before its first gradient of a step.")
 
 
 def _check_trainable(
@@ -251,17 +252,17 @@ def _check_trainable(
     for local, spec in declared.items():
         if local in aliases and (local in cold) != (aliases[local] in cold):
             raise CallError(
-                f"Expected {local!r} and {aliases[local]!r} of unit {name!r}, which are one array, both frozen or both "
-                "trainable. Name both in frozen=."
+                f"Expected {local!r} and {aliases[local]!r} of {unit_title(name)}, which are one array, both frozen or "
+                "both trainable. Name both in frozen=."
             )
         if local in cold:
             continue
         if spec.dtype not in TRAINABLE:
             raise CallError(
-                f"Expected {local!r} of unit {name!r} in one of {', '.join(TRAINABLE)}, got {spec.dtype}. Convert it: "
-                f"array.astype('float32'); or register it as frozen=[{local!r}]."
+                f"Expected {local!r} of {unit_title(name)} in one of {', '.join(TRAINABLE)}, got {spec.dtype}. Convert "
+                f"it: array.astype('float32'); or register it as frozen=[{local!r}]."
             )
-        gradient_dtype(spec.dtype, wanted, what=f"{local!r} of unit {name!r}")
+        gradient_dtype(spec.dtype, wanted, what=f"{local!r} of {unit_title(name)}")
 
 
 def _reserve_slots(rt: Runtime, unit: Unit) -> None:

@@ -80,7 +80,7 @@ class Runtime:
         self.optimizer = optimizer
         self.groups = tuple(groups)
         self.options = options
-        self.updates = 0
+        self.updates = mesh.world.standing.updates = 0
         """Updates done so far."""
         self.is_new = True
         """Whether no step was taken yet, and no other run's state loaded."""
@@ -380,7 +380,8 @@ class Runtime:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.world.standing.take_exit(error)
         if kind is None:
             self.close()
         else:  # what the ranks have under way may never end: leave the memory to the group, and go

@@ -117,7 +117,7 @@ def check_loadable(rt: Runtime, manifest: Manifest, *, optimizer: bool) -> None:
 def restore_meta(rt: Runtime, manifest: Manifest) -> None:
     """Take the numbers over."""
     meta = manifest.meta
-    rt.updates = updates_of(manifest)
+    rt.updates = rt.world.standing.updates = updates_of(manifest)
     for state in rt.units.states():
         for name in state.steps:
             state.steps[name] = int(meta["steps"].get(name, 0))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from zerort import native, trace
+from zerort.buffer import unit_title
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine.report import StepReport
 from zerort.engine.summed import SummedGradient, measure
@@ -57,6 +58,7 @@ def take_step(rt: Runtime, *, progress: Any) -> StepReport:
         from zerort.engine.last_step import keep  # here: checkpoints take their time to import
 
         keep(rt, progress=progress)
+    rt.world.standing.updates = rt.updates
     return report
 
 
@@ -168,7 +170,7 @@ def _agree(rt: Runtime, *, objection: Exception | None) -> _Facts:
     for unit, ranks in zip(units, reduced.T, strict=True):
         if 0 < ranks.sum() < rt.world.size:
             raise UnitStateError(
-                f"Expected unit {unit.name!r} to be reduced on every rank or on none, got it on ranks "
+                f"Expected {unit_title(unit.name)} to be reduced on every rank or on none, got it on ranks "
                 f"{', '.join(map(str, np.flatnonzero(ranks)))} only. Call unit.reduce({{}}) where it was not used."
             )
     found = everyone[:, 2 + len(units) :].max(0, initial=0)

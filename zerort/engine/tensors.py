@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from zerort.buffer import unit_title
 from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array, Device
@@ -47,21 +48,21 @@ def declare(unit: str, params: Mapping[str, Array | TensorSpec]) -> dict[str, Te
     """
     if not isinstance(params, Mapping):
         raise CallError(
-            f"Expected the parameters of unit {unit!r} as a mapping from names to arrays, got {type(params).__name__}. "
-            f'Name them: rt.register({unit!r}, {{"w": array}}).'
+            f"Expected the parameters of {unit_title(unit)} as a mapping from names to arrays, got "
+            f'{type(params).__name__}. Name them: rt.register({unit!r}, {{"w": array}}).'
         )
     declared = {}
     for name, value in params.items():
         if not isinstance(name, str) or not name:
-            raise CallError(f"Expected names of unit {unit!r}'s parameters to be texts, got {name!r}.")
+            raise CallError(f"Expected names of {unit_title(unit)}'s parameters to be texts, got {name!r}.")
         if isinstance(value, TensorSpec):
             declared[name] = TensorSpec(tuple(value.shape), numpy_dtype(value.dtype).name)
         elif isinstance(value, np.ndarray):
             declared[name] = TensorSpec(value.shape, value.dtype.name)
         else:
             raise CallError(
-                f"Expected {name!r} of unit {unit!r} as a NumPy array or a TensorSpec, got {type(value).__name__}. "
-                f"{_way_in(value)}"
+                f"Expected {name!r} of {unit_title(unit)} as a NumPy array or a TensorSpec, got "
+                f"{type(value).__name__}. {_way_in(value)}"
             )
     return declared
 
@@ -143,7 +144,7 @@ def check_gradient(
     Raises:
         CallError: It is no array, or of another shape or dtype.
     """
-    what = f"the gradient of {name!r} (unit {unit!r})"
+    what = f"the gradient of {name!r} ({unit_title(unit)})"
     if not device.owns(gradient):
         kind = f"{type(gradient).__module__}.{type(gradient).__qualname__}".removeprefix("builtins.")
         raise CallError(f"Expected {what} as {device.arrays}, got {kind}.")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import numpy as np
 
 from zerort import trace
-from zerort.buffer import Views, gathering
+from zerort.buffer import Views, gathering, unit_title
 from zerort.device import Ticket, joined
 from zerort.engine.assignment import assign_values
 from zerort.engine.gathered import GatheredForm
@@ -148,7 +148,11 @@ class Unit:
         Write all of them, then call `reduce` without arguments. Their values are undefined until written.
         """
         if self._lenders or self._sources > 1:
-            self._fail(UnitStateError(f"Expected gradients() of a unit without ties, got {self.name!r}. Use reduce()."))
+            self._fail(
+                UnitStateError(
+                    f"Expected gradients() of a unit without ties, got {unit_title(self.name)}. Use reduce()."
+                )
+            )
         self._expect_room_for_gradients()
         found = {}
         for section in self.sections:
@@ -193,13 +197,15 @@ class Unit:
         home, full = self._places.get(name, (None, ""))
         if home is None:
             self._fail(
-                CallError(f"Expected one of {', '.join(map(repr, self._places))} of unit {self.name!r}; got {name!r}.")
+                CallError(
+                    f"Expected one of {', '.join(map(repr, self._places))} of {unit_title(self.name)}; got {name!r}."
+                )
             )
         section = home._section_of[full]
         if section.bucket is None:
             self._fail(
                 CallError(
-                    f"Expected gradients of trainable tensors, got one of {name!r} (unit {self.name!r}), which is "
+                    f"Expected gradients of trainable tensors, got one of {name!r} ({unit_title(self.name)}), which is "
                     "frozen. Leave it out, or register it without frozen=."
                 )
             )
@@ -222,8 +228,8 @@ class Unit:
         if self._turns >= self._runtime.micro_steps * self._sources:
             self._fail(
                 UnitStateError(
-                    f"Expected at most {self._runtime.micro_steps} reduce() of unit {self.name!r} per step, got one "
-                    "more. Call rt.step() first, or open the runtime with micro_steps=."
+                    f"Expected at most {self._runtime.micro_steps} reduce() of {unit_title(self.name)} per step, got "
+                    "one more. Call rt.step() first, or open the runtime with micro_steps=."
                 )
             )
 
@@ -259,9 +265,9 @@ class Unit:
         if turns in (0, due):
             if not any(section.bucket.filling for section in self.sections if section.bucket is not None):
                 return ""
-            return f"Expected reduce() of unit {self.name!r} after its gradients were handed in, got step()."
+            return f"Expected reduce() of {unit_title(self.name)} after its gradients were handed in, got step()."
         return (
-            f"Expected {due} reduce() of unit {self.name!r} before step(), got {turns}. "
+            f"Expected {due} reduce() of {unit_title(self.name)} before step(), got {turns}. "
             "Reduce every micro-step, and every unit that is tied to it."
         )
 
@@ -307,7 +313,8 @@ class Unit:
             self._runtime.tiers.check_whole(verb)
         needs, leads, cure = _MOVES[verb]
         if self._state != needs:
-            self._fail(UnitStateError(f"Unit {self.name!r} cannot {verb}: it is {self._state}. {cure}"))
+            title = unit_title(self.name)
+            self._fail(UnitStateError(f"{title[0].upper()}{title[1:]} cannot {verb}: it is {self._state}. {cure}"))
         self._state = leads
 
     def _fail(self, error: Exception) -> NoReturn:

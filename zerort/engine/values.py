@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zerort import native
+from zerort.buffer import unit_title
 from zerort.comm.agreement import gather_json
 from zerort.engine.tensors import TensorSpec
 from zerort.errors import CallError
@@ -34,8 +35,8 @@ def agree_on_values(
             odd = next((local for local in declared if other.get(local) != found[0].get(local)), None)
             if odd is not None:
                 raise CallError(
-                    f"Expected the same initial values of unit {name!r} on every rank, got others of {odd!r} on rank "
-                    f"{rank} than on rank 0. Seed all ranks alike, or pass broadcast=True to take rank 0's."
+                    f"Expected the same initial values of {unit_title(name)} on every rank, got others of {odd!r} on "
+                    f"rank {rank} than on rank 0. Seed all ranks alike, or pass broadcast=True to take rank 0's."
                 )
         return values
     sent: dict[str, Array] = {}

@@ -215,7 +215,8 @@ class PythonRendezvous:
                 return WAITING
             polls += 1
             time.sleep(0 if polls < self._yields else 50e-6)
-        if self._words[_BROKEN_WORD // 4]:  # this rank came late: those it meets have given up and gone
+        # If this rank came late, those it meets have given up and gone; if it woke up late, that is a later meeting's.
+        if 0 < int(self._words[_BROKEN_WORD // 4]) <= self._target + 1:
             return BROKEN
         if self._comparing:
             mine = self._header(self._rank)
@@ -225,7 +226,8 @@ class PythonRendezvous:
 
     def give_up(self) -> None:
         """Tell every rank, waiting or late, that nobody will meet here again."""
-        self._words[_BROKEN_WORD // 4] = 1
+        if not self._words[_BROKEN_WORD // 4]:
+            self._words[_BROKEN_WORD // 4] = self._target + 1
 
     def leave(self) -> None:
         """Take part no longer."""

@@ -107,8 +107,10 @@ Status Meeting::wait(double seconds) const {
 }
 
 Status Meeting::compare() const {
-  // A rank that comes late completes the meeting, but those it meets have given up and gone.
-  if (control_->broken.load(std::memory_order_acquire)) return Status::broken;
+  // A rank that comes late completes the meeting, but those it meets have given up and gone. One that wakes up late was
+  // here in time: what the others have given up is a later meeting.
+  const std::uint32_t broken = control_->broken.load(std::memory_order_acquire);
+  if (broken && std::int32_t(broken - 1 - target_) <= 0) return Status::broken;
   if (comparing_)
     for (int r = 0; r < size_; r++)
       if (std::memcmp(call(r).header, call(rank_).header, kAgreedBytes) != 0) return Status::disagree;
@@ -116,7 +118,8 @@ Status Meeting::compare() const {
 }
 
 void Meeting::give_up() {
-  control_->broken.store(1);
+  std::uint32_t nobody = 0;
+  control_->broken.compare_exchange_strong(nobody, target_ + 1);
   wake();
 }
 

@@ -45,7 +45,7 @@ struct Control {
   alignas(kCacheLine) std::atomic<std::uint32_t> count;
   alignas(kCacheLine) std::atomic<std::uint32_t> epoch;
   alignas(kCacheLine) std::atomic<std::uint32_t> sleepers;
-  alignas(kCacheLine) std::atomic<std::uint32_t> broken;
+  alignas(kCacheLine) std::atomic<std::uint32_t> broken;  // 0, or 1 + the first epoch that a rank has given up
 };
 static_assert(sizeof(Control) == 4 * kCacheLine, "zerort/native/rendezvous.py reads this layout");
 
