@@ -28,7 +28,8 @@ def close_and_count(group):
     del group
     cupy.get_default_memory_pool().free_all_blocks()
     free, total = device.memory()
-    say("rank", rank, "released", free == total)
+    # On a real GPU, CUDA itself and the kernels that were loaded keep some, never as much as a tenth.
+    say("rank", rank, "released", free == total if os.environ.get("CUSIM") == "1" else free > total * 0.9)
 """
 
 

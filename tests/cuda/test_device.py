@@ -2,15 +2,16 @@
 
 import functools
 import gc
-import sys
 import threading
 import time
-import weakref
 
+import hardware
 import numpy as np
 import pytest
 
 cupy = pytest.importorskip("cupy")
+
+from gpu_jobs import ranks_that  # noqa: E402
 
 from zerort.device.cuda import LANES, CudaDevice  # noqa: E402
 from zerort.device.cuda_order import CudaOrder  # noqa: E402
@@ -337,25 +338,35 @@ def test_repr_tells(device):
     assert "closed" in repr(device)
 
 
-def test_a_fault_of_the_gpu_is_an_error_and_nothing_hangs(device):
+def test_a_fault_of_the_gpu_is_an_error_and_nothing_hangs(job, tmp_path):
     """A kernel writes where nothing is: from then on CUDA answers everything with that error."""
-    if "cusim" not in sys.modules:
-        pytest.skip("a real GPU would be of no use to this process afterwards")
-    import cusim
-
-    write = cupy.RawKernel('extern "C" __global__ void write(char *p) { *(volatile char *)64 = 1; }', "write")
-    stream, array = device.stream("faulty"), device.empty(100, "uint8")
-    alive = weakref.ref(array)
-    ticket = stream.submit(functools.partial(write, (1,), (1,), (array,)), keep=(array,))
-    del array
-    with pytest.raises(DeviceError, match="cudaErrorIllegalAddress"):
-        ticket.wait(timeout=20)
-    with pytest.raises(DeviceError, match="end it"):
-        ticket.done()
-    stream.close()
-    assert not stream._held
-    assert "touches 0x40" in cusim.findings()[0]
-    cusim.clear()
-    del ticket
-    gc.collect()
-    assert alive() is None
+    result = job(
+        1,
+        """
+        import cupy, functools, gc, weakref
+        from zerort.device.cuda import CudaDevice
+        write = cupy.RawKernel('extern "C" __global__ void write(char *p) { *(volatile char *)64 = 1; }', "write")
+        device = CudaDevice(0)
+        stream, array = device.stream("faulty"), device.empty(100, "uint8")
+        alive = weakref.ref(array)
+        ticket = stream.submit(functools.partial(write, (1,), (1,), (array,)), keep=(array,))
+        del array
+        for ask in (lambda: ticket.wait(timeout=20), ticket.done):
+            try:
+                ask()
+            except DeviceError as error:
+                say("rank", rank, "raised", "cudaErrorIllegalAddress" in str(error), "end it" in str(error))
+        stream.close()
+        say("rank", rank, "holds", len(stream._held))
+        del ticket
+        gc.collect()
+        say("rank", rank, "freed", alive() is None)
+        os._exit(0)
+        """,
+        report=tmp_path,
+    )
+    assert ranks_that("raised True True", result.output) == ["0", "0"], result.output
+    assert "rank 0 holds 0" in result.output, result.output
+    assert "rank 0 freed True" in result.output, result.output
+    if hardware.EMULATED:
+        assert "touches 0x40" in hardware.findings_in(tmp_path)[0]

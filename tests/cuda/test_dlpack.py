@@ -1,7 +1,6 @@
 """Tensors of other frameworks and their streams: the same memory, in the right order, and found out when it is not."""
 
 import gc
-import sys
 import threading
 import weakref
 
@@ -10,6 +9,7 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
+import hardware  # noqa: E402
 from arrays import put  # noqa: E402
 from foreign import Framework, Stream  # noqa: E402
 
@@ -21,7 +21,7 @@ NUMEL = 50_000
 
 @pytest.fixture
 def device():
-    with CudaDevice(1) as device:
+    with CudaDevice(min(1, hardware.count() - 1)) as device:  # another than the current one, if there are two
         yield device
     cupy.cuda.Device(0).use()
 
@@ -34,14 +34,13 @@ def framework(device):
 @pytest.fixture
 def races():
     """Return a function that gives the races found so far and forgets them; where none can be seen, the test ends."""
-    if "cusim" not in sys.modules:
-        pytest.skip("a GPU does not tell")
-    import cusim
+    if not hardware.EMULATED:
+        pytest.skip("only on the emulated GPU: a real one tells of no race")
 
     def found():
         cupy.cuda.runtime.deviceSynchronize()
-        lines = cusim.findings()
-        cusim.clear()
+        lines = hardware.findings()
+        hardware.clear()
         return [line for line in lines if line.startswith("race")]
 
     return found

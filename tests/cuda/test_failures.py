@@ -8,11 +8,11 @@ import textwrap
 import pytest
 
 pytest.importorskip("cupy")
-cusim = pytest.importorskip("cusim")
 
-from gpu_jobs import PRELUDE, ranks_that  # noqa: E402
+import hardware
+from gpu_jobs import PRELUDE, ranks_that
 
-from zerort.comm.node import open_control  # noqa: E402
+from zerort.comm.node import open_control
 
 
 def test_a_killed_rank_is_named_and_the_gpu_is_freed(tmp_path):
@@ -50,7 +50,7 @@ def test_a_killed_rank_is_named_and_the_gpu_is_freed(tmp_path):
     control = open_control(
         3, "/dev/shm", sees_processes=True
     )  # without a launcher: one would end all ranks with the first
-    env = cusim.environment(devices=3, mem_mb=256) | {"ZERORT_FLIGHT_DIR": str(tmp_path)}
+    env = hardware.environment(devices=3) | {"ZERORT_FLIGHT_DIR": str(tmp_path)}
     words = [sys.executable, str(script)]
     ranks = [
         subprocess.Popen(
@@ -71,6 +71,7 @@ def test_a_killed_rank_is_named_and_the_gpu_is_freed(tmp_path):
     assert ranks_that("released True", output) == ["0", "2"], output
 
 
+@hardware.only_emulated("NCCL waits where calls differ, and reports nothing")
 def test_an_error_of_nccl_is_an_error_on_every_rank(job):
     """Rank 1 goes to NCCL behind the group's back, so that the ranks are in different calls there."""
     code = """
@@ -143,6 +144,7 @@ def test_a_stuck_gpu_is_a_timeout_that_names_the_call(job):
     assert "CollectiveTimeoutError" in result.output
 
 
+@hardware.only_emulated("a limit of pinned memory for one rank")
 def test_a_rank_that_cannot_pin_makes_all_fall_back(job):
     result = job(
         2,
@@ -242,6 +244,7 @@ def test_a_gpu_without_memory_leaves_the_group_usable(job):
         del hoard, total
         close_and_count(group)
         """,
+        mem_mb=256,
     )
     assert result.code == 0, result.output
     for what in ("raised True True", "goes on True", "released True"):

@@ -3,7 +3,6 @@
 import pytest
 
 pytest.importorskip("cupy")
-pytest.importorskip("cusim")
 
 from gpu_jobs import ranks_that
 

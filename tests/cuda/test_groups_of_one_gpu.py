@@ -3,9 +3,9 @@
 import pytest
 
 pytest.importorskip("cupy")
-cusim = pytest.importorskip("cusim")
 
-from gpu_jobs import ranks_that  # noqa: E402
+import hardware
+from gpu_jobs import ranks_that
 
 
 @pytest.mark.parametrize(("ranks", "seed"), [(2, 1), (3, 2)])
@@ -33,9 +33,10 @@ def test_groups_take_turns_on_every_gpu_in_the_order_of_the_program(job, tmp_pat
     )
     assert result.code == 0, result.output
     assert ranks_that("is right", result.output) == [str(rank) for rank in range(ranks)], result.output
-    assert cusim.findings_in(tmp_path) == []
+    assert hardware.findings_in(tmp_path) == []
 
 
+@hardware.only_emulated("a limit of communicators")
 def test_a_part_that_cannot_be_opened_leaves_the_whole_usable(job):
     """Rank 1 may open one communicator, which the whole has: the error is every rank's, whatever its color."""
     result = job(

@@ -1,10 +1,10 @@
 """The pipeline between a GPU and a store has one order: of reads, computing and writes, also when a run fails."""
 
 import mmap
-import sys
 import threading
 import time
 
+import hardware
 import numpy as np
 import pytest
 
@@ -52,10 +52,7 @@ def elsewhere():
 
 def host_uses(array, *, write):
     """Tell the race check what the host does with pinned memory."""
-    if "cusim" in sys.modules:
-        import cusim
-
-        (cusim.host_writes if write else cusim.host_reads)(array)
+    (hardware.host_writes if write else hardware.host_reads)(array)
 
 
 class Late(MemoryStore):

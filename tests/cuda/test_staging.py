@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import mmap
-import sys
 import threading
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
+import hardware  # noqa: E402
 from arrays import put  # noqa: E402
 
 from zerort import native  # noqa: E402
@@ -47,12 +47,9 @@ def elsewhere():
 
 def tell(*arrays, write):
     """Tell the race check what the host does with pinned memory."""
-    if "cusim" in sys.modules:
-        import cusim
-
-        for array in arrays:
-            if isinstance(array, np.ndarray):
-                (cusim.host_writes if write else cusim.host_reads)(array)
+    for array in arrays:
+        if isinstance(array, np.ndarray):
+            (hardware.host_writes if write else hardware.host_reads)(array)
 
 
 def told(compute):
@@ -83,12 +80,10 @@ def of_host(pinned, values):
 @pytest.fixture
 def seeded():
     """Set a seed of random delays; afterwards there are none."""
-    if "cusim" not in sys.modules:
-        pytest.skip("real GPUs have no seeds")
-    import cusim
-
-    yield cusim.reseed
-    cusim.reseed(0)
+    if not hardware.EMULATED:
+        pytest.skip("only on the emulated GPU: real ones have no seeds")
+    yield hardware.reseed
+    hardware.reseed(0)
 
 
 def check_adamw(device, pinned, *, on, depth):

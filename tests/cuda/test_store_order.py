@@ -1,9 +1,9 @@
 """What a store does for arrays on a GPU has one order: with its caller, its slots, and what else was asked of it."""
 
 import mmap
-import sys
 import threading
 
+import hardware
 import numpy as np
 import pytest
 
@@ -54,13 +54,6 @@ def store(device, pinned):
     ) as store:
         store.create("value", 2 * SLOT)
         yield store
-
-
-def host_reads(array):
-    if "cusim" in sys.modules:
-        import cusim
-
-        cusim.host_reads(array)
 
 
 def two_blocks():
@@ -131,7 +124,7 @@ def test_what_was_flushed_can_be_looked_at(device, pinned):
         store.create("value", 100_000)
         store.write("value", cupy.full(100_000, 5, np.uint8))
         store.flush()
-        host_reads(store.view("value"))
+        hardware.host_reads(store.view("value"))
         assert (store.view("value") == 5).all()
 
 
@@ -146,5 +139,5 @@ def test_a_staging_closes_behind_its_copies(device, pinned, gate):
     with Staging(device, slot_nbytes=here.nbytes, depth=1) as staging:  # a free slot, once freed, would stop the GPU
         staging.run([[Hop(here, read=False), Hop(there, write=False)]], lambda _, a, b: np.copyto(a, b), on="device")
         soon(gate)
-    host_reads(here)
+    hardware.host_reads(here)
     assert (here == 5).all()

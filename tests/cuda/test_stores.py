@@ -1,13 +1,13 @@
 """Stores whose values, or whose callers' arrays, lie on a GPU: they hold the contract, and nothing has two orders."""
 
 import mmap
-import sys
 
 import numpy as np
 import pytest
 
 cupy = pytest.importorskip("cupy")
 
+import hardware  # noqa: E402
 from arrays import put  # noqa: E402
 
 from zerort.device.cuda import CudaDevice  # noqa: E402
@@ -52,10 +52,7 @@ class Told(MemoryStore):
 
 
 def tell(array, *, write):
-    if "cusim" in sys.modules:
-        import cusim
-
-        (cusim.host_writes if write else cusim.host_reads)(array)
+    (hardware.host_writes if write else hardware.host_reads)(array)
 
 
 class OnTheGpu(StoreContract):
@@ -197,12 +194,10 @@ def test_a_slot_on_the_gpu_is_not_filled_while_a_kernel_reads_it(device, pinned)
 @pytest.fixture
 def seeded():
     """Set a seed of random delays; afterwards there are none."""
-    if "cusim" not in sys.modules:
-        pytest.skip("real GPUs have no seeds")
-    import cusim
-
-    yield cusim.reseed
-    cusim.reseed(0)
+    if not hardware.EMULATED:
+        pytest.skip("only on the emulated GPU: real ones have no seeds")
+    yield hardware.reseed
+    hardware.reseed(0)
 
 
 @pytest.mark.parametrize("seed", range(1, 6))

@@ -1,9 +1,9 @@
 """Buffers and the engine put work onto several streams: it has one order, also where a walk would not show it."""
 
-import sys
 import time
 
 import gpu_runs
+import hardware
 import numpy as np
 import pytest
 
@@ -38,12 +38,9 @@ def elsewhere():
 
 def host_reads(rt):
     """Tell the race check that parameters on the host are looked at."""
-    if "cusim" in sys.modules:
-        import cusim
-
-        for section in rt.units.trained_sections():
-            if isinstance(section.shard.memory, np.ndarray):
-                cusim.host_reads(section.shard.memory)
+    for section in rt.units.trained_sections():
+        if isinstance(section.shard.memory, np.ndarray):
+            hardware.host_reads(section.shard.memory)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@
 import os
 
 import gpu_runs
+import hardware
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ pytest.importorskip("cupy")
 import zerort as zr
 from zerort.comm import open_group
 
-pytestmark = [pytest.mark.mpi, pytest.mark.skipif(os.environ.get("CUSIM") == "0", reason="real GPUs have no seeds")]
+pytestmark = [pytest.mark.mpi, hardware.only_emulated("real ones have no seeds")]
 
 HOST = zr.Tier.HOST
 SEEDS = int(os.environ.get("ZERORT_SEEDS", "13"))
@@ -38,10 +39,8 @@ def gpus(options):
 @pytest.fixture
 def seeded():
     """Set a seed; afterwards there is none."""
-    import cusim
-
-    yield cusim.reseed
-    cusim.reseed(0)
+    yield hardware.reseed
+    hardware.reseed(0)
 
 
 @pytest.fixture(scope="module")
