@@ -96,8 +96,9 @@ def main():
             templates,
         )
         fused = " FUSED" if re.search(r"\bfma\.rn\.f(32|64)", ptx) else ""
+        flushing = " FLUSHING" if ".ftz" in ptx else ""
         entries = re.findall(r"\.(?:visible|weak) \.entry (\w+)", ptx)
-        print(f"sm_{architecture}", *(lowered.get(entry, entry) for entry in entries), fused)
+        print(f"sm_{architecture}", *(lowered.get(entry, entry) for entry in entries), fused, flushing)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What README and docs show of GPUs runs as it stands, on emulated ones."""
+"""What README and docs show of GPUs runs as it stands, in either mode of `hardware`."""
 
 import sys
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
 import doc_blocks
+import hardware
 
 pytest.importorskip("cupy")
-cusim = pytest.importorskip("cusim")
 
 BLOCKS = [block for block in doc_blocks.blocks() if block.language == "python" and block.needs == {"gpu"}]
 
@@ -20,6 +20,6 @@ def test_a_block_runs_as_it_stands(tmp_path):
         folder = tmp_path / str(block.line)
         reports = folder / "reports"
         reports.mkdir(parents=True)
-        settings = cusim.environment(devices=max(block.ranks), mem_mb=128, report=reports)
+        settings = hardware.environment(devices=max(block.ranks), report=reports)
         doc_blocks.run_as_it_says(block, folder, env=settings)
-        assert cusim.findings_in(reports) == []
+        assert hardware.findings_in(reports) == []

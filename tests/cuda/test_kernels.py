@@ -14,6 +14,7 @@ from arrays import put  # noqa: E402
 
 from zerort import native  # noqa: E402
 from zerort.device.cuda import CudaDevice  # noqa: E402
+from zerort.device.cuda_module import KernelModule  # noqa: E402
 from zerort.errors import CallError  # noqa: E402
 from zerort.optim import SGD, AdamW, Lion, clip_factor, norm_of, square_sums, square_sums_of  # noqa: E402
 from zerort.optim import kernels_cuda as cuda  # noqa: E402
@@ -207,10 +208,80 @@ def test_the_arrays_device_decides():
     assert kernels_for(np.ones(1)) is native
 
 
-def test_the_real_compiler_takes_every_kernel():
-    """To PTX, for every architecture from Volta on that this NVRTC knows; no product is fused with a sum."""
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_subnormal_numbers_are_no_zeros(name):
+    """CuPy's own modules are compiled with -ftz=true, which takes them for zeros."""
+    optimizer = OPTIMIZERS[name]
+    tiny = np.random.default_rng(7).uniform(1e-41, 1e-38, 999).astype(np.float32)
+    assert (tiny < np.finfo(np.float32).tiny).any()
+    here, grad = tiny.copy(), tiny[::-1].copy()
+    state = {spec.name: tiny.copy() for spec in optimizer.states((tiny.size,))}
+    there, state_there = put(here), {key: put(value) for key, value in state.items()}
+    settings = {"lr": 0.1, "step": 3, "grad_scale": 0.5, "copy_out": None}
+    optimizer.update_(here, grad, state, **settings)
+    optimizer.update_(there, put(grad), state_there, **settings)
+    assert_same_bits(there, here)
+    for key, value in state.items():
+        assert_same_bits(state_there[key], value)
+    assert (here != 0).any()
+
+
+@pytest.fixture
+def told(monkeypatch, tmp_path):
+    """What NVRTC is told from now on, one list of options for each compilation; nothing was compiled before."""
+    from cupy.cuda import compiler
+
+    compile_program, lists = compiler.nvrtc.compileProgram, []
+    monkeypatch.setattr(
+        compiler.nvrtc,
+        "compileProgram",
+        lambda program, options: (lists.append(options), compile_program(program, options)),
+    )
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
+    return lists
+
+
+SMALL = """extern "C" __global__ void half_of(float *x) { x[threadIdx.x] *= 0.5f; }"""
+
+
+def test_what_was_compiled_is_kept_for_the_next_process(told, tmp_path, monkeypatch):
+    """On the disk, as a whole: what is damaged is compiled again, and without a disk it works, too."""
+    source = tmp_path / "small.cu"
+    source.write_text(SMALL)
+
+    def run():
+        array = put(np.full(8, 1e-40, np.float32))
+        KernelModule(source, ()).get_function("half_of")((1,), (8,), (array,))
+        assert_same_bits(array, np.full(8, 1e-40, np.float32) * np.float32(0.5))
+
+    run()
+    run()
+    assert len(told) == 1
+    [kept] = (tmp_path / "cache").iterdir()
+    kept.write_bytes(kept.read_bytes()[:-1])
+    run()
+    assert len(told) == 2
+    source.write_text(SMALL + "\n")  # another source
+    run()
+    assert len(told) == 3
+    monkeypatch.setenv("CUPY_CACHE_DIR", "/proc/nowhere")
+    run()
+    assert len(told) == 4
+    monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")
+    run()
+    assert len(told) == 5
+
+
+def test_the_real_compiler_takes_every_kernel(told):
+    """To PTX, for every architecture from Volta on that this NVRTC knows; with the very options that it is told here.
+
+    No product is fused with a sum, and no instruction flushes subnormal numbers.
+    """
     if nvrtc.find_library() is None or nvrtc.find_headers() is None:
         pytest.skip("pip install nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12, or both without -cu12 for CUDA 13")
+    KernelModule(cuda.SOURCE, cuda.OPTIONS, cuda.TEMPLATES).get_function("cast")
+    [options] = told
+    options = [option for option in options if not option.startswith(("-I", "-arch", "--pch"))]
     # Isolated: what emulates a GPU for this process must not reach that one.
     words = [
         sys.executable,
@@ -218,7 +289,7 @@ def test_the_real_compiler_takes_every_kernel():
         nvrtc.__file__,
         str(cuda.SOURCE),
         nvrtc.find_headers(),
-        *cuda.OPTIONS,
+        *options,
         *cuda.TEMPLATES,
     ]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)

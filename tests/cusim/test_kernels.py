@@ -35,6 +35,25 @@ def test_half_and_bfloat16(a):
     assert (out.get() == expected.view("u2")).all()
 
 
+@pytest.mark.parametrize("compiled", [("-ftz=true",), ("-ftz=true", "--ftz=false"), ()])
+def test_subnormal_numbers_are_flushed_where_the_compiler_was_told_so(compiled):
+    """CuPy adds -ftz=true to all that it compiles itself; the last word counts."""
+    from cupy.cuda import compiler
+
+    source = 'extern "C" __global__ void twice(float *x) { x[threadIdx.x] *= 2; }'
+    module = cupy.cuda.Module()
+    module.load(compiler.compile_using_nvrtc(source, compiled)[0])
+    tiny = np.array([1e-40, 1e-37], "f")
+    flushed = np.array([0, 2e-37], "f")
+    for kernel, expected in (
+        (module.get_function("twice"), flushed if compiled == ("-ftz=true",) else 2 * tiny),
+        (cupy.RawKernel(source, "twice", options=("--ftz=false",)), flushed),
+    ):
+        x = cupy.asarray(tiny)
+        kernel((1,), (2,), (x,))
+        assert (x.get() == expected).all()
+
+
 def test_reductions(a):
     assert float(a.sum()) == A.sum()
     table = cupy.arange(12.0).reshape(3, 4)

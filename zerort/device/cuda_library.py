@@ -11,6 +11,7 @@ from typing import Any
 from zerort.errors import DeviceError
 
 __all__ = [
+    "compile_source",
     "count_gpus",
     "cupy",
     "foreign_stream",
@@ -69,6 +70,26 @@ def foreign_stream(stream: Any) -> Any:
     if hasattr(cupy.cuda.Stream, "from_external"):
         return cupy.cuda.Stream.from_external(stream)
     return cupy.cuda.ExternalStream(stream.__cuda_stream__()[1])  # CuPy 13, which does not know the protocol
+
+
+def compile_source(
+    source: str, options: tuple[str, ...], *, name: str, templates: tuple[str, ...]
+) -> tuple[bytes, dict[str, str]]:
+    """Compile CUDA C++ for the current GPU with NVRTC, told ``options`` and what any code needs: CUDA's headers.
+
+    CuPy's modules would add ``-ftz=true``.
+
+    Returns:
+        The code, and what each of the templates is called in it.
+    """
+    from cupy._core.core import assemble_cupy_compiler_options
+    from cupy.cuda import compiler
+
+    told = assemble_cupy_compiler_options(options)
+    if not modern:  # CuPy 13 looks for headers from wheels in another place
+        told += compiler._get_extra_include_dir_opts()
+    code, names = compiler.compile_using_nvrtc(source, told, filename=name, name_expressions=templates)
+    return code if isinstance(code, bytes) else code.encode(), names or {}
 
 
 def has_passed(event: Any) -> bool:

@@ -8,13 +8,12 @@
 
 **Bound.** All give the host's bits, except `square_sum`, which adds in another order: within 1e-12 of it, relatively.
 Kernels are queued on the current stream and return at once; only `square_sum` and `first_nonfinite`, which return
-numbers, wait. The source is `kernels_cuda.cu`, compiled by NVRTC when first used. May import: errors, native,
-device.cuda_library.
+numbers, wait. The source is `kernels_cuda.cu`, compiled by NVRTC when first used (`device.cuda_module`). May import:
+errors, native, device.cuda_library, device.cuda_module.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsInt
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple, SupportsInt
 import numpy as np
 
 from zerort.device.cuda_library import cupy
+from zerort.device.cuda_module import KernelModule
 from zerort.errors import CallError
 from zerort.native.dtypes import DTYPE_CODES
 from zerort.native.scalars import adamw_scalars, lion_scalars, sgd_scalars
@@ -45,8 +45,9 @@ __all__ = [
 ]
 
 SOURCE = Path(__file__).with_suffix(".cu")
-OPTIONS = ("--fmad=false", "--std=c++17")
-"""What NVRTC is told: a product fused with a sum rounds once, where the host rounds twice; CuPy wants a standard."""
+OPTIONS = ("--fmad=false", "--ftz=false", "--std=c++17")
+"""What NVRTC is told: a product fused with a sum rounds once, where the host rounds twice; and subnormals stay. CuPy
+wants a standard."""
 
 _THREADS = 256
 _WARP = 32
@@ -68,6 +69,8 @@ _UPDATES = {
 }
 TEMPLATES = tuple(f"{name}<{row.computed_in}>" for name in ("adamw", "sgd", "lion") for row in _UPDATES.values())
 """The kernels of the optimizers."""
+
+_MODULE = KernelModule(SOURCE, OPTIONS, TEMPLATES)
 
 SUM_BLOCK = 1024
 """Elements that are summed on the GPU where all are asked for: the host adds up the rest."""
@@ -254,12 +257,7 @@ def _launch(name: str, numel: int, *arguments: Any, threads: int | None = None) 
     wanted = numel if threads is None else threads
     if numel:
         blocks = -(-wanted // _THREADS)
-        _module().get_function(name)((blocks,), (_THREADS,), (np.int64(numel), *arguments))
-
-
-@functools.cache
-def _module() -> Any:
-    return cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS, name_expressions=TEMPLATES)
+        _MODULE.get_function(name)((blocks,), (_THREADS,), (np.int64(numel), *arguments))
 
 
 def _blocks(array: Any, block: int) -> int:

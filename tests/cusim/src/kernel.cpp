@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <unistd.h>
+#include <xmmintrin.h>
 
 #include <atomic>
 #include <cstdio>
@@ -28,7 +29,7 @@ namespace cusim {
 
 struct Module {
   void *object = nullptr;
-  bool fibers = false;
+  bool fibers = false, flush = false;
   std::map<std::string, Function> functions;
   std::vector<void *> variables;  // registered as device memory
 };
@@ -50,6 +51,7 @@ int load_module(const void *image, Module **out) {
   auto *module = new Module;
   module->object = object;
   module->fibers = header.fibers;
+  module->flush = header.flush;
   for (auto *kernel = (const cusim_kernel *)dlsym(object, "cusim_kernels"); kernel && kernel->name; kernel++)
     module->functions[kernel->name] = {module, kernel};
   *out = module;
@@ -80,6 +82,19 @@ void *find_variable(Module *module, const char *name, size_t *size) {
 }
 
 namespace {
+
+// While it lives, this thread's floating-point arithmetic flushes subnormal numbers to zero, on the way in and out. The host's
+// switch is for doubles, too, where a GPU's is for floats alone.
+class Flushing {
+ public:
+  explicit Flushing(bool flush) : before_(_mm_getcsr()) {
+    if (flush) _mm_setcsr(before_ | 0x8040);
+  }
+  ~Flushing() { _mm_setcsr(before_); }
+
+ private:
+  unsigned before_;
+};
 
 // The arguments of a launch, copied, with every device address in them translated to the worker view: pointers, and the
 // pointers inside structs (CuPy passes arrays as a struct of pointer, shape and strides).
@@ -148,14 +163,17 @@ int launch(const Function *function, const unsigned grid[3], const unsigned bloc
   if (!pointers_are_reachable(kernel, *arguments, name)) return kIllegalAddress;
 
   cusim_index grid_size{grid[0], grid[1], grid[2]}, block_size{block[0], block[1], block[2]};
-  bool fibers = function->module->fibers;
+  bool fibers = function->module->fibers, flush = function->module->flush;
   submit(stream, name, {}, [=, &kernel](Operation &operation) {
     if (fault()) return;  // a broken context runs nothing
     std::vector<void *> addresses = arguments->addresses();
     Launch launch{&kernel, addresses.data(), grid_size, block_size, dynamic_shared, fibers};
     bool barriers_met = true;
     begin_accesses();
-    bool whole = run_guarded(name, [&] { barriers_met = run_blocks(launch); });
+    bool whole = [&] {
+      Flushing flushing(flush);  // out here: a kernel that faults does not come back to where it was called
+      return run_guarded(name, [&] { barriers_met = run_blocks(launch); });
+    }();
     bool outside = end_accesses(name, &operation.accesses);
     if (!barriers_met) report("barrier", name + ": its threads wait at barriers that not all of them reach");
     if (!whole || outside || !barriers_met) set_fault(kIllegalAddress);

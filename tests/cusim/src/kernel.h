@@ -11,6 +11,7 @@ namespace cusim {
 struct ImageHeader {
   char magic[8];
   uint64_t fibers;  // whether its kernels can wait for other threads
+  uint64_t flush;   // whether they take subnormal numbers for zero, and make none
   uint64_t size;    // of the shared object
 };
 constexpr char kImageMagic[] = "CUSIMOBJ";

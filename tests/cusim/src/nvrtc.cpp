@@ -135,8 +135,20 @@ bool run(const Lines &command, const std::string &log) {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-std::string make_image(const std::string &object) {
+// Whether options ask for subnormal numbers to be flushed to zero; the last word counts, as NVRTC takes it.
+bool flushes(int count, const char *const *options) {
+  bool flush = false;
+  for (int i = 0; i < count; i++) {
+    std::string option = options[i];
+    if (option == "--ftz=true" || option == "-ftz=true" || option == "--use_fast_math" || option == "-use_fast_math") flush = true;
+    if (option == "--ftz=false" || option == "-ftz=false") flush = false;
+  }
+  return flush;
+}
+
+std::string make_image(const std::string &object, bool flush) {
   cusim::ImageHeader header{};
+  header.flush = flush;
   memcpy(header.magic, cusim::kImageMagic, sizeof header.magic);
   header.fibers = object.find("cusim_barrier") != std::string::npos || object.find("cusim_warp_barrier") != std::string::npos;
   header.size = object.size();
@@ -201,7 +213,7 @@ API nvrtcCompileProgram(Program *program, int count, const char *const *options)
 
   bool compiled = run(command, log);
   program->log = read(log);
-  if (compiled) program->image = make_image(read(directory + "/kernel.so"));
+  if (compiled) program->image = make_image(read(directory + "/kernel.so"), flushes(count, options));
   if (settings().keep) fprintf(stderr, "cusim: kept %s\n", directory.c_str());
   else std::filesystem::remove_all(directory);
   return compiled ? kOk : kCompilation;
