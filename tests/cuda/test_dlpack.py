@@ -140,6 +140,21 @@ def test_the_frameworks_stream_is_the_callers(device, framework):
         assert cupy.cuda.get_current_stream() is before
 
 
+class OlderStream:
+    """A stream as torch before 2.10 has it."""
+
+    def __init__(self, cuda):
+        self.cuda_stream = cuda.ptr
+
+
+def test_a_stream_without_the_protocol_is_known_by_its_handle(device, framework):
+    with device.on_stream(OlderStream(framework.stream.cuda)):
+        assert cupy.cuda.get_current_stream().ptr == framework.stream.cuda.ptr
+        array = cupy.zeros(NUMEL, np.float32)
+    with framework.working():
+        assert (slowly(array).get() == 4).all()
+
+
 def test_the_frameworks_stream_is_one_threads(device, framework):
     """Autograd calls back on threads of its own, on which neither a device nor a stream was ever chosen."""
     seen = []

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from zerort.device.cuda_library import count_gpus, cupy, foreign_stream, is_out_of_memory
+from zerort.device.cuda_library import count_gpus, cupy, foreign_stream, is_out_of_memory, stream_handle
 from zerort.device.cuda_pinned import seams
 from zerort.device.cuda_stream import CudaStream, order
 from zerort.device.ticket import Ticket
@@ -242,12 +242,12 @@ class CudaDevice:
         with.
 
         Args:
-            stream: A stream of this GPU that has ``__cuda_stream__``, as torch's do.
+            stream: A stream of this GPU that has ``__cuda_stream__``, or ``cuda_stream`` as torch's before 2.10.
         """
-        _, handle = stream.__cuda_stream__()
+        handle = stream_handle(stream)
         with self.cupy_device:
             if handle not in self._foreign:
-                self._foreign[handle] = foreign_stream(stream)
+                self._foreign[handle] = foreign_stream(handle)
             current = self._foreign[handle]
             current.wait_event(self._left)
             with current:

@@ -20,6 +20,7 @@ __all__ = [
     "load_nccl",
     "modern",
     "new_stream",
+    "stream_handle",
 ]
 
 try:
@@ -65,11 +66,27 @@ def new_stream(priority: int) -> Any:
     return cupy.cuda.Stream(non_blocking=True, **({"priority": priority} if modern else {}))
 
 
-def foreign_stream(stream: Any) -> Any:
-    """Return another framework's stream, which has ``__cuda_stream__``, as one of CuPy's that does not own it."""
+def stream_handle(stream: Any) -> int:
+    """Return the handle of another framework's stream: by ``__cuda_stream__``, or as torch before 2.10 has it."""
+    handle: int = stream.__cuda_stream__()[1] if hasattr(stream, "__cuda_stream__") else stream.cuda_stream
+    return handle
+
+
+class _ForeignStream:
+    """A handle with the protocol that CuPy 14 asks for."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+def foreign_stream(handle: int) -> Any:
+    """Return another framework's stream as one of CuPy's that does not own it."""
     if hasattr(cupy.cuda.Stream, "from_external"):
-        return cupy.cuda.Stream.from_external(stream)
-    return cupy.cuda.ExternalStream(stream.__cuda_stream__()[1])  # CuPy 13, which does not know the protocol
+        return cupy.cuda.Stream.from_external(_ForeignStream(handle))
+    return cupy.cuda.ExternalStream(handle)  # CuPy 13, which does not know the protocol
 
 
 def compile_source(
