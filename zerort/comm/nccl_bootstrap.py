@@ -63,7 +63,7 @@ def open_on_gpus(host: Transport, *, local_rank: int, hosts: list[int], device: 
 def open_nccl(host: Transport, device: CudaDevice, *, owns_device: bool) -> Transport:
     """Return the NCCL transport of the ranks of ``host``. Collective."""
     from zerort.comm.nccl import NcclTransport
-    from zerort.device.cuda_library import load_nccl, modern
+    from zerort.device.cuda_library import allow_captures, load_nccl, modern
 
     nccl = load_nccl()
 
@@ -79,6 +79,7 @@ def open_nccl(host: Transport, device: CudaDevice, *, owns_device: bool) -> Tran
     failures: list[Exception] = []
 
     def join() -> None:
+        allow_captures()
         try:
             with device.cupy_device:
                 joined.append(nccl.NcclCommunicator(host.size, unique_id, host.rank))

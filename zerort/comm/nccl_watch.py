@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerort.comm.verdict import Trouble
-from zerort.device.cuda_library import cupy, has_passed
+from zerort.device.cuda_library import allow_captures, cupy, has_passed
 from zerort.errors import CollectiveError, CollectiveTimeoutError, DeviceError, RankFailedError
 
 __all__ = ["NcclWatch"]
@@ -179,6 +179,7 @@ class NcclWatch:
 
         def finish() -> None:
             # After a fault CUDA answers everything with it; whoever waited for the GPU was told.
+            allow_captures()
             with contextlib.suppress(Exception), self._device:
                 getattr(self._communicator, verb)()
 
@@ -194,6 +195,7 @@ class NcclWatch:
             )
 
     def _look(self) -> None:
+        allow_captures()
         with self._device:
             while not self._stop.wait(_EVERY):
                 error = self._judge()

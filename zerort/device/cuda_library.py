@@ -6,16 +6,20 @@ import: errors.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from typing import Any
 
 from zerort.errors import DeviceError
 
 __all__ = [
+    "allow_captures",
     "compile_source",
     "count_gpus",
     "cupy",
     "foreign_stream",
     "has_passed",
+    "is_captured",
     "is_out_of_memory",
     "load_nccl",
     "modern",
@@ -40,6 +44,8 @@ modern: bool = int(cupy.__version__.split(".")[0]) >= 14
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _NOT_READY = 600  # cudaErrorNotReady
+_CAPTURE_ERRORS = range(900, 908)  # from cudaErrorStreamCaptureUnsupported to cudaErrorCapturedEvent
+_THREAD_LOCAL, _RELAXED = 1, 2  # modes in which a thread meets captures
 
 
 def count_gpus() -> int:
@@ -109,19 +115,54 @@ def compile_source(
     return code if isinstance(code, bytes) else code.encode(), names or {}
 
 
+@functools.cache
+def _driver() -> Any:
+    return ctypes.PyDLL("libcuda.so.1")  # which CuPy has loaded; its calls here are too short to let others run
+
+
+def _meet_captures(mode: int) -> int:
+    """Set the mode in which this thread meets captures of streams into graphs, and return the one before."""
+    exchanged = ctypes.c_int(mode)
+    _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(exchanged))
+    return exchanged.value
+
+
+def allow_captures() -> None:
+    """Let other threads capture streams into graphs: called by each thread of ours before it uses CUDA.
+
+    Unless told so, CUDA refuses a thread to allocate or to ask for an event while another one captures, as
+    ``torch.cuda.graph`` does, and the capture fails, too.
+    """
+    _meet_captures(_THREAD_LOCAL)
+
+
+def _query(event: Any) -> int:
+    """Return CUDA's answer about an event. Whoever asks breaks no capture, of this thread or of another."""
+    before = _meet_captures(_RELAXED)
+    try:
+        status: int = cupy.cuda.runtime.eventQuery(event.ptr)
+    finally:
+        _meet_captures(before)
+    return status
+
+
+def is_captured(event: Any) -> bool:
+    """Say whether an event was recorded in a capture: the GPU never comes to it."""
+    return _query(event) in _CAPTURE_ERRORS
+
+
 def has_passed(event: Any) -> bool:
     """Say whether the GPU has come to an event. CuPy's ``Event.done`` would say no for ever after a fault.
 
     Raises:
         DeviceError: The GPU had a fault: it comes to nothing any more.
     """
-    runtime = cupy.cuda.runtime
-    status: int = runtime.eventQuery(event.ptr)
-    if status not in (0, _NOT_READY):
+    status = _query(event)
+    if status not in (0, _NOT_READY, *_CAPTURE_ERRORS):
+        error = cupy.cuda.runtime.CUDARuntimeError(status)
         raise DeviceError(
-            f"Expected the GPU to do what was queued on it, got: {runtime.CUDARuntimeError(status)}. A kernel before "
-            "this failed, and the GPU does nothing more for this process: end it. compute-sanitizer, or "
-            "CUDA_LAUNCH_BLOCKING=1, shows which."
+            f"Expected the GPU to do what was queued on it, got: {error}. A kernel before this failed, and the "
+            "GPU does nothing more for this process: end it. compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1, shows which."
         )
     return status == 0
 

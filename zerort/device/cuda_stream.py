@@ -15,8 +15,9 @@ comes, work waits on the GPU for what the caller has put onto its own current st
 
 [Note: references]
 CuPy returns memory to its pool when the last reference goes, whether or not the GPU still uses it. So a stream holds
-what its work uses until the work's event has fired, also if the caller drops the Ticket. After a fault the GPU uses
-nothing any more. May import: errors, device.ticket, device.host_stream, device.cuda_library, device.cuda_order.
+what its work uses until the work's event has fired, also if the caller drops the Ticket; one that was captured into a
+graph never does. After a fault the GPU uses nothing any more. May import: errors, device.ticket, device.host_stream,
+device.cuda_library, device.cuda_order.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from zerort.device.cuda_library import cupy, has_passed, new_stream
+from zerort.device.cuda_library import allow_captures, cupy, has_passed, is_captured, new_stream
 from zerort.device.cuda_order import CudaOrder, Place
 from zerort.device.host_stream import HostStream
 from zerort.device.ticket import AllOf, Ticket
@@ -139,7 +140,7 @@ class CudaStream:
         self._standing: Place | None = None  # of the work that is being done
         with device:
             self.cuda = new_stream(priority)
-        self.host = HostStream(name, helping=helping)
+        self.host = HostStream(name, helping=helping, begin=allow_captures)
         self.turn, self.queue = self.host.turn, self.host.queue
         self._held: collections.deque[tuple[Any, tuple[object, ...]]] = collections.deque()
         self._sweeping = threading.Lock()
@@ -234,6 +235,8 @@ class CudaStream:
             until = time.monotonic() + _LAST_WORK
             with contextlib.suppress(DeviceError):  # which whoever waits for a ticket is told
                 while self._held and (self.trouble() is None or time.monotonic() < until):
+                    if is_captured(self._held[0][0]):
+                        break
                     self.sweep()
                     time.sleep(10e-6)
 

@@ -89,11 +89,13 @@ class HostStream:
         name: What the thread and the track in a trace are called.
         helping: Let a waiting thread take queued work over. False pins all work to the worker thread, as an MPI library
             that is not thread-safe wants it.
+        begin: Called first on the worker thread.
     """
 
-    def __init__(self, name: str, *, helping: bool = True) -> None:
+    def __init__(self, name: str, *, helping: bool = True, begin: Callable[[], None] = lambda: None) -> None:
         self.name = name
         self.helping = helping
+        self._begin = begin
         self.queue: collections.deque[tuple[Callable[[], Any], Ticket[Any], HostEvent, str]] = collections.deque()
         """What was submitted and not begun. For the stream; others may look whether it is empty."""
         self._bell = Doorbell(_GRACE if helping else 0.0)
@@ -186,6 +188,7 @@ class HostStream:
                 _working.add(self)
 
     def _serve(self) -> None:
+        self._begin()
         while not self._closed or self.queue:
             self._bell.wait()
             with self.turn:

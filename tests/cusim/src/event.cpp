@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 
+#include "capture.h"
 #include "device.h"
 #include "status.h"
 #include "stream.h"
@@ -43,6 +44,7 @@ struct Event {
   int device;
   unsigned flags;
   std::shared_ptr<Place> place;  // null: never recorded, which counts as done
+  bool captured = false;         // recorded in a capture: it has no place in time
 };
 
 std::mutex events_mutex;
@@ -62,7 +64,7 @@ bool find(void *handle, Event *out) {
 }  // namespace
 
 void *create_event(unsigned flags) {
-  auto event = std::make_shared<Event>(Event{current_device(), flags, nullptr});
+  auto event = std::make_shared<Event>(Event{current_device(), flags, nullptr, false});
   std::lock_guard<std::mutex> lock(events_mutex);
   events()[event.get()] = event;
   return event.get();
@@ -77,17 +79,24 @@ int record_event(void *handle, const void *stream_handle) {
   Event event;
   StreamPointer stream = find_stream(stream_handle);
   if (!stream || !find(handle, &event) || stream->device != event.device) return kInvalidHandle;
+  if (is_capturing(stream_handle)) {
+    std::lock_guard<std::mutex> lock(events_mutex);
+    auto found = events().find(handle);
+    if (found != events().end()) found->second->captured = true;
+    return kSuccess;
+  }
   auto place = std::make_shared<Place>();
   submit_record(stream, "event record", &place->clock, [place](Operation &) { place->pass(); });
   std::lock_guard<std::mutex> lock(events_mutex);
   auto found = events().find(handle);
-  if (found != events().end()) found->second->place = place;
+  if (found != events().end()) found->second->place = place, found->second->captured = false;
   return kSuccess;
 }
 
 int query_event(void *handle) {
   Event event;
   if (!find(handle, &event)) return kInvalidHandle;
+  if (event.captured) return kCapturedEvent;
   if (!event.place) return kSuccess;
   if (!event.place->done()) return kNotReady;
   host_saw(event.place->clock);

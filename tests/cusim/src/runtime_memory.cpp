@@ -1,6 +1,7 @@
 // The CUDA runtime API: memory and copies.
 #include <cstring>
 
+#include "capture.h"
 #include "copy.h"
 #include "device.h"
 #include "fault.h"
@@ -13,6 +14,7 @@
 using namespace cusim;
 
 static cudaError_t new_memory(void **out, size_t size, Kind kind) {
+  if (int forbidden = check_captures()) return answer(forbidden);
   make_context(true);
   watch_faults();
   return answer(allocate(size, kind, current_device(), out));
@@ -24,6 +26,7 @@ API cudaHostAlloc(void **out, size_t size, unsigned) { return new_memory(out, si
 API cudaMallocHost(void **out, size_t size) { return new_memory(out, size, Kind::kPinned); }
 
 API cudaFree(void *pointer) {
+  if (int forbidden = check_captures()) return answer(forbidden);
   make_context(true);
   if (pointer) synchronize_all();  // as the real one does
   return answer(release(pointer, false));

@@ -1,4 +1,5 @@
 // The CUDA runtime API: streams, events, callbacks.
+#include "capture.h"
 #include "device.h"
 #include "event.h"
 #include "runtime_api.h"
@@ -38,14 +39,12 @@ API cudaStreamSynchronize(cudaStream_t handle) {
   return answer(fault());
 }
 API cudaStreamQuery(cudaStream_t handle) {
+  if (int forbidden = check_captures()) return answer(forbidden);
   StreamPointer stream = find_stream(handle);
   if (!stream) return answer(kInvalidHandle);
   return answer(fault() ? fault() : query(stream) ? kSuccess : kNotReady);
 }
 API cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) { return answer(stream_wait_event(stream, event)); }
-API cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status) {
-  return *status = cudaStreamCaptureStatusNone, answer(kSuccess);
-}
 API cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void *argument) {
   StreamPointer stream = find_stream(handle);
   if (!stream) return answer(kInvalidHandle);
@@ -64,6 +63,7 @@ API cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) { return *out = (
 API cudaEventDestroy(cudaEvent_t event) { return answer(destroy_event(event)); }
 API cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return answer(record_event(event, stream)); }
 API cudaEventQuery(cudaEvent_t event) {
+  if (int forbidden = check_captures()) return answer(forbidden);
   int status = query_event(event);
   return answer(fault() ? fault() : status);
 }

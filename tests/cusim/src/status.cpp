@@ -24,6 +24,11 @@ static const StatusText kTexts[] = {
     {kHostMemoryNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "cudaErrorHostMemoryNotRegistered",
      "pointer does not correspond to a registered memory region"},
     {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED", "cudaErrorNotSupported", "operation not supported (cusim)"},
+    {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {kCaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {kCapturedEvent, "CUDA_ERROR_CAPTURED_EVENT", "cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream"},
     {kUnknown, "CUDA_ERROR_UNKNOWN", "cudaErrorUnknown", "unknown error"},
 };
 

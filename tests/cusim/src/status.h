@@ -20,6 +20,9 @@ enum Status : int {
   kHostMemoryAlreadyRegistered = 712,
   kHostMemoryNotRegistered = 713,
   kNotSupported = 801,
+  kCaptureUnsupported = 900,
+  kCaptureInvalidated = 901,
+  kCapturedEvent = 907,
   kUnknown = 999,
 };
 

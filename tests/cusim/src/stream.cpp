@@ -8,8 +8,10 @@
 #include <set>
 #include <thread>
 
+#include "capture.h"
 #include "device.h"
 #include "memory.h"
+#include "report.h"
 #include "settings.h"
 #include "status.h"
 
@@ -259,6 +261,7 @@ int destroy_stream(void *handle) {
 }
 
 Stream::Ticket submit(const StreamPointer &stream, std::string name, std::vector<Access> accesses, Body body) {
+  if (is_capturing(stream.get())) report("capture", name + " on a stream that is captured: graphs are not emulated");
   Stream::Ticket ticket = Submission::push(stream, std::move(name), std::move(accesses), nullptr, std::move(body));
   delay_host();
   return ticket;
