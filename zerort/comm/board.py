@@ -6,6 +6,9 @@ it left. The last two stay for as long as anyone looks. May import: native.rende
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from zerort.native.rendezvous import control_nbytes
 
 __all__ = ["Board", "board_nbytes"]
@@ -14,6 +17,12 @@ _NEWS_NBYTES = 8192
 _FAILURE_NBYTES = 2048
 _FAREWELL_NBYTES = 2048
 _RANK_NBYTES = _NEWS_NBYTES + _FAILURE_NBYTES + _FAREWELL_NBYTES
+
+_NAP = 0.005
+"""Seconds between two looks at whether the others leave, too."""
+
+_LEAVING, _LEFT_ALONE = "leaves", "left alone"
+"""What a rank that leaves writes on the board, and what if others did not come to leave with it."""
 
 
 def board_nbytes(size: int) -> int:
@@ -42,6 +51,20 @@ class Board:
     def read_news(self) -> list[str]:
         """Return every rank's news."""
         return [self._read(self._place(rank), _NEWS_NBYTES) for rank in range(self._size)]
+
+    def write_leaving(self) -> None:
+        """Say that this rank leaves, as its last news: one that dies does not say so."""
+        self.write_news(_LEAVING)
+
+    def all_leave(self, have_left: Callable[[], bool], *, within: float) -> bool:
+        """Say whether all ranks leave with this one; those who come later hear if it no longer waited for them."""
+        until = time.monotonic() + within
+        while not have_left():
+            if time.monotonic() > until:
+                self.write_news(_LEFT_ALONE)
+                return False
+            time.sleep(_NAP)
+        return all(text == _LEAVING for text in self.read_news())
 
     def write_failure(self, text: str) -> None:
         """Say why this rank failed."""

@@ -280,6 +280,11 @@ class HierarchicalTransport(MpiTransport):
         self._node.leave()
         super().leave()
 
+    def all_leave(self, *, within: float) -> bool:
+        """Leave both, and say whether the ranks of this host do."""
+        self.leave()
+        return self._node.all_leave(within=within)
+
     def end(self) -> None:
         """Leave both."""
         super().end()

@@ -41,6 +41,9 @@ __all__ = ["CudaArrays", "NcclTransport"]
 
 T = TypeVar("T")
 
+_CLOSED_WITHIN = 1.0
+"""Seconds that the other ranks of a node get to close a group, too; then this one ends its side by an abort."""
+
 
 class CudaArrays:
     """CuPy arrays on one GPU, as a group knows them.
@@ -247,9 +250,10 @@ class NcclTransport(Transport):
         self._watch.end()
 
     def close(self) -> None:
-        """Destroy the communicator, then close the stream, the host's side, and the device if this group owns it.
+        """End the communicator, then close the stream, the host's side, and the device if this group owns it.
 
-        Each is closed, whatever those before it raise.
+        Each is closed, whatever those before it raise. NCCL destroys a communicator when all ranks of a node ask for
+        it, and waits until then. So they meet on the host first, for a moment; an abort waits for nobody.
         """
         with contextlib.ExitStack() as last_first:
             if self._owns_device:
@@ -257,7 +261,13 @@ class NcclTransport(Transport):
             last_first.callback(self.host.close)
             if self._stream is not None:
                 last_first.callback(self.device.drop, self._stream)
-            last_first.callback(self._watch.close if self.broken is None else self._watch.abort)
+            last_first.callback(self._end_communicator)
+
+    def _end_communicator(self) -> None:
+        if self.broken is None and self.host.all_leave(within=_CLOSED_WITHIN):
+            self._watch.close()
+        else:
+            self._watch.abort()
 
     def details(self) -> str:
         """Say which GPU it is, and how the ranks agree."""

@@ -393,6 +393,12 @@ class NodeTransport(Transport):
             self._board.write_farewell(self.standing.words())
             self._link.leave()
 
+    def all_leave(self, *, within: float) -> bool:
+        """Leave, and look on the board what the others say by the time when all have left."""
+        self._board.write_leaving()
+        self.leave()
+        return self._board.all_leave(lambda: all(slot.left for slot in self._slots()), within=within)
+
     def close(self) -> None:
         """Leave, and let go of the windows; arrays in them keep theirs."""
         self.leave()

@@ -161,6 +161,11 @@ class Transport(abc.ABC):
     def leave(self) -> None:  # noqa: B027 (most transports have nobody to tell)
         """Tell the other ranks that this one takes part no longer. Never waits, never raises."""
 
+    def all_leave(self, *, within: float) -> bool:
+        """Leave, and say whether every rank of this node does so within some seconds; if one says no, all do."""
+        self.leave()
+        return self.size == 1  # a transport that cannot tell says no
+
     def end(self) -> None:
         """Leave, because the process ends: a thread that still waits for other ranks stops waiting."""
         self.leave()

@@ -198,15 +198,20 @@ API ncclCommInitAll(Communicator **out, int size, const int *devices) {
     if (!(out[rank] = open_communicator(id.bytes, size, rank, devices ? devices[rank] : rank))) return kSystemError;
   return kOk;
 }
-API ncclCommDestroy(Communicator *c) {
-  c->drain();
+static int end(Communicator *c) {
   delete c;
   return fault() ? kUnhandledCudaError : kOk;
+}
+API ncclCommDestroy(Communicator *c) {  // "all ranks on the same node should call": until then it does not return
+  c->drain();
+  c->wire->leave();
+  return end(c);
 }
 API ncclCommFinalize(Communicator *) { return kOk; }
 API ncclCommAbort(Communicator *c) {
   c->wire->abort();  // this rank's side: the others wait on until they abort, too
-  return ncclCommDestroy(c);
+  c->drain();
+  return end(c);
 }
 API ncclCommCount(Communicator *c, int *out) { return *out = c->wire->size, kOk; }
 API ncclCommCuDevice(Communicator *c, int *out) { return *out = c->device, kOk; }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <thread>
 #include <cstdio>
 #include <filesystem>
 
@@ -117,6 +118,20 @@ bool Wire::barrier() {
     return error() == kOk;
   }
   return wait([&] { return h.generation != generation; });
+}
+
+void Wire::leave() {
+  mine().destroys = 1;
+  auto everyone_leaves = [&] {
+    for (int r = 0; r < size; r++)
+      if (slot(r).process != getpid() && !slot(r).destroys && !has_ended(slot(r).process)) return false;
+    return true;
+  };
+  auto began = std::chrono::steady_clock::now();
+  while (!everyone_leaves() && error() == kOk) {
+    if (std::chrono::steady_clock::now() - began > std::chrono::duration<double>(settings().nccl_timeout)) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 void Wire::abort() {

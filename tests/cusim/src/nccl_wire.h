@@ -52,6 +52,7 @@ struct Slot {
   Call failed_call;               // that it was in when someone found two calls that do not belong together
   std::atomic<uint64_t> waits_for;  // bit r: a send to or a receive from rank r is not done
   int color, key;                 // of a split
+  std::atomic<int> destroys;      // its communicator, and waits for the others to do so
   alignas(64) char data[kChunk];
 };
 
@@ -81,6 +82,7 @@ class Wire {
 
   bool join();     // waits until all ranks have come
   bool barrier();
+  void leave();    // waits until all ranks of other processes leave, too, or have ended: not for those that abort
   bool wait(const std::function<bool()> &ready);  // false: failed, see error()
   void abort();                                   // this rank alone, as NCCL does: the others wait on
   void fail(int result, const std::string &why);  // this rank alone; all of them find out by themselves
