@@ -2,6 +2,7 @@
 
 import os
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ cupy = pytest.importorskip("cupy")
 
 import zerort as zr  # noqa: E402
 from zerort.comm import open_group  # noqa: E402
+from zerort.comm.nccl_pinned import open_pinned  # noqa: E402
 from zerort.config import GroupOptions  # noqa: E402
 from zerort.engine.host_memory import HostMemory  # noqa: E402
 from zerort.engine.ledger import Ledger  # noqa: E402
@@ -101,6 +103,29 @@ def test_pinned_memory_that_grows_gives_the_smaller_one_back(group, tmp_path):
         step(rt)
         with rt.units["large"].gathered() as p:
             assert (p["w"].get() == 0).all()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_forked_child_copies_no_pinned_memory(group, shared):
+    """What the parent writes later it sees, too: the pages are the same. Workers of a DataLoader are forked."""
+    with open_pinned(group, LARGE, shared=shared) as pinned:
+        array = pinned.empty(LARGE, "uint8")
+        assert is_pinned(array)
+        array[:] = 1
+        written, seen = os.pipe(), os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of threads that the child lacks
+            child = os.fork()
+        if child == 0:
+            os.read(written[0], 1)
+            os.write(seen[1], bytes(array[-1:]))
+            os._exit(0)
+        array[:] = 7
+        os.write(written[1], b"!")
+        assert os.read(seen[0], 1) == b"\x07"
+        os.waitpid(child, 0)
+        for end in (*written, *seen):
+            os.close(end)
 
 
 def test_a_store_that_cannot_be_bridged_to_a_gpu_leaves_no_files(group, tmp_path):

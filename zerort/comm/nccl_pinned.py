@@ -2,7 +2,13 @@
 
 A node holds what is shared once, whatever the number of its ranks, and each of them can copy from and to all of it. If
 one rank cannot pin it, none does: ranks at different speeds would be worse than slow ones. That warns, on rank 0, with
-the cure. May import: device.cuda_pinned, comm.group, comm.nccl.
+the cure.
+
+[Note: fork]
+A process that forks, for the workers of a DataLoader say, gets private pages copied when one side writes, and pinned
+ones at once: gigabytes, and a moment in which GPU and host may look at different pages. So pinned memory is never
+private: a rank's own is a shared mapping that it shares with nobody but its children. May import: device.cuda_pinned,
+comm.group, comm.nccl.
 """
 
 from __future__ import annotations
@@ -10,12 +16,13 @@ from __future__ import annotations
 import mmap
 import warnings
 
+import numpy as np
+
 from zerort.comm import checks
 from zerort.comm.call import Call
 from zerort.comm.checks import Given
 from zerort.comm.group import Group
 from zerort.comm.nccl import NcclTransport
-from zerort.device import HostDevice
 from zerort.device.cuda_pinned import CHUNK_NBYTES, PinnedMemory
 from zerort.errors import CallError, DeviceMemoryError
 from zerort.typing import Array
@@ -56,10 +63,7 @@ def open_pinned(
         call.numel = nbytes if shared else 0
 
     def make() -> tuple[PinnedMemory, list[str]]:
-        # Windows start on a page; plain memory, where nobody shares any, does not.
-        room = _room(transport, nbytes + mmap.PAGESIZE, shared=shared)
-        first = -room.ctypes.data % mmap.PAGESIZE
-        memory = room[first : first + nbytes]
+        memory = _room(transport, max(nbytes, 1), shared=shared)[:nbytes]
         pinned, story = None, ""
         try:
             pinned = PinnedMemory(memory, chunk_nbytes=chunk_nbytes)
@@ -84,4 +88,7 @@ def open_pinned(
 
 
 def _room(transport: NcclTransport, nbytes: int, *, shared: bool) -> Array:
-    return transport.host.allocate_shared(nbytes) if shared else HostDevice().zeros(nbytes, "uint8")
+    """Return memory that a forked child does not copy: the node's window, or a mapping of this rank's own."""
+    if shared and transport.host.kind in ("node", "hierarchical"):
+        return transport.host.allocate_shared(nbytes)
+    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)  # MAP_SHARED, as Python maps what is in no file
