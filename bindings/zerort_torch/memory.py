@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     from zerort.device.cuda import CudaDevice
     from zerort.typing import Array, Device
 
-__all__ = ["as_array", "as_tensor", "check_device", "check_torch", "on_stream_of", "on_torchs_stream", "torch_device"]
+__all__ = [
+    "as_array",
+    "as_tensor",
+    "check_device",
+    "check_torch",
+    "on_stream_of",
+    "on_torchs_stream",
+    "share_memory",
+    "torch_device",
+]
 
 _LEGACY_STREAM = 1  # the default stream, as protocols between frameworks call it
 
@@ -102,6 +111,12 @@ def check_torch(device: Device) -> None:
             f"Expected a torch that can use GPUs, as the runtime is on {device.name}, got {torch.__version__}, which "
             "cannot. Install one that is built for CUDA, or open the runtime on the host: without group=."
         )
+
+
+def share_memory(device: Device) -> None:
+    """Let a runtime on a GPU take what torch's allocator keeps for later, before it is out of memory."""
+    if not isinstance(device, HostDevice):
+        _gpu(device).share_with(torch.cuda.empty_cache)
 
 
 def check_device(name: str, found: torch.device, expected: torch.device) -> None:

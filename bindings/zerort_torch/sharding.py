@@ -16,7 +16,7 @@ from zerort_torch.finding import FoundUnit, Units, find_units
 from zerort_torch.gradients import gradients_of
 from zerort_torch.guard import guard_optimizers
 from zerort_torch.materialise import Init, is_meta, materialise, materialise_buffers
-from zerort_torch.memory import as_array, check_device, check_torch, on_torchs_stream, torch_device
+from zerort_torch.memory import as_array, check_device, check_torch, on_torchs_stream, share_memory, torch_device
 from zerort_torch.resting import RestingParameter
 from zerort_torch.saved import SavedWeights
 from zerort_torch.state_dict import hook_state_dict
@@ -98,6 +98,7 @@ def shard(
     error: ZerortError | None = None
     try:
         check_torch(rt.device)
+        share_memory(rt.device)
         found = _find(model, units, device=torch_device(rt.device))
     except ZerortError as caught:
         error = caught

@@ -241,6 +241,35 @@ def test_the_pool_gives_way(device):
     assert device.empty(free * 3 // 4, "uint8").nbytes == free * 3 // 4
 
 
+def test_a_frameworks_cache_gives_way_once(device):
+    """What torch's allocator keeps for later is no reason to fail, either; it is asked once, and before CuPy's pool."""
+    free, _ = device.memory()
+    hoard, asked = [device.empty(free // 2, "uint8")], []
+
+    def empty_cache():
+        asked.append(cupy.get_default_memory_pool().total_bytes())
+        hoard.clear()
+
+    keeps = cupy.empty(1000, np.uint8)
+    del keeps
+    device.share_with(empty_cache)
+    device.share_with(empty_cache)
+    assert device.empty(free * 3 // 4, "uint8").nbytes == free * 3 // 4
+    assert len(asked) == 1
+    assert asked[0] > 0
+    with pytest.raises(DeviceMemoryError):
+        device.empty(2 * free, "uint8")
+    assert len(asked) == 2
+
+
+def test_torch_gives_back_what_it_keeps(device):
+    torch = pytest.importorskip("torch")
+    memory = pytest.importorskip("zerort_torch.memory")
+    memory.share_memory(device)
+    memory.share_memory(device)
+    assert device._caches == [torch.cuda.empty_cache]
+
+
 def test_strides_are_refused(device):
     with pytest.raises(CallError, match="contiguous"):
         device.copy(device.empty(8, "uint8")[::2], out=device.empty(4, "uint8"))

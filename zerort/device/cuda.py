@@ -71,6 +71,7 @@ class CudaDevice:
         self._making = threading.Lock()
         self._foreign: dict[int, Any] = {}  # streams of other frameworks, by their handles
         self._left = cupy.cuda.Event(disable_timing=True)  # behind the last block on one of them
+        self._caches: list[Callable[[], object]] = []  # of other frameworks: what makes them give memory back
         self._closed = False
 
     # -- memory ----------------------------------------------------------------------------------------------------
@@ -133,9 +134,11 @@ class CudaDevice:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-            # What finished work still holds, and what CuPy's pool keeps for later, is memory too.
+            # What finished work still holds, and what frameworks and CuPy's pool keep for later, is memory too.
             for stream in list(self._streams):
                 stream.sweep()
+            for empty_cache in self._caches:
+                empty_cache()
             cupy.get_default_memory_pool().free_all_blocks()
             try:
                 return make()
@@ -143,6 +146,14 @@ class CudaDevice:
                 if not is_out_of_memory(error):
                     raise
                 raise self._memory_error(nbytes) from error
+
+    def share_with(self, empty_cache: Callable[[], object]) -> None:
+        """Let another framework that allocates on this GPU say how it gives back what it keeps for later.
+
+        Called once before the GPU is found to be out of memory; registering it twice is fine.
+        """
+        if empty_cache not in self._caches:
+            self._caches.append(empty_cache)
 
     def _memory_error(self, nbytes: int) -> DeviceMemoryError:
         free, total = self.memory()

@@ -71,6 +71,7 @@ class Allotment:
             groups=groups,
             weights=options.weights,
             gradient_dtype=options.gradient_dtype,
+            over_nccl=mesh.shard.kind == "nccl",
             micro_steps=options.micro_steps,
             virtual_shards=options.virtual_shards,
             replicated=mesh.replicate is not None,

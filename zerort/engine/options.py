@@ -45,8 +45,9 @@ class RuntimeOptions:
     """What a NaN or infinity in a gradient does without loss scaling: `NonFiniteError`, or a report of the skip."""
 
     gradient_dtype: str | None = None
-    """What gradients are collected and summed in; None: the parameter's dtype. ``"float32"`` for long sums in bf16;
-    those of float64 parameters stay in float64."""
+    """What gradients are collected and summed in; None: the parameter's dtype, but float32 where NCCL would sum
+    float16, which rounds, and overflows, on the way. ``"float32"`` for long sums in bf16; those of float64 parameters
+    stay in float64."""
 
     deterministic: bool = False
     """Give the same bits on any number of ranks: gradients of `virtual_shards` are summed in one fixed tree."""

@@ -91,7 +91,7 @@ class Section:
     @property
     def _summed_in(self) -> str:
         """What gradients are collected and summed in."""
-        return gradient_dtype(self.layout.dtype, self._setup.gradient_dtype)
+        return gradient_dtype(self.layout.dtype, self._setup.gradient_dtype, over_nccl=self._setup.group.kind == "nccl")
 
     def _resting_tiers(self, asked: SectionTiers) -> SectionTiers:
         """Return where the parts rest, as far as the optimizers of its tensors allow it."""

@@ -102,7 +102,9 @@ class Blueprint:
     weights: Sequence[float] | None = None
     """How much of every shard each rank takes."""
     gradient_dtype: str | None = None
-    """What gradients are summed in; None: the parameter's dtype."""
+    """What gradients are summed in; None: as `gradient_dtype` says."""
+    over_nccl: bool = False
+    """Whether NCCL sums them."""
     micro_steps: int = 1
     """Calls of reduce that are summed before anything is communicated."""
     virtual_shards: int | None = None
@@ -146,7 +148,7 @@ class Blueprint:
                 movable=frozenset(filter(self._is_sharded, PARTS)),
             )
         is_whole = self.micro_steps > 1 or copies > 1 or unit in self.lenders or not self._is_sharded("gradient")
-        element = itemsize(gradient_dtype(part.dtype, self.gradient_dtype))
+        element = itemsize(gradient_dtype(part.dtype, self.gradient_dtype, over_nccl=self.over_nccl))
         in_slots = not is_whole or (self.micro_steps > 1 and copies == 1)
         return SectionSize(
             unit=unit,

@@ -93,12 +93,16 @@ def master_dtype(dtype: str) -> str | None:
     return None if updated_in == dtype else updated_in
 
 
-def gradient_dtype(dtype: str, wanted: str | None, *, what: str | None = None) -> str:
+def gradient_dtype(dtype: str, wanted: str | None, *, over_nccl: bool = False, what: str | None = None) -> str:
     """Return what the gradients of trainable parameters are collected and summed in.
+
+    The host sums float16 in float32 and rounds once. NCCL adds in the array's dtype, rank after rank: two gradients of
+    40,000 are infinite there, though their mean is not.
 
     Args:
         dtype: Of the parameters.
-        wanted: What is asked for; None: the parameters' dtype.
+        wanted: What is asked for; None: the parameters' dtype, but float32 where NCCL would sum float16.
+        over_nccl: Whether NCCL sums them.
         what: The parameters, for the error.
 
     Raises:
@@ -108,7 +112,7 @@ def gradient_dtype(dtype: str, wanted: str | None, *, what: str | None = None) -
     ('bfloat16', 'float32', 'float64')
     """
     if wanted is None:
-        return dtype
+        return "float32" if over_nccl and dtype == "float16" else dtype
     sums = TRAINABLE[dtype].sums
     if wanted not in sums:
         raise CallError(

@@ -161,6 +161,19 @@ def test_parameters_may_come_from_the_gpu(gpus):
             np.testing.assert_array_equal(p["w"].get(), np.arange(12, dtype=np.float32).reshape(3, 4))
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_sums_of_float16_do_not_overflow_on_their_way(gpus, stage):
+    """NCCL adds in the array's dtype; so such gradients are summed in float32 unless asked otherwise."""
+    with zr.open(group=gpus, plan=zr.Plan.zero(stage), optimizer=zr.SGD(lr=2.0**-16)) as rt:
+        unit = rt.register("unit", {"w": np.zeros(1000, np.float16)})
+        with unit.gathered() as p:
+            gradient = p["w"] + np.float16(40_000)
+        unit.reduce({"w": gradient})
+        report = rt.step()
+        np.testing.assert_allclose(report.grad_norm, 40_000 * np.sqrt(1000), rtol=1e-6)
+        np.testing.assert_array_equal(gpu_runs.weights(rt)["unit.w"], np.float16(-40_000 * 2.0**-16))
+
+
 def test_a_model_that_does_not_fit_is_refused_on_every_rank(gpus):
     gc.collect()
     free, total = gpus.device.memory()
