@@ -23,6 +23,46 @@ def test_more_ranks_than_gpus_are_refused_together(job):
     assert ranks_that("raised True", result.output) == ["0", "1", "2"], result.output
 
 
+def test_several_ranks_share_a_gpu_when_asked(job):
+    result = job(
+        3,
+        """
+        import cupy
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+        with open_group() as group:
+            say("rank", rank, "sums", int(group.all_reduce(cupy.ones(3, np.int32)).wait()[0]), group.device.name)
+        """,
+        devices=2,
+        nccl_version=23000,
+    )
+    assert ranks_that("sums 3 cuda:0", result.output) == ["0", "2"], result.output
+    assert ranks_that("sums 3 cuda:1", result.output) == ["1"], result.output
+
+
+@pytest.mark.parametrize(
+    ("version", "asking", "why"),
+    [
+        (23000, 1, "set NCCL_MULTI_RANK_GPU_ENABLE=1 on every rank"),
+        (22703, 2, "wants NCCL 2.30 or later, and there is 2.27.3"),
+    ],
+)
+def test_ranks_do_not_share_a_gpu_unless_all_ask_and_nccl_can(job, version, asking, why):
+    result = job(
+        2,
+        f"""
+        if rank < {asking}:
+            os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+        try:
+            open_group()
+        except DeviceError as error:
+            say("rank", rank, "raised", "ranks 0 and 1 both on GPU" in str(error), {why!r} in str(error))
+        """,
+        devices=1,
+        nccl_version=version,
+    )
+    assert ranks_that("raised True True", result.output) == ["0", "1"], result.output
+
+
 def test_a_rank_without_cupy_is_an_error_on_every_rank(job):
     result = job(
         2,

@@ -1,6 +1,6 @@
 """Open NCCL among ranks that reach each other on the host: together, or not at all.
 
-    1. every rank takes a GPU      no two ranks of a host the same
+    1. every rank takes a GPU      no two ranks of a host the same, unless asked for
     2. rank 0 makes the id         value or error, told to all
     3. all join                    each within the timeout; a rank that could not is an error on all
 
@@ -11,6 +11,7 @@ comm.transport, device.cuda*, comm.nccl.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,12 @@ __all__ = ["open_nccl", "open_on_gpus", "shortened"]
 
 _LONGEST_STORY = 1000
 """Characters of an error that the other ranks are told: a text on the host ends after 4096 bytes, wherever that is."""
+
+
+_SEVERAL = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""What NCCL wants set to 1 for several ranks on one GPU, from version 2.30 on."""
+
+_SEVERAL_SINCE = 23000
 
 
 def open_on_gpus(host: Transport, *, local_rank: int, hosts: list[int], device: CudaDevice | None) -> Transport:
@@ -47,10 +54,11 @@ def open_on_gpus(host: Transport, *, local_rank: int, hosts: list[int], device: 
         from zerort.device.cuda_library import count_gpus, cupy, load_nccl
 
         gpus = count_gpus()  # first: without a GPU CuPy finds no NCCL, either
-        load_nccl()
+        version = load_nccl().get_version()
         # Where the launcher shows each rank its own GPU only, that one is number 0 for all of them.
         chosen.append(CudaDevice(local_rank % gpus) if device is None else device)
-        return [cupy.cuda.runtime.deviceGetPCIBusId(chosen[0].ordinal), gpus]
+        bus = cupy.cuda.runtime.deviceGetPCIBusId(chosen[0].ordinal)
+        return [bus, gpus, version if os.environ.get(_SEVERAL) == "1" else 0]
 
     try:
         _expect_one_each(_together(host, choose), hosts)
@@ -130,14 +138,27 @@ def shortened(error: BaseException) -> str:
 
 
 def _expect_one_each(taken: list[Any], hosts: list[int]) -> None:
-    """Refuse two ranks of a machine on one GPU: NCCL would, with fewer words."""
+    """Refuse two ranks of a machine on one GPU, unless every rank asked for it and its NCCL can.
+
+    Args:
+        taken: For each rank its GPU, how many it sees, and its NCCL's version, 0 if it did not ask.
+        hosts: For each rank a number that tells its machine.
+    """
+    from zerort.device.cuda_library import version_text
+
+    version = min(version for *_, version in taken)
+    if version >= _SEVERAL_SINCE:
+        return
+    why = f"to share a GPU, set {_SEVERAL}=1 on every rank (NCCL 2.30 or later)"
+    if version:
+        why = f"{_SEVERAL}=1 wants NCCL 2.30 or later, and there is {version_text(version)}"
     owners: dict[tuple[int, str], int] = {}
-    for rank, (bus, gpus) in enumerate(taken):
+    for rank, (bus, gpus, _) in enumerate(taken):
         first = owners.setdefault((hosts[rank], bus), rank)
         if first != rank:
             ranks = hosts.count(hosts[rank])
             raise DeviceError(
                 f"Expected a GPU for each of {ranks} ranks on a host, got ranks {first} and {rank} both on GPU {bus}; "
                 f"{gpus} can be seen. Start at most as many ranks per host as it has GPUs (mpirun -n {gpus}), and look "
-                "at CUDA_VISIBLE_DEVICES."
+                f"at CUDA_VISIBLE_DEVICES; {why}."
             )

@@ -25,6 +25,7 @@ __all__ = [
     "modern",
     "new_stream",
     "stream_handle",
+    "version_text",
 ]
 
 try:
@@ -185,6 +186,11 @@ def load_nccl() -> Any:
             "Run pip install nvidia-nccl-cu12 (nvidia-nccl-cu13 for CUDA 13)."
         ) from error
     return nccl
+
+
+def version_text(number: int) -> str:
+    """Return NCCL's version as people write it: 23007 is 2.30.7."""
+    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zerort.device.cuda_library import cupy, load_nccl
+from zerort.device.cuda_library import cupy, load_nccl, version_text
 from zerort.device.cuda_pinned import PinnedMemory
 from zerort.errors import DeviceError
 
@@ -41,7 +41,7 @@ def describe_gpus() -> dict[str, Any]:
         "pin_error": _try_to_pin() if count else "",
     }
     try:
-        facts["nccl"] = _nccl_version(load_nccl().get_version())
+        facts["nccl"] = version_text(load_nccl().get_version())
         facts["nccl_error"] = ""
     except DeviceError as error:
         facts["nccl"], facts["nccl_error"] = None, str(error)
@@ -63,10 +63,6 @@ def _describe(number: int) -> dict[str, Any]:
 
 def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def _nccl_version(number: int) -> str:
-    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
 def _loaded(name: str) -> list[str]:

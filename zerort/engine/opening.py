@@ -67,7 +67,7 @@ def open_runtime(
         loss_scale: What losses are multiplied by before backward: a `LossScale`, which is dynamic, a fixed number, or
             None.
         nonfinite: What NaN or infinity in a gradient does without loss scaling: `NonFiniteError`, or a skipped update.
-        gradient_dtype: What gradients are collected and summed in; None: the parameter's dtype (float16: float32 on GPUs).
+        gradient_dtype: What gradients are summed in; None: the parameter's dtype, but float32 for float16 on GPUs.
         deterministic: Give the same bits on any number of ranks; needs ``virtual_shards``.
         virtual_shards: How many micro-batches a step has, over all ranks, with ``deterministic``.
         weights: How much of every shard each rank takes, by capacity; None: alike.

@@ -32,6 +32,7 @@ const Settings &settings() {
       number("CUSIM_TRACE", 0) != 0,
       number("CUSIM_KEEP", 0) != 0,
       (double)number("CUSIM_NCCL_TIMEOUT", 120),
+      (int)number("CUSIM_NCCL_VERSION", 22703),
       (int)number("CUSIM_NCCL_COMMUNICATORS", 0),
       word("CUSIM_REPORT", ""),
       word("CUSIM_DEVICE_HEADERS", ""),

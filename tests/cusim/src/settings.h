@@ -18,6 +18,7 @@ struct Settings {
   bool trace;               // CUSIM_TRACE: print calls
   bool keep;                // CUSIM_KEEP: keep the directories kernels are compiled in
   double nccl_timeout;      // CUSIM_NCCL_TIMEOUT, in seconds
+  int nccl_version;         // CUSIM_NCCL_VERSION: what NCCL says of itself
   int communicators;        // CUSIM_NCCL_COMMUNICATORS: that may be opened, 0 = no limit
   std::string report;       // CUSIM_REPORT: a directory that gets one file of findings per process
   std::string device_headers;  // CUSIM_DEVICE_HEADERS: set by `cusim.start`
