@@ -52,6 +52,23 @@ def test_the_doctor_sees_gpus_nccl_peers_and_pinned_memory(tmp_path, second_nccl
     assert found["pinned memory"]["cure"].startswith("Ask for less")
 
 
+def test_the_doctor_looks_at_every_ranks_place(job):
+    """Rank 1 alone is bound to one core; both have a GPU."""
+    result = job(
+        2,
+        """
+        from zerort.cli import checkup_places
+        from zerort.cli.main import main
+        checkup_places.ENOUGH_CORES = 2
+        if rank == 1:
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        main(["doctor", os.getcwd(), "--json"])
+        """,
+    )
+    found = {one["topic"]: one["text"] for one in json.loads(result.output[result.output.index("{") :])["findings"]}
+    assert found["cores per rank"].endswith("rank 1: 1"), found
+
+
 def test_copies_are_measured_and_right(tmp_path):
     out = tmp_path / "copies.json"
     done = zerort("bench", "copies", "--sizes", "4K,1M", "--parameters", "10K", "--seconds", "0.01", "--json", out)

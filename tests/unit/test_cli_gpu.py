@@ -1,8 +1,12 @@
 """What the doctor says about GPUs, from facts alone."""
 
+import os
+
 import pytest
 
+from zerort.cli import checkup_places
 from zerort.cli.checkup_gpu import judge_gpus
+from zerort.cli.checkup_places import judge_places, look_at_place
 from zerort.cli.main import main
 
 GPU = {"name": "H100", "nbytes": 80 * 1024**3, "sm": "9.0", "bus": "0000:01:00.0"}
@@ -18,6 +22,8 @@ FACTS = {
     "nccl_error": "",
     "nccl_loaded": ["/usr/lib/libnccl.so.2"],
     "nccl_others": [],
+    "nccl_wheels": [["nvidia-nccl-cu12 2.27.3"], 1],
+    "torch_cuda": "12.8",
 }
 
 
@@ -47,6 +53,13 @@ def test_good_gpus_are_ok():
         ),
         ("nccl", {"nccl_loaded": ["/a", "/b"]}, "/a, /b", "uninstall one"),
         ("nccl", {"nccl_others": ["/torch/libnccl.so.2"]}, "another one is installed: /torch", "import torch before"),
+        (
+            "nccl wheels",
+            {"nccl_wheels": [["nvidia-nccl-cu12 2.29.3", "nvidia-nccl-cu13 2.30.7"], 1]},
+            "cu12 2.29.3 and nvidia-nccl-cu13 2.30.7 install the same file",
+            "uninstall -y",
+        ),
+        ("cuda releases", {"torch_cuda": "13.0"}, "torch is built for CUDA 13.0, CuPy for CUDA 12.9", "zerort[cuda13]"),
         ("peer access", {"without_peer": [[0, 1], [1, 0]]}, "not between 0→1, 1→0", "topo -m"),
         (
             "pinned memory",
@@ -61,6 +74,35 @@ def test_what_is_wrong_has_a_cure(topic, changes, text, cure):
     assert finding.state == "warn"
     assert text in finding.text
     assert cure in finding.cure
+
+
+def test_every_rank_with_a_gpu_is_judged_by_its_own_cores():
+    good = {"cores": 16, "gpu": "0000:01:00.0", "node": 0, "beside": True}
+    few, far = {**good, "cores": 3}, {**good, "node": 1, "beside": False}
+    assert [finding.state for finding in judge_places([good, good])] == ["ok"]
+    cores, numa = judge_places([good, few, far])
+    assert (cores.state, numa.state) == ("warn", "warn")
+    assert cores.text.endswith(": rank 1: 3")
+    assert numa.text.endswith(": rank 2: node 1")
+    assert list(judge_places([{**few, "gpu": None}])) == []
+
+
+def test_a_place_is_what_the_kernel_says(tmp_path, monkeypatch):
+    """A GPU on the second NUMA node, and this process on the cores of the first, or of both."""
+    device = tmp_path / "bus/pci/devices/0000:0a:00.0"
+    node = tmp_path / "devices/system/node/node1"
+    for folder in (device, node):
+        folder.mkdir(parents=True)
+    (device / "numa_node").write_text("1\n")
+    monkeypatch.setattr(checkup_places, "_gpu_of", lambda local_rank: "0000:0A:00.0")
+    mine = sorted(os.sched_getaffinity(0))
+    (node / "cpulist").write_text(f"{mine[-1] + 1}-{mine[-1] + 4}\n")
+    place = look_at_place(0, sys=tmp_path)
+    assert place == {"cores": len(mine), "gpu": "0000:0A:00.0", "node": 1, "beside": False}
+    (node / "cpulist").write_text(f"{mine[0]},{mine[-1] + 1}-{mine[-1] + 4}\n")
+    assert look_at_place(0, sys=tmp_path)["beside"]
+    (device / "numa_node").write_text("-1\n")
+    assert look_at_place(0, sys=tmp_path)["beside"]
 
 
 def test_one_gpu_needs_no_peers():

@@ -46,9 +46,28 @@ def judge_gpus(facts: dict[str, Any]) -> Iterator[Finding]:
         yield warn("gpu", text, cure="GPUs that differ run at the slowest one's speed: give the slower ones less.")
     else:
         yield ok("gpu", text)
+    yield from _judge_releases(facts)
     yield _judge_nccl(facts)
     yield _judge_peers(facts)
     yield _judge_pinning(facts)
+
+
+def _judge_releases(facts: dict[str, Any]) -> Iterator[Finding]:
+    wheels, places = facts["nccl_wheels"]
+    if len(wheels) > places:
+        yield warn(
+            "nccl wheels",
+            f"{' and '.join(wheels)} install the same file: the second has overwritten the first's",
+            cure="Keep one: pip uninstall -y nvidia-nccl-cu12 nvidia-nccl-cu13, then install that of your CUDA.",
+        )
+    ours, torchs = facts["runtime"].split(".")[0], facts["torch_cuda"].split(".")[0]
+    if torchs and ours != torchs:
+        yield warn(
+            "cuda releases",
+            f"torch is built for CUDA {facts['torch_cuda']}, CuPy for CUDA {facts['runtime']}: each brings libraries, "
+            "NCCL's under one name",
+            cure=f"Take the CuPy of torch's CUDA: pip uninstall cupy-cuda{ours}x, pip install 'zerort[cuda{torchs}]'.",
+        )
 
 
 def _judge_nccl(facts: dict[str, Any]) -> Finding:

@@ -14,6 +14,7 @@ from typing import Any
 
 from zerort import native
 from zerort.cli.checkup import Finding, bad, ok, warn
+from zerort.cli.checkup_places import judge_places
 from zerort.cli.machine import core_count
 from zerort.cli.probe import answer_of, look_at_job
 from zerort.cli.ranks import run_here, run_ranks
@@ -151,6 +152,7 @@ def _check_this_job(options: GroupOptions) -> Iterator[Finding]:
         return
     yield from _check_wheels()
     yield from _check_group("this job", answer, options)
+    yield from judge_places(answer["places"])
     most, cores = max(answer["ranks_per_node"].values()), core_count()
     spread = ", ".join(f"{host}: {ranks}" for host, ranks in answer["ranks_per_node"].items())
     if most > cores:

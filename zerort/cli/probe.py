@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from zerort.cli.checkup_places import look_at_place
 from zerort.cli.machine import library_title
 from zerort.cli.world import World
 from zerort.comm import open_group
@@ -53,6 +54,7 @@ def look_at_job() -> dict[str, Any]:
             "group": repr(group),
             "kind": group.kind,
             "right": all(world.all(bool(np.array_equal(total, expected)))),
+            "places": world.all(look_at_place(hosts[: group.rank].count(hosts[group.rank]))),
             "ranks_per_node": {host: hosts.count(host) for host in dict.fromkeys(hosts)},
         }
 

@@ -5,9 +5,12 @@ May import: device.cuda_library, device.cuda_pinned.
 
 from __future__ import annotations
 
+import importlib.util
 import mmap
 import os
+import re
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +50,10 @@ def describe_gpus() -> dict[str, Any]:
         facts["nccl"], facts["nccl_error"] = None, str(error)
     loaded = _loaded("libnccl.so")
     facts["nccl_loaded"] = loaded
-    facts["nccl_others"] = sorted(set(_installed_nccl()) - set(loaded))
+    wheels = _installed_nccl()
+    facts["nccl_others"] = sorted(set(wheels.values()) - set(loaded))
+    facts["nccl_wheels"] = [list(wheels), len(set(wheels.values()))]
+    facts["torch_cuda"] = _torch_cuda()
     return facts
 
 
@@ -72,16 +78,28 @@ def _loaded(name: str) -> list[str]:
     return sorted({os.path.realpath(row[5]) for row in words if len(row) > 5 and name in os.path.basename(row[5])})
 
 
-def _installed_nccl() -> list[str]:
-    """Return the libraries that pip brought, for torch as a rule."""
-    found = []
+def _installed_nccl() -> dict[str, str]:
+    """Return the libraries that pip brought, for torch as a rule, by wheel and version."""
+    found = {}
     for wheel in _NCCL_WHEELS:
         try:
             files = metadata.files(wheel) or []
         except metadata.PackageNotFoundError:
             continue
-        found += [os.path.realpath(str(file.locate())) for file in files if file.name.startswith("libnccl.so")]
+        for file in files:
+            if file.name.startswith("libnccl.so"):
+                found[f"{wheel} {metadata.version(wheel)}"] = os.path.realpath(str(file.locate()))
     return found
+
+
+def _torch_cuda() -> str:
+    """Return the CUDA that torch is built for, without importing it; empty if there is none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    version = Path(spec.origin).with_name("version.py")
+    told = re.search(r"^cuda\b[^=\n]*= *'([\d.]+)'", version.read_text() if version.exists() else "", re.MULTILINE)
+    return told[1] if told else ""
 
 
 def _try_to_pin() -> str:
