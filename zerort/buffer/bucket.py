@@ -290,6 +290,7 @@ class GradientBucket:
                 out=out,
                 name=self.name,
                 tree=None if self._tree is None else self._kernels,
+                padding=self.layout.numel - self.layout.end,
                 traffic=self._traffic,
             )
             return self._read

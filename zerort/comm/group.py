@@ -100,6 +100,11 @@ class Group:
         return self._transport.reads_in_place
 
     @property
+    def prefers_equal_counts(self) -> bool:
+        """Whether shards of one length travel in one call, and others in one for each rank: NCCL's do."""
+        return self._transport.prefers_equal_counts
+
+    @property
     def device(self) -> Device:
         """Whose memory `empty` and `empty_shared` return, and whose arrays collectives are made for."""
         return self._transport.device

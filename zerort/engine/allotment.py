@@ -69,6 +69,7 @@ class Allotment:
             size=mesh.shard.size,
             groups=groups,
             weights=options.weights,
+            equal_shards=mesh.shard.prefers_equal_counts,
             gradient_dtype=options.gradient_dtype,
             micro_steps=options.micro_steps,
             virtual_shards=options.virtual_shards,

@@ -201,6 +201,9 @@ def _measure(rt: Runtime, sections: list[Section], gradients: list[SummedGradien
     sums = measure(gradients, block=rt.setup.norm_block, device=rt.device)
     if rt.plan.state.placement is Placement.SHARDED and rt.mesh.shard.size > 1:
         sums = _gather_sums(rt, sections, sums)
+    if rt.setup.norm_block is not None:  # the sums of padding go: how many there are depends on the number of ranks
+        blocks = [-(-section.layout.end // rt.setup.norm_block) for section in sections]
+        sums = [one[:count] for one, count in zip(sums, blocks, strict=True)]
     norm = norm_of(np.concatenate(sums)) if sums else 0.0
     if math.isfinite(norm):
         return norm, ""
@@ -254,7 +257,7 @@ def digest_of(rt: Runtime) -> str:
     for section in sections:
         section.parameters.wait()  # a gather in place may write to this rank's range, too: the same values
     try:
-        mine = [section.shard.checksum() for section in sections]
+        mine = [section.checksum() for section in sections]
         error = rt.tiers.failure()  # what was read may be what was there before a write that failed
     except StorageError as caught:
         error = caught
