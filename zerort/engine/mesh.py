@@ -39,6 +39,16 @@ class Mesh:
         """Which copy of the model this rank holds a shard of."""
         return 0 if self.replicate is None else self.replicate.rank
 
+    def complain(self, text: str) -> None:
+        """Meet the other ranks with a complaint in every group in which they may wait for this one.
+
+        All of them meet in ``world``, at the latest in their step. Whether they come to the other groups, nobody knows.
+        """
+        for group in (self.replicate, self.shard):
+            if group is not None and group is not self.world and group.runs_ahead:
+                group.complain(text, wait=False)
+        self.world.complain(text)
+
     def close(self) -> None:
         """Close the groups that the mesh made."""
         for group in (self.replicate, self.shard):

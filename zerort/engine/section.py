@@ -239,6 +239,7 @@ class Section:
             name=self.name,
             traffic=setup.ledger.moved,
             kernels=bucket_kernels_for(self._device),
+            replicas=setup.replicas,
         )
 
     def _keep_gradient_in_memory(self) -> None:

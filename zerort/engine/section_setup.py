@@ -43,6 +43,8 @@ class SectionSetup:
     plan: Plan
     group: Group
     """The ranks that shards are cut over."""
+    replicas: Group | None
+    """The ranks that hold the same shards of other copies of the model; None: there is one."""
     cut: Cut
     """How sections are cut over the ranks."""
     gradient_dtype: str | None
@@ -65,6 +67,7 @@ class SectionSetup:
         group: Group,
         options: RuntimeOptions,
         *,
+        replicas: Group | None,
         plan: Plan,
         micro_steps: int,
         slots: SlotSet,
@@ -78,6 +81,7 @@ class SectionSetup:
         Args:
             group: The ranks that shards are cut over.
             options: How the runtime trains.
+            replicas: The ranks that hold the same shards of other copies of the model; None: there is one.
             plan: What lives where.
             micro_steps: Rounds of gradients that are summed on this rank.
             slots: Memory that takes turns.
@@ -90,6 +94,7 @@ class SectionSetup:
         return cls(
             plan=plan,
             group=group,
+            replicas=replicas,
             cut=cut_over(
                 group.size,
                 weights=options.weights,

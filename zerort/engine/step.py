@@ -20,6 +20,7 @@ import numpy as np
 
 from zerort import native, trace
 from zerort.comm.agreement import gather_json, raise_together
+from zerort.engine.copies import reduced_alike
 from zerort.engine.report import StepReport
 from zerort.engine.summed import SummedGradient, measure
 from zerort.engine.update import update_sections
@@ -63,9 +64,11 @@ def take_step(rt: Runtime, *, progress: Any) -> StepReport:
 def _walk(rt: Runtime, progress: Any) -> StepReport:
     rt.complete_attachments("step")
     with rt.ledger.stall("reduce"):
+        is_alike = reduced_alike(rt)  # if not, the agreement says what is missing
         try:
             # Before anything else is said: a rank that could not reduce has complained there.
-            rt.units.wait_for_reductions()
+            if is_alike:
+                rt.units.wait_for_reductions(over_copies=False)
         except CallError as error:
             if rt.mesh.replicate is not None:  # the other copies have heard nothing yet
                 rt.world.complain(str(error))
@@ -81,7 +84,7 @@ def _walk(rt: Runtime, progress: Any) -> StepReport:
         section for unit in rt.units.values() if unit.reduced for section in unit.sections if section.bucket is not None
     ]
     with rt.ledger.stall("reduce"):
-        gradients = [_settle(rt, section) for section in sections]
+        gradients = [section.settle() for section in sections]
     with trace.span("measure"):
         norm, where = _measure(rt, sections, gradients)
     used_scale = rt.loss_scale
@@ -185,15 +188,6 @@ def _rates(rt: Runtime) -> tuple[dict[int, float], Exception | None]:
         return {key: one.lr_at(rt.updates + 1) for key, one in optimizers.items()}, None
     except Exception as error:  # a schedule is the user's: nothing has changed yet, so all ranks can still stop
         return dict.fromkeys(optimizers, 0.0), error
-
-
-def _settle(rt: Runtime, section: Section) -> SummedGradient:
-    gradient = section.settle()
-    if rt.mesh.replicate is not None:
-        array = gradient.column.memory
-        rt.ledger.moved["all_reduce"] += array.nbytes
-        rt.mesh.replicate.all_reduce(array, out=array, name=section.name).wait()
-    return gradient
 
 
 def _measure(rt: Runtime, sections: list[Section], gradients: list[SummedGradient]) -> tuple[float, str]:

@@ -6,10 +6,10 @@ import pytest
 pytest.importorskip("cupy")
 
 import cupy
+import gpu_runs
 
 import zerort as zr
 from zerort.comm import open_group
-from zerort.comm.nccl_moves import NcclMoves
 from zerort.device import HostDevice
 from zerort.engine.step import digest_of
 from zerort.layout import FlatLayout
@@ -48,36 +48,6 @@ def hosts(options):
         yield group
 
 
-class Calls:
-    """NCCL's calls over data, by collective of a group: a look over the shoulder of the real communicator."""
-
-    def __init__(self, monkeypatch):
-        self.made = []  # (collective, NCCL's calls)
-        for verb in ("all_reduce", "move"):
-            monkeypatch.setattr(NcclMoves, verb, self._watched(getattr(NcclMoves, verb)))
-
-    def _watched(self, serve):
-        def watched(moves, call):
-            names, communicator = [], moves._communicator
-            moves._communicator = _Listed(communicator, names)
-            try:
-                serve(moves, call)
-            finally:
-                moves._communicator = communicator
-            self.made.append((call.op, names))
-
-        return watched
-
-
-class _Listed:
-    def __init__(self, communicator, names):
-        self._communicator, self._names = communicator, names
-
-    def __getattr__(self, name):
-        self._names.append(name)
-        return getattr(self._communicator, name)
-
-
 def train(rt, *, steps):
     """Train all units, with numbers that sum exactly unless the order is fixed; return the reports."""
     asarray = np.asarray if isinstance(rt.device, HostDevice) else cupy.asarray
@@ -112,16 +82,16 @@ def test_every_collective_of_a_step_is_one_call_of_nccls(stage, gpus, hosts, mon
     with zr.open(group=hosts, **settings) as rt:
         expected = train(rt, steps=8 if stage == "tree" else 2)
         digest = digest_of(rt)
-    calls = Calls(monkeypatch)
+    calls = gpu_runs.NcclCalls(monkeypatch)
     with zr.open(group=gpus, **settings) as rt:
         found = train(rt, steps=8 if stage == "tree" else 2)
         forecast = zr.forecast(SPECS, size=gpus.size, rank=gpus.rank, device="cuda", **told(settings))
         held = rt.memory()
         assert digest_of(rt) == digest
     apart = {"all_to_all"}  # each rank has something else for every other
-    odd = [(op, names) for op, names in calls.made if op not in apart and len(names) != 1]
+    odd = [(op, names) for op, _, names in calls.made if op not in apart and len(names) != 1]
     assert not odd
-    seen = {name for op, names in calls.made for name in names if op not in apart}
+    seen = {name for op, _, names in calls.made for name in names if op not in apart}
     assert seen == (SEEN[stage] if gpus.size > 1 else seen & SEEN[stage])
     # All is the host's to the bit: sums of quarters are exact in any order. So are bytes, without padding.
     model = sum(FlatLayout.build(tensors).nbytes for tensors in UNITS.values())
