@@ -15,7 +15,13 @@ ENGINE = (
         (ORDER, "a_bucket_settles_what_it_has_just_fired"),
         ranks=2,
     ),
-    Mutant("buffer/bucket.py", "self._device.arrive(self._over_copies)", "pass", (WALK, "hybrid_sharding"), ranks=2),
+    Mutant(
+        "buffer/bucket.py",
+        "self._device.arrive(self._over_copies)",
+        "pass",
+        ("ranks/test_copies_on_gpus.py", "gradients_that_rest_partial"),
+        ranks=2,
+    ),
     Mutant(
         "buffer/bucket.py",
         '"""Forget all gradients."""\nif self._slot is not None:\nself._slot.release(after=self._read)',
@@ -194,8 +200,7 @@ NOT_OF_THE_GPU = {
         'rt.world.broadcast(whole.reshape(-1), name="initial values").wait()': _OF_THE_HOST,
     },
     "engine/units.py": {
-        "section.bucket.wait()": "the end: `settle` orders what is computed",
-        "section.bucket.reduction.wait()": "for its error; `settle` orders what is computed",
+        "section.bucket.wait()": "for its error; `settle` orders what is computed",
     },
 }
 """Lines that look like synchronisations, and why they are none of a GPU's."""

@@ -101,6 +101,20 @@ def test_gradients_that_rest_partial_are_summed_over_copies_in_the_step():
     run_threads(4, body)
 
 
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_step_without_gradients_leaves_nothing_behind(stage):
+    def body(group):
+        with opened(group, stage=stage, micro_steps=2) as rt:
+            for gradients in ({}, {"w": ones(100)}):
+                for name in "abcabc":
+                    rt.units[name].reduce(gradients)
+                assert rt.step().updated is bool(gradients)
+            with rt.units["a"].gathered() as p:
+                np.testing.assert_array_equal(p["w"], -8 * ones(100))
+
+    run_threads(4, body)
+
+
 @pytest.mark.parametrize("verb", ["step", "discard"])
 @pytest.mark.parametrize(
     "lacking",

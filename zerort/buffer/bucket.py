@@ -303,15 +303,13 @@ class GradientBucket:
         return summed
 
     def _sum_over_copies(self) -> None:
-        """Start to sum this copy's sum over all copies of the model, in place, as far as the optimizer needs it."""
+        """Start to sum this copy's sum over all copies of the model, in place."""
         if self._replicas is None or self._over_copies is not None or self.reduction is None:
             return
-        own = self._partition.of(self._group.rank)
-        array, first = self._summed, own.first if self._placed is Placement.SHARDED else 0
-        if self._needed is Placement.SHARDED and self._placed is Placement.REPLICATED:
-            array, first = array[own.slice], own.first
+        array = self._summed
         if self._traffic is not None:
-            self._traffic["all_reduce"] += min(array.size, max(self.layout.end - first, 0)) * array.itemsize
+            first = self._own.start if self._placed is Placement.SHARDED else 0
+            self._traffic["all_reduce"] += max(min(array.size, self.layout.end - first), 0) * array.itemsize
         self._over_copies = self._replicas.all_reduce(
             array, out=array, name=self.name, eager=False, after=self.reduction
         )

@@ -68,7 +68,7 @@ def _walk(rt: Runtime, progress: Any) -> StepReport:
         try:
             # Before anything else is said: a rank that could not reduce has complained there.
             if is_alike:
-                rt.units.wait_for_reductions(over_copies=False)
+                rt.units.wait_for_reductions()
         except CallError as error:
             if rt.mesh.replicate is not None:  # the other copies have heard nothing yet
                 rt.world.complain(str(error))

@@ -34,17 +34,11 @@ class Units(dict[str, Unit]):
             if section.state is not None:
                 yield section.state
 
-    def wait_for_reductions(self, *, over_copies: bool = True) -> None:
-        """Wait for every reduction that was fired, and raise what went wrong in one.
-
-        Args:
-            over_copies: Whether also for those over the copies of the model, if there are several.
-        """
+    def wait_for_reductions(self) -> None:
+        """Wait for every reduction that was fired, and raise what went wrong in one."""
         for section in self.trained_sections():
-            if section.bucket is not None and over_copies:
+            if section.bucket is not None:
                 section.bucket.wait()
-            elif section.bucket is not None and section.bucket.reduction is not None:
-                section.bucket.reduction.wait()
 
     def forget_gradients(self) -> None:
         """Start a new step's gradients."""

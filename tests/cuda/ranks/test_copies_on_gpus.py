@@ -28,10 +28,10 @@ def gpus(options):
         yield group
 
 
-def opened(gpus, **options):
+def opened(gpus, *, stage=3, **options):
     """Open a runtime over copies of a model of three units."""
     ranks = zr.mesh(shard=SHARD, replicate=gpus.size // SHARD, group=gpus)
-    rt = zr.open(mesh=ranks, plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=1.0), reduction="sum", **options)
+    rt = zr.open(mesh=ranks, plan=zr.Plan.zero(stage), optimizer=zr.SGD(lr=1.0), reduction="sum", **options)
     for name in "abc":
         rt.register(name, {"w": np.zeros(100, np.float32)})
     return rt
@@ -72,6 +72,14 @@ def test_each_units_sum_over_copies_follows_its_own_before_the_step(micro_steps,
         assert report.bytes_moved["all_reduce"] == 3 * mine
         assert report.bytes_moved.get("reduce_scatter", 0) == 3 * whole * (SHARD > 1)
         expect_sums(rt, updates=micro_steps)
+
+
+def test_gradients_that_rest_partial_are_summed_over_copies_in_the_step(gpus):
+    with opened(gpus, stage=1) as rt:
+        for name in "abc":
+            reduce(rt, name)
+        rt.step()
+        expect_sums(rt, updates=1)
 
 
 @pytest.mark.parametrize("lacking", ["b", "bc", "abc"])
