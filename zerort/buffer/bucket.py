@@ -313,7 +313,7 @@ class GradientBucket:
         self._over_copies = self._replicas.all_reduce(
             array, out=array, name=self.name, eager=False, after=self.reduction
         )
-        self._unheard += [(self._group, self.reduction), (self._replicas, self._over_copies)]
+        self._unheard.append((self._replicas, self._over_copies))
 
     def _move(self, to: Placement) -> None:
         if to is self._placed:
@@ -346,6 +346,8 @@ class GradientBucket:
         else:
             self.reduction = reduce_into(source[self._own] if self._resident is not None else self._new_shard())
         self._placed = to
+        if self._replicas is not None:  # a step may end before it is waited for
+            self._unheard.append((self._group, self.reduction))
 
     def _new_shard(self) -> Array:
         shard: Array = self._device.scratch(self._partition.counts[self._group.rank], self.dtype)

@@ -165,8 +165,11 @@ class Launcher:
             with contextlib.suppress(Exception):
                 ticket.wait()
 
-        with contextlib.suppress(ClosedError):
-            self._host_stream.submit(look, name="disregard")
+        if ticket.done():
+            look()
+        else:
+            with contextlib.suppress(ClosedError):
+                self._host_stream.submit(look, name="disregard")
 
     def _number(self, call: Call) -> Call:
         call.sequence = self._sequence

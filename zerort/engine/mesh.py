@@ -42,11 +42,13 @@ class Mesh:
     def complain(self, text: str) -> None:
         """Meet the other ranks with a complaint in every group in which they may wait for this one.
 
-        All of them meet in ``world``, at the latest in their step. Whether they come to the other groups, nobody knows.
+        All of them meet in ``world``, at the latest in their step. Whether they come to the other groups, nobody knows;
+        but where calls do not run ahead, they wait for a reduction in ``shard``, and call for no other before the step.
         """
-        for group in (self.replicate, self.shard):
-            if group is not None and group is not self.world and group.runs_ahead:
-                group.complain(text, wait=False)
+        if self.replicate is not None:
+            if self.replicate.runs_ahead:
+                self.replicate.complain(text, wait=False)
+            self.shard.complain(text, wait=not self.shard.runs_ahead)
         self.world.complain(text)
 
     def close(self) -> None:
