@@ -17,9 +17,9 @@ ENGINE = (
     ),
     Mutant(
         "buffer/bucket.py",
-        "source = self._device.arrive(self.reduction)",
-        "source = self.reduction.result",
-        (ORDER, "a_bucket_settles_what_it_has_just_fired"),
+        "self._device.arrive(self._over_copies)",
+        "pass",
+        ("ranks/test_copies_on_gpus.py", "gradients_that_rest_partial"),
         ranks=2,
     ),
     Mutant(
@@ -31,7 +31,7 @@ ENGINE = (
     ),
     Mutant(
         "buffer/bucket.py",
-        "self._move(self._rests)\nif self._slot is not None:\nself._slot.release(after=self._read)",
+        "self._sum_over_copies()\nif self._slot is not None:\nself._slot.release(after=self._read)",
         "self._slot.release()",
         (SEEDS, "no_order_of_streams"),
         ranks=2,
@@ -93,13 +93,6 @@ ENGINE = (
     ),
     Mutant("engine/summed.py", "slot.release(after=ticket)", "slot.release()", (SEEDS, "no_order_of_streams"), ranks=2),
     # -- the step --------------------------------------------------------------------------------------------------
-    Mutant(
-        "engine/step.py",
-        "rt.mesh.replicate.all_reduce(array, out=array, name=section.name).wait()",
-        "rt.mesh.replicate.all_reduce(array, out=array, name=section.name)",
-        (WALK, "hybrid_sharding"),
-        ranks=2,
-    ),
     Mutant("engine/step.py", "rt.stage.finish()", "pass", (ORDER, "a_digest_is_of_what_was_written"), ranks=2),
     Mutant(
         "engine/step.py",
@@ -151,6 +144,14 @@ _OF_THE_HOST = "between arrays of the host"
 _OF_A_DISK = "between the host and a disk"
 
 NOT_OF_THE_GPU = {
+    "buffer/bucket.py": {
+        "ticket.wait()": "for its error; `settle` orders what is computed",
+        "array, out=array, name=self.name, eager=False, after=self.reduction": "calls over GPUs take turns",
+    },
+    "engine/copies.py": {
+        'everyone = rt.world.all_gather(mine, name="reduced").wait().reshape(rt.world.size, len(units))': _OF_THE_HOST,
+        "bucket.wait()": "the end of calls that failed",
+    },
     "buffer/slots.py": {
         "slot.busy.wait()  # not only for what comes next: the memory goes": "a stream holds the arrays of its work",
     },
@@ -199,7 +200,7 @@ NOT_OF_THE_GPU = {
         'rt.world.broadcast(whole.reshape(-1), name="initial values").wait()': _OF_THE_HOST,
     },
     "engine/units.py": {
-        "section.bucket.reduction.wait()": "for its error; `settle` orders what is computed",
+        "section.bucket.wait()": "for its error; `settle` orders what is computed",
     },
 }
 """Lines that look like synchronisations, and why they are none of a GPU's."""

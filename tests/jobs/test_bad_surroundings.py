@@ -189,6 +189,41 @@ def test_an_mpi_without_threads_still_works(job):
     assert result.output.count("sum 1000000.0 ['MainThread']") == 2, result.output
 
 
+def test_copies_of_a_model_without_threads_sum_in_the_step(job):
+    code = """
+    import mpi4py
+    mpi4py.rc.thread_level = "funneled"
+    import threading
+    from zerort.errors import CallError, UnitStateError
+    mesh = zr.mesh(shard=1, replicate=2, group=zr.open_group(kind="mpi"))
+    with zr.open(mesh=mesh, optimizer=zr.SGD(lr=1.0), reduction="sum") as rt:
+        units = [rt.register(name, {"w": np.zeros(100, "float32")}) for name in "abc"]
+        gradients = {"w": np.full(100, rt.rank + 1.0, "float32")}
+        def step(lacking=""):
+            for unit in units:
+                if unit.name not in lacking:
+                    unit.reduce(gradients)
+            rt.step()
+        step()
+        try:
+            step(lacking="b" * rt.rank)
+        except UnitStateError as error:
+            say("raised", error)
+        step()
+        with units[1].gathered() as p:
+            say("sum", p["w"].sum(), [thread.name for thread in threading.enumerate()])
+        try:
+            units[0].reduce({"w": np.zeros(3, "float32")}) if rt.rank else step()
+        except CallError as error:
+            say("refused", error)
+    mesh.world.close()
+    """
+    result = job(2, code, env={"PYTHONWARNINGS": "error"})
+    assert result.output.count("raised Expected unit 'b' to be reduced on every rank or on none") == 2, result.output
+    assert result.output.count("sum -600.0 ['MainThread']") == 2, result.output
+    assert result.output.count("refused Expected the gradient of 'w'") == 2, result.output
+
+
 def test_ranks_must_want_the_same_kind(job):
     code = """
     from mpi4py import MPI

@@ -9,6 +9,7 @@ import pytest
 
 from zerort.comm import open_group
 from zerort.config import GroupOptions
+from zerort.device import HostStream
 from zerort.errors import CallError, CollectiveTimeoutError, RankFailedError
 from zerort.testing import run_threads
 from zerort.testing.group_contract import GroupContract
@@ -64,6 +65,53 @@ def test_a_call_that_is_not_eager_does_not_wait_for_the_others(verb):
 
     first, _ = run_threads(2, body)
     assert first.sum() == {"all_gather": 4, "reduce_scatter": 2, "all_reduce": 4}[verb]
+
+
+def test_a_call_after_another_groups_waits_for_it_and_its_caller_does_not():
+    written = threading.Event()
+
+    def body(group):
+        array = np.zeros(4)
+
+        def write():
+            assert written.wait(20)
+            array.fill(group.rank + 1)
+            if group.rank == 0:
+                raise ArithmeticError("told to whoever waits for it")
+
+        with HostStream("earlier") as stream:
+            earlier = stream.submit(write)
+            ticket = group.all_reduce(array, out=array, eager=False, after=earlier)
+            assert not ticket.done()
+            behind = group.barrier()  # queued behind it, and so not reached either
+            if group.rank == 0:
+                with pytest.raises(TimeoutError):
+                    behind.wait(0.2)
+                written.set()
+            total = ticket.wait()  # made, though what rank 0 waited for has failed: rank 1 needs it
+            behind.wait()
+            if group.rank == 0:
+                with pytest.raises(ArithmeticError):
+                    earlier.wait()
+        return total
+
+    for total in run_threads(2, body):
+        np.testing.assert_array_equal(total, 3)
+
+
+def test_a_complaint_need_not_be_waited_for():
+    def body(group):
+        if group.rank == 0:
+            group.complain("no gradient here", wait=False)  # nobody has come yet, and nobody is told of it here
+            told.set()
+        else:
+            assert told.wait(20), "rank 0 waits for the others"
+            with pytest.raises(CallError, match="no gradient here"):
+                group.all_reduce(np.ones(2)).wait()
+        assert group.all_reduce(np.ones(2)).wait().sum() == 2 * group.size
+
+    told = threading.Event()
+    run_threads(3, body)
 
 
 def test_a_flight_record_holds_the_last_calls(tmp_path):

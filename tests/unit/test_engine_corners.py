@@ -257,6 +257,17 @@ def test_the_forecast_knows_deterministic_mode_and_ties():
         assert (told.parameter, told.gradient, told.state) == (tied.parameter, tied.gradient, tied.state)
 
 
+def test_the_forecast_knows_that_shards_on_gpus_have_one_length():
+    specs = {"small": {"x": zr.TensorSpec((10,))}, "block": {"w": zr.TensorSpec((33, 33))}}
+    settings = {"plan": zr.Plan.zero(3), "optimizer": zr.SGD(lr=0.1), "size": 3}
+    hosts = [zr.forecast(specs, rank=rank, **settings).parameter // 4 for rank in range(3)]
+    gpus = [zr.forecast(specs, rank=rank, device="cuda", **settings).parameter // 4 for rank in range(3)]
+    assert hosts == [64 + 6 * 64, 6 * 64, 6 * 64]  # 18 lines of 64 are shared alike already
+    assert gpus == [64 + 6 * 64] * 3
+    with pytest.raises(CallError, match="Expected device to be 'host' or 'cuda', got 'gpu'"):
+        zr.forecast(specs, device="gpu", **settings)
+
+
 RESHAPES = {
     "reshape": lambda w: np.reshape(w, (4, 3)),
     "transpose": np.transpose,

@@ -2,6 +2,7 @@
 
     add(name, gradient) … add(name, gradient)      written where they belong, in the bucket's dtype
     fire()                                         PARTIAL → the plan's placement, on the group's stream
+                                                   behind it, with copies of the model: the sum over those
     settle()                                       → the placement that the optimizer needs, before the step
 
 A bucket that rests SHARDED lives in a slot from the first gradient to the end of the reduction; from then to the step
@@ -64,6 +65,7 @@ class GradientBucket:
         name: What to call it in errors and traces.
         traffic: Where moved bytes are counted, by collective.
         kernels: Those of the group's device.
+        replicas: The ranks that hold the same range of other copies of the model; None: there is one.
     """
 
     def __init__(
@@ -82,12 +84,14 @@ class GradientBucket:
         name: str = "",
         traffic: Counter[str] | None = None,
         kernels: BucketKernels = HOST_KERNELS,
+        replicas: Group | None = None,
     ) -> None:
         self.layout = layout
         self.name = name
         self.dtype = numpy_dtype(layout.dtype)
         self._partition = partition
         self._group = group
+        self._replicas = replicas
         self._rests = placement
         self._needed = needed
         self._slots = slots
@@ -116,8 +120,13 @@ class GradientBucket:
         """Whether a slot is still read after the bucket has fired."""
         self._gaps = _gaps_of(layout)
         self._slot: Slot | None = None
+        self.fires = placement is not Placement.PARTIAL and not tree
+        """Whether `fire` calls the other ranks: once, and once more over the copies of the model."""
         self.reduction: Ticket[Array] | None = None
-        """The sum, from when it was fired."""
+        """The sum over one copy of the model, from when it was fired."""
+        self._over_copies: Ticket[Array] | None = None  # the same, summed in place over all copies
+        self._unheard: list[tuple[Group, Ticket[Array]]] = []  # of those two, what nobody has waited for
+        self._summed: Array
         self._read: Ticket[Array] | None = None  # done when the slot is no longer read
         self.reset()
 
@@ -126,7 +135,10 @@ class GradientBucket:
         if self._slot is not None:
             self._slot.release(after=self._read)
             self._slot = None
-        self.reduction = self._read = None
+        for group, ticket in self._unheard:
+            group.disregard(ticket)
+        self._unheard.clear()
+        self.reduction = self._read = self._over_copies = None
         self._present: set[str] = set()  # in this round
         self._unseen = False  # gradients came that nobody has looked at
         self.seen: set[str] = set()
@@ -260,27 +272,59 @@ class GradientBucket:
             self._tree.clear()
         if self._tree is None:
             self._move(self._rests)
+            if self._replicas is not None and self._replicas.runs_ahead:
+                self._sum_over_copies()
         if self._slot is not None:
             self._slot.release(after=self._read)
             self._slot = self._read = None  # the sum may be put away by now: nothing here keeps its memory
 
     def settle(self) -> Array:
         """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""
+        if self._placed is Placement.PARTIAL:
+            self._move(self._needed)
+        self._sum_over_copies()
         self._move(self._needed)
+        return self._arrived()
+
+    def wait(self) -> None:
+        """Wait for what was fired; raise what went wrong with it."""
+        for ticket in (self.reduction, self._over_copies):
+            if ticket is not None:
+                ticket.wait()
+        self._unheard.clear()
+
+    def _arrived(self) -> Array:
+        """Return the sum for what the caller does next."""
         assert self.reduction is not None
         summed: Array = self._device.arrive(self.reduction)
+        if self._over_copies is not None:
+            self._device.arrive(self._over_copies)
+        self._unheard.clear()
         return summed
+
+    def _sum_over_copies(self) -> None:
+        """Start to sum this copy's sum over all copies of the model, in place."""
+        if self._replicas is None or self._over_copies is not None or self.reduction is None:
+            return
+        array = self._summed
+        if self._traffic is not None:
+            first = self._own.start if self._placed is Placement.SHARDED else 0
+            self._traffic["all_reduce"] += max(min(array.size, self.layout.end - first), 0) * array.itemsize
+        self._over_copies = self._replicas.all_reduce(
+            array, out=array, name=self.name, eager=False, after=self.reduction
+        )
+        self._unheard.append((self._replicas, self._over_copies))
 
     def _move(self, to: Placement) -> None:
         if to is self._placed:
             return
         if self._placed is not Placement.PARTIAL:
-            assert self.reduction is not None
-            source = self._device.arrive(self.reduction)
+            source = self._arrived()
         else:
             source = self._apart() if self._resident is None else self._resident
 
         def reduce_into(out: Array) -> Ticket[Array]:
+            self._summed = out
             self._read = redistribute(
                 self._group,
                 source,
@@ -290,6 +334,7 @@ class GradientBucket:
                 out=out,
                 name=self.name,
                 tree=None if self._tree is None else self._kernels,
+                padding=self.layout.numel - self.layout.end,
                 traffic=self._traffic,
             )
             return self._read
@@ -301,6 +346,8 @@ class GradientBucket:
         else:
             self.reduction = reduce_into(source[self._own] if self._resident is not None else self._new_shard())
         self._placed = to
+        if self._replicas is not None:  # a step may end before it is waited for
+            self._unheard.append((self._group, self.reduction))
 
     def _new_shard(self) -> Array:
         shard: Array = self._device.scratch(self._partition.counts[self._group.rank], self.dtype)

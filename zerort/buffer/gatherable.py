@@ -58,6 +58,7 @@ class Gatherable:
             partition=self.partition,
             out=out,
             name=self.name,
+            padding=self.layout.numel - self.layout.end,
             traffic=self._traffic,
         )
 

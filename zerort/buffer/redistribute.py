@@ -69,6 +69,7 @@ def redistribute(
     out: Array,
     name: str = "",
     tree: BucketKernels | None = None,
+    padding: int = 0,
     traffic: Counter[str] | None = None,
 ) -> Ticket[Array]:
     """Turn ``source``, which lies as ``placement`` says, into ``out``, which lies as ``to`` says.
@@ -82,6 +83,7 @@ def redistribute(
         out: 1-D: the whole, or my range if ``to`` is SHARDED. It may be the very place in ``source`` (in place).
         name: What to call this in errors and traces.
         tree: What to sum with in one fixed pairwise tree, instead of in rank order. See `zerort.buffer.tree`.
+        padding: Elements at the end of the whole that only make ranges equally long: they are not counted.
         traffic: Where the bytes of the larger side are counted, by collective.
 
     Raises:
@@ -89,7 +91,7 @@ def redistribute(
     """
     collective = transition(placement, to=to)
     if traffic is not None and group.size > 1 and collective not in _STILL:
-        traffic[collective.name.lower()] += max(source.nbytes, out.nbytes)
+        traffic[collective.name.lower()] += max(source.nbytes, out.nbytes) - padding * source.itemsize
     if tree is not None and collective in _TREE_MOVES:
         return _TREE_MOVES[collective](group, source, out, partition, name, kernels=tree)
     return _MOVES[collective](group, source, out, partition, name)

@@ -13,13 +13,14 @@ Slots are leased and released in the order of the program, which is the same eve
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from zerort.device import HostDevice, Ticket
-from zerort.errors import UnitStateError
+from zerort.errors import UnitStateError, ZerortError
 from zerort.typing import Array, Device
 
 __all__ = ["Slot", "Slots"]
@@ -48,7 +49,8 @@ class Slot:
     def wait(self) -> None:
         """Let what comes next wait for work that was still using the memory when it was released."""
         if self.busy is not None:
-            self._owner.device.arrive(self.busy)
+            with contextlib.suppress(ZerortError):  # it is told to whoever waits for the result
+                self._owner.device.arrive(self.busy)
             self.busy = None
 
     def release(self, *, after: Ticket[Any] | None = None) -> None:

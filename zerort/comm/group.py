@@ -101,6 +101,16 @@ class Group:
         return self._transport.reads_in_place
 
     @property
+    def prefers_equal_counts(self) -> bool:
+        """Whether shards of one length travel in one call, and others in one for each rank: NCCL's do."""
+        return self._transport.prefers_equal_counts
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether calls travel while the caller computes on. Not if only the thread that opened the group may call."""
+        return self._transport.runs_on != "caller"
+
+    @property
     def device(self) -> Device:
         """Whose memory `empty` and `empty_shared` return, and whose arrays collectives are made for."""
         return self._transport.device
@@ -171,11 +181,23 @@ class Group:
         return self._calls.launch("reduce_scatter", fill, name, source, out, counts, -1, reduction, eager=eager)
 
     def all_reduce(
-        self, source: Array, *, out: Array | None = None, reduction: str = "sum", name: str = "", eager: bool = True
+        self,
+        source: Array,
+        *,
+        out: Array | None = None,
+        reduction: str = "sum",
+        name: str = "",
+        eager: bool = True,
+        after: Ticket[Any] | None = None,
     ) -> Ticket[Array]:
-        """Reduce every rank's ``source`` in rank order into every rank's ``out`` (``out=source`` works in place)."""
+        """Reduce every rank's ``source`` in rank order into every rank's ``out`` (``out=source`` works in place).
+
+        The other arguments are those of `reduce_scatter`, but for ``after``: a call of another group that writes
+        ``source``. This one waits for it, the caller does not; and it is made even if that one fails, because other
+        ranks wait for it. Whoever waits for that one is told.
+        """
         fill = checks.fill_all_reduce
-        return self._calls.launch("all_reduce", fill, name, source, out, None, -1, reduction, eager=eager)
+        return self._calls.launch("all_reduce", fill, name, source, out, None, -1, reduction, eager=eager, after=after)
 
     def broadcast(self, source: Array, *, root: int = 0, out: Array | None = None, name: str = "") -> Ticket[Array]:
         """Copy root's ``source`` into every rank's ``out``; in place if ``out`` is None."""
@@ -210,17 +232,29 @@ class Group:
         """Wait until every rank is here."""
         return self._calls.launch("barrier", checks.fill_barrier, name)
 
-    def complain(self, text: str) -> None:
+    def complain(self, text: str, *, wait: bool = True) -> None:
         """Meet the other ranks with a complaint instead of a call: each of them raises `CallError` with ``text``.
 
         For a rank that cannot make the call that the others make, or are about to: it must not leave them waiting.
+
+        Args:
+            text: Why.
+            wait: Whether to return only when the others have come. False needs a group that `runs_ahead`.
         """
 
         def fill(call: Call, rank: int, size: int, given: Given) -> None:
             raise CallError(text)
 
+        ticket = self._calls.launch("complaint", fill, "", eager=wait)
+        if not wait:
+            self.disregard(ticket)
+            return
         with contextlib.suppress(CallError):
-            self._calls.launch("complaint", fill, "").wait()
+            ticket.wait()
+
+    def disregard(self, ticket: Ticket[Any]) -> None:
+        """Wait no more for a call of this group: whatever becomes of it, the caller has been told of worse."""
+        self._calls.disregard(ticket)
 
     # -- memory, parts, end ----------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ and now: the first lines of `launch` are what a small collective costs in Python
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -78,6 +79,7 @@ class Launcher:
         reduction: str = "",
         *,
         eager: bool = True,
+        after: Ticket[Any] | None = None,
     ) -> Ticket[Any]:
         """Make a call. Called by the verb that the user called."""
         frame = users_frame(2)
@@ -93,6 +95,7 @@ class Launcher:
         if (
             known is not None
             and eager
+            and after is None
             and known.shortcut
             and known.nbytes <= self._eager_nbytes
             and self._transport.broken is None
@@ -117,10 +120,18 @@ class Launcher:
                 return self._stream.submit(functools.partial(self._perform, call, None, progress), name=op, eager=True)
             known.shortcut = None
         limit = self._eager_nbytes if eager else self._least_eager_nbytes
-        return self._launch(op, fill, key, code, name, Given(source, out, counts, root, reduction), limit)
+        return self._launch(op, fill, key, code, name, Given(source, out, counts, root, reduction), limit, after)
 
     def _launch(
-        self, op: str, fill: Fill, key: Any, code: CodeType, name: str, given: Given, eager_nbytes: int
+        self,
+        op: str,
+        fill: Fill,
+        key: Any,
+        code: CodeType,
+        name: str,
+        given: Given,
+        eager_nbytes: int,
+        after: Ticket[Any] | None,
     ) -> Ticket[Any]:
         """Make a call that has no shortcut."""
         source, out = given.source, given.out
@@ -136,10 +147,30 @@ class Launcher:
         title = f"{op} {name}" if name and trace.is_enabled() else op
         work = functools.partial(self._perform, call)
         # A call over a device's arrays lets go of them when it is queued; the device is not done with them then.
-        if call.where:
+        if call.where:  # these take turns in the order of the program, on the GPU, too: they come after what was before
             keep = (call.source, call.out)
             return self._stream.submit(work, name=title, keep=keep, eager=call.nbytes <= eager_nbytes)
+        if after is not None:
+            work = functools.partial(self._perform_after, after, call)
         return self._host_stream.submit(work, name=title, eager=call.nbytes <= eager_nbytes)
+
+    def _perform_after(self, earlier: Ticket[Any], call: Call) -> Any:
+        with contextlib.suppress(Exception):  # whoever waits for it is told; the ranks of this call meet all the same
+            earlier.wait()
+        return self._perform(call)
+
+    def disregard(self, ticket: Ticket[Any]) -> None:
+        """Let nobody be told what went wrong with a call."""
+
+        def look() -> None:
+            with contextlib.suppress(Exception):
+                ticket.wait()
+
+        if ticket.done():
+            look()
+        else:
+            with contextlib.suppress(ClosedError):
+                self._host_stream.submit(look, name="disregard")
 
     def _number(self, call: Call) -> Call:
         call.sequence = self._sequence

@@ -78,6 +78,7 @@ class NcclTransport(Transport):
     """
 
     kind = "nccl"
+    prefers_equal_counts = True
 
     def __init__(self, host: Transport, device: CudaDevice, communicator: Any, *, owns_device: bool) -> None:
         super().__init__(host.rank, host.size, name=host.name, options=host.options)

@@ -70,6 +70,7 @@ class Allotment:
             size=mesh.shard.size,
             groups=groups,
             weights=options.weights,
+            equal_shards=mesh.shard.prefers_equal_counts,
             gradient_dtype=options.gradient_dtype,
             over_nccl=mesh.shard.kind == "nccl",
             micro_steps=options.micro_steps,

@@ -183,12 +183,14 @@ class Column:
             return self.piece(at)
         return self.read(self.cuts[at], np.empty(self._numel(at), self.dtype)).wait()
 
-    def checksum(self) -> tuple[int, int]:
-        """Return the crc32c of all bytes, and how many there are."""
+    def checksum(self, numel: int) -> tuple[int, int]:
+        """Return the crc32c of the first ``numel`` elements, and their bytes."""
         total = 0
-        for at in range(len(self.cuts) - 1):
-            total = crc32c(self.device.fetch(self.chunk(at)).view(np.uint8), total)
-        return total, self.size * self.dtype.itemsize
+        for at, first in enumerate(self.cuts[:-1]):
+            if first < numel:
+                chunk = self.chunk(at)[: numel - first]
+                total = crc32c(self.device.fetch(chunk).view(np.uint8), total)
+        return total, numel * self.dtype.itemsize
 
     def _overlaps(self, first: int, numel: int) -> Iterator[tuple[int, slice, slice]]:
         """Yield (chunk, where in it, where in the range); chunk -1 is all that is in memory."""

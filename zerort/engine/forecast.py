@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from zerort.config import Budget, Plan, Tier
 from zerort.engine.budget import Capacity, decide
@@ -21,6 +21,7 @@ from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.sizing import PARTS, Blueprint, SectionSize
 from zerort.engine.tensors import Frozen, TensorSpec
 from zerort.engine.working import WorkingMemory
+from zerort.errors import CallError
 from zerort.optim import Optimizer, ParameterGroup
 
 __all__ = ["Outlook", "Traffic", "forecast"]
@@ -43,6 +44,7 @@ def forecast(
     prefetch: int = 1,
     buckets: int = 2,
     one_memory: bool = True,
+    device: Literal["host", "cuda"] = "host",
     offload: OffloadOptions | None = None,
 ) -> MemoryReport:
     """Return the bytes that ``rank`` of ``size`` will hold.
@@ -62,12 +64,16 @@ def forecast(
         lenders: Units that others are tied to.
         prefetch: Units that are gathered ahead.
         buckets: Gradient buckets that may be in flight at once.
-        one_memory: Whether all ranks are on one machine: then a gather of what rests in memory takes none.
+        one_memory: Whether all ranks are on one machine: then a gather of what rests in memory takes none. Not on GPUs.
+        device: Where ranks compute. On GPUs shards are padded to one length, and the host's memory is apart.
         offload: How values stream between memory and a disk; as the environment says if None.
 
     Raises:
         PlanError: The model does not fit into the budget.
     """
+    if device not in ("host", "cuda"):
+        raise CallError(f"Expected device to be 'host' or 'cuda', got {device!r}.")
+    on_gpus = device == "cuda"
     blueprint = Blueprint(
         units=units,
         plan=plan if isinstance(plan, Plan) else Plan.zero(plan.stage),
@@ -76,12 +82,19 @@ def forecast(
         groups=groups,
         frozen=frozen,
         weights=weights,
+        equal_shards=on_gpus,
         gradient_dtype=gradient_dtype,
         micro_steps=micro_steps,
         virtual_shards=virtual_shards,
         lenders=lenders,
     )
-    settings = {"prefetch": prefetch, "buckets": buckets, "ties": len(lenders), "one_memory": one_memory}
+    settings = {
+        "prefetch": prefetch,
+        "buckets": buckets,
+        "ties": len(lenders),
+        "one_memory": one_memory and not on_gpus,
+        "reach": frozenset({Tier.DEVICE} if on_gpus else {Tier.DEVICE, Tier.HOST}),
+    }
     return Outlook.of(blueprint, plan, offload=offload, **settings).memory(rank)
 
 
@@ -115,7 +128,7 @@ class Outlook:
         if isinstance(plan, Plan):
             tiers = tuple(_tiers_under(plan, size) for size in working.sizes)
         else:
-            tiers = decide(Capacity.of(plan), working=working)
+            tiers = decide(Capacity.of(plan, has_gpu=Tier.HOST not in working.reach), working=working)
         return cls(blueprint=blueprint, working=working, tiers=tiers)
 
     def memory(self, rank: int) -> MemoryReport:

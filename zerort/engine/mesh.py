@@ -39,6 +39,18 @@ class Mesh:
         """Which copy of the model this rank holds a shard of."""
         return 0 if self.replicate is None else self.replicate.rank
 
+    def complain(self, text: str) -> None:
+        """Meet the other ranks with a complaint in every group in which they may wait for this one.
+
+        All of them meet in ``world``, at the latest in their step. Whether they come to the other groups, nobody knows;
+        but where calls do not run ahead, they wait for a reduction in ``shard``, and call for no other before the step.
+        """
+        if self.replicate is not None:
+            if self.replicate.runs_ahead:
+                self.replicate.complain(text, wait=False)
+            self.shard.complain(text, wait=not self.shard.runs_ahead)
+        self.world.complain(text)
+
     def close(self) -> None:
         """Close the groups that the mesh made."""
         for group in (self.replicate, self.shard):

@@ -21,6 +21,7 @@ from zerort.config import Budget, Plan
 from zerort.device import HostDevice
 from zerort.engine.allotment import Allotment, announce
 from zerort.engine.attachment import Attachment, within
+from zerort.engine.copies import reduced_alike
 from zerort.engine.host_memory import HostMemory
 from zerort.engine.ledger import Ledger
 from zerort.engine.mesh import Mesh
@@ -119,6 +120,7 @@ class Runtime:
         self.setup = SectionSetup.build(
             mesh.shard,
             options,
+            replicas=mesh.replicate,
             plan=plan,
             micro_steps=self.micro_steps,
             slots=self.slots,
@@ -248,7 +250,8 @@ class Runtime:
         """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this."""
         with within(self.attachments):
             self.complete_attachments("discard")
-            self.units.wait_for_reductions()
+            if reduced_alike(self):
+                self.units.wait_for_reductions()
             self.tiers.unforesee()
             self.forget_gradients()
 
@@ -362,8 +365,7 @@ class Runtime:
     def complain(self, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on as they do, and why."""
         if not isinstance(error, ClosedError):
-            for group in dict.fromkeys((self.mesh.shard, self.world)):
-                group.complain(str(error))
+            self.mesh.complain(str(error))
 
     def check_whole(self, verb: str) -> None:
         """Raise if the runtime is closed, or if a disk failed in the middle of an update."""

@@ -32,7 +32,7 @@ from zerort.engine.state import OptimizerState
 from zerort.engine.summed import RestingGradient, SummedGradient, SummedInMemory
 from zerort.engine.tensors import TensorSpec
 from zerort.errors import DeviceMemoryError, StorageError, ZerortError
-from zerort.layout import FlatLayout, Partition, Placement, itemsize
+from zerort.layout import Placement, itemsize
 from zerort.layout.dtypes import gradient_dtype
 from zerort.native.dtypes import numpy_dtype
 from zerort.offload.blocks import PAGE_NBYTES
@@ -67,10 +67,7 @@ class Section:
         group = setup.group
         dtype = next(iter(tensors.values())).dtype
         self.name = name
-        self.layout = FlatLayout.build({full: spec.shape for full, spec in tensors.items()}, dtype=dtype)
-        self.partition = Partition.build(
-            self.layout.numel, group.size, weights=setup.weights, alignment=setup.alignment
-        )
+        self.layout, self.partition = setup.cut.of({full: spec.shape for full, spec in tensors.items()}, dtype=dtype)
         self._group = group
         self._device = group.device
         self._setup = setup
@@ -232,9 +229,8 @@ class Section:
         if resident and self._gradient is not None:
             self._keep_gradient_in_memory()
         self.gradient_dtypes = (numpy_dtype(self.layout.dtype), numpy_dtype(self._summed_in))
-        layout = FlatLayout(self._summed_in, self.layout.extents, self.layout.numel, self.layout.alignment)
         self.bucket = GradientBucket(
-            layout,
+            replace(self.layout, dtype=self._summed_in),
             self.partition,
             group=self._group,
             placement=setup.plan.gradient.placement,
@@ -247,6 +243,7 @@ class Section:
             name=self.name,
             traffic=setup.ledger.moved,
             kernels=bucket_kernels_for(self._device),
+            replicas=setup.replicas,
         )
 
     def _keep_gradient_in_memory(self) -> None:
@@ -295,6 +292,11 @@ class Section:
         if self.state is not None and self.state.owned == self.partition.of(self._group.rank):
             cuts = self.state.cuts
         return Column(self.name, cuts, array, device=self._device)
+
+    def checksum(self) -> tuple[int, int]:
+        """Return the crc32c of this rank's range of the parameters, and its bytes: without what evens ranges out."""
+        own = self.partition.of(self._group.rank)
+        return self.shard.checksum(max(min(own.last, self.layout.end) - own.first, 0))
 
     def settle(self) -> SummedGradient:
         """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,12 +14,26 @@ from zerort.engine.options import RuntimeOptions
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.slot_set import SlotSet
 from zerort.engine.tiers import Tiers
+from zerort.layout import Cut
 from zerort.layout.flat import ALIGNMENT
 
-__all__ = ["BLOCK", "SectionSetup"]
+__all__ = ["BLOCK", "SectionSetup", "cut_over"]
 
 BLOCK: Final = 1024
 """Elements. In deterministic mode norms are summed over blocks of this size, and no block is cut between ranks."""
+
+
+def cut_over(size: int, *, weights: Sequence[float] | None, deterministic: bool, equal: bool) -> Cut:
+    """Return how a runtime's sections are cut over ``size`` ranks.
+
+    Args:
+        size: The ranks that share a model.
+        weights: How much of every shard each takes; None: alike.
+        deterministic: Whether norms are summed over blocks that no cut may divide.
+        equal: Whether shards are padded to one length.
+    """
+    granule = BLOCK if deterministic else ALIGNMENT
+    return Cut(size=size, granule=granule, weights=None if weights is None else tuple(weights), equal=equal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +43,10 @@ class SectionSetup:
     plan: Plan
     group: Group
     """The ranks that shards are cut over."""
-    weights: tuple[float, ...] | None
-    alignment: int
-    """Elements. Shards start at multiples of it."""
+    replicas: Group | None
+    """The ranks that hold the same shards of other copies of the model; None: there is one."""
+    cut: Cut
+    """How sections are cut over the ranks."""
     gradient_dtype: str | None
     micro_steps: int
     deterministic: bool
@@ -52,6 +67,7 @@ class SectionSetup:
         group: Group,
         options: RuntimeOptions,
         *,
+        replicas: Group | None,
         plan: Plan,
         micro_steps: int,
         slots: SlotSet,
@@ -65,6 +81,7 @@ class SectionSetup:
         Args:
             group: The ranks that shards are cut over.
             options: How the runtime trains.
+            replicas: The ranks that hold the same shards of other copies of the model; None: there is one.
             plan: What lives where.
             micro_steps: Rounds of gradients that are summed on this rank.
             slots: Memory that takes turns.
@@ -77,8 +94,13 @@ class SectionSetup:
         return cls(
             plan=plan,
             group=group,
-            weights=None if options.weights is None else tuple(options.weights),
-            alignment=BLOCK if options.deterministic else ALIGNMENT,
+            replicas=replicas,
+            cut=cut_over(
+                group.size,
+                weights=options.weights,
+                deterministic=options.deterministic,
+                equal=group.prefers_equal_counts,
+            ),
             gradient_dtype=options.gradient_dtype,
             micro_steps=micro_steps,
             deterministic=options.deterministic,

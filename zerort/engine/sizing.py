@@ -17,12 +17,11 @@ from zerort.buffer import TreeSum
 from zerort.config import Plan, Tier
 from zerort.engine.column import cut_chunks
 from zerort.engine.registration import Division, divide
-from zerort.engine.section_setup import BLOCK
+from zerort.engine.section_setup import cut_over
 from zerort.engine.section_tiers import SectionTiers
 from zerort.engine.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.layout.dtypes import TRAINABLE, gradient_dtype, master_dtype
-from zerort.layout.flat import ALIGNMENT
 from zerort.optim import ElementwiseOptimizer, Optimizer, ParameterGroup, StateSpec, resolve
 
 __all__ = ["PARTS", "Blueprint", "SectionSize"]
@@ -46,7 +45,7 @@ class SectionSize:
     state: int = 0
     """Optimizer state at rest, master weights included."""
     whole: int = 0
-    """Parameters of all ranks together: what its gathered form takes."""
+    """Parameters of all ranks together: what its gathered form takes; 0 if every rank holds them all the time."""
     bucket: int = 0
     """Gradients of the whole section, while they are collected in a slot; 0 if they are collected where they rest."""
     is_held: bool = False
@@ -101,6 +100,8 @@ class Blueprint:
     """Which parameters take no gradient: in every unit, or by unit."""
     weights: Sequence[float] | None = None
     """How much of every shard each rank takes."""
+    equal_shards: bool = False
+    """Whether shards are padded to one length, as NCCL wants them."""
     gradient_dtype: str | None = None
     """What gradients are summed in; None: as `gradient_dtype` says."""
     over_nccl: bool = False
@@ -129,20 +130,23 @@ class Blueprint:
         )
 
     def _size(self, unit: str, part: Division, ranks: Sequence[int]) -> SectionSize:
-        alignment, copies = ALIGNMENT, 1  # copies: whole gradients, where whole ones are kept
+        copies = 1  # whole gradients, where whole ones are kept
         if self.virtual_shards is not None:
-            alignment, copies = BLOCK, 2 + TreeSum.depth(self.virtual_shards // self.size)
-        layout = FlatLayout.build({name: spec.shape for name, spec in part.tensors.items()}, dtype=part.dtype)
-        partition = Partition.build(layout.numel, self.size, weights=self.weights, alignment=alignment)
+            copies = 2 + TreeSum.depth(self.virtual_shards // self.size)
+        cut = cut_over(
+            self.size, weights=self.weights, deterministic=self.virtual_shards is not None, equal=self.equal_shards
+        )
+        layout, partition = cut.of({name: spec.shape for name, spec in part.tensors.items()}, dtype=part.dtype)
         mine = max(partition.counts[rank] for rank in ranks)
         resting = mine if self._is_sharded("parameter") else layout.numel
+        gathered = layout.nbytes if self._is_sharded("parameter") else 0
         width = itemsize(part.dtype)
         if part.optimizers is None:
             return SectionSize(
                 unit=unit,
                 name=part.section_name(unit),
                 parameter=width * resting,
-                whole=layout.nbytes,
+                whole=gathered,
                 numel=mine,
                 columns={"parameter": (width,)},
                 movable=frozenset(filter(self._is_sharded, PARTS)),
@@ -156,7 +160,7 @@ class Blueprint:
             parameter=width * resting,
             gradient=element * (copies * layout.numel if is_whole else mine),
             state=max(_state_nbytes(part, layout, self._owned(layout, partition, rank)) for rank in ranks),
-            whole=layout.nbytes,
+            whole=gathered,
             bucket=element * layout.numel if in_slots else 0,
             is_held=not is_whole,
             numel=mine if self._is_sharded("state") else layout.numel,

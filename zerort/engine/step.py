@@ -21,6 +21,7 @@ import numpy as np
 from zerort import native, trace
 from zerort.buffer import unit_title
 from zerort.comm.agreement import gather_json, raise_together
+from zerort.engine.copies import reduced_alike
 from zerort.engine.report import StepReport
 from zerort.engine.summed import SummedGradient, measure
 from zerort.engine.update import update_sections
@@ -65,9 +66,11 @@ def take_step(rt: Runtime, *, progress: Any) -> StepReport:
 def _walk(rt: Runtime, progress: Any) -> StepReport:
     rt.complete_attachments("step")
     with rt.ledger.stall("reduce"):
+        is_alike = reduced_alike(rt)  # if not, the agreement says what is missing
         try:
             # Before anything else is said: a rank that could not reduce has complained there.
-            rt.units.wait_for_reductions()
+            if is_alike:
+                rt.units.wait_for_reductions()
         except CallError as error:
             if rt.mesh.replicate is not None:  # the other copies have heard nothing yet
                 rt.world.complain(str(error))
@@ -83,7 +86,7 @@ def _walk(rt: Runtime, progress: Any) -> StepReport:
         section for unit in rt.units.values() if unit.reduced for section in unit.sections if section.bucket is not None
     ]
     with rt.ledger.stall("reduce"):
-        gradients = [_settle(rt, section) for section in sections]
+        gradients = [section.settle() for section in sections]
     with trace.span("measure"):
         norm, where = _measure(rt, sections, gradients)
     used_scale = rt.loss_scale
@@ -190,20 +193,14 @@ def _rates(rt: Runtime) -> tuple[dict[int, float], Exception | None]:
         return dict.fromkeys(optimizers, 0.0), error
 
 
-def _settle(rt: Runtime, section: Section) -> SummedGradient:
-    gradient = section.settle()
-    if rt.mesh.replicate is not None:
-        array = gradient.column.memory
-        rt.ledger.moved["all_reduce"] += array.nbytes
-        rt.mesh.replicate.all_reduce(array, out=array, name=section.name).wait()
-    return gradient
-
-
 def _measure(rt: Runtime, sections: list[Section], gradients: list[SummedGradient]) -> tuple[float, str]:
     """Return the norm of the summed gradients, and where they are not finite, as a phrase."""
     sums = measure(gradients, block=rt.setup.norm_block, device=rt.device)
     if rt.plan.state.placement is Placement.SHARDED and rt.mesh.shard.size > 1:
         sums = _gather_sums(rt, sections, sums)
+    if rt.setup.norm_block is not None:  # the sums of padding go: how many there are depends on the number of ranks
+        blocks = [-(-section.layout.end // rt.setup.norm_block) for section in sections]
+        sums = [one[:count] for one, count in zip(sums, blocks, strict=True)]
     norm = norm_of(np.concatenate(sums)) if sums else 0.0
     if math.isfinite(norm):
         return norm, ""
@@ -257,7 +254,7 @@ def digest_of(rt: Runtime) -> str:
     for section in sections:
         section.parameters.wait()  # a gather in place may write to this rank's range, too: the same values
     try:
-        mine = [section.shard.checksum() for section in sections]
+        mine = [section.checksum() for section in sections]
         error = rt.tiers.failure()  # what was read may be what was there before a write that failed
     except StorageError as caught:
         error = caught

@@ -37,8 +37,8 @@ class Units(dict[str, Unit]):
     def wait_for_reductions(self) -> None:
         """Wait for every reduction that was fired, and raise what went wrong in one."""
         for section in self.trained_sections():
-            if section.bucket is not None and section.bucket.reduction is not None:
-                section.bucket.reduction.wait()
+            if section.bucket is not None:
+                section.bucket.wait()
 
     def forget_gradients(self) -> None:
         """Start a new step's gradients."""

@@ -1,7 +1,8 @@
 """Say where every element lives, with integers only.
 
 The rest of the house reads its plans from here: what a placement is and which collective leads from one to another
-(`placement`), where a parameter sits in a flat buffer (`flat`), and which rank holds which range of it (`partition`).
+(`placement`), where a parameter sits in a flat buffer (`flat`), which rank holds which range of it (`partition`), and
+the rule by which both are made (`cut`).
 There is no memory and no communication in this room, so the same values serve as buffer layout, checkpoint index,
 resharder and byte forecast.
 
@@ -12,6 +13,7 @@ Every range is half open: ``[first, last)``. Imports only `zerort.errors` and th
 
 from __future__ import annotations
 
+from zerort.layout.cut import Cut
 from zerort.layout.dtypes import ITEMSIZES, itemsize
 from zerort.layout.extent import Extent, Overlap
 from zerort.layout.flat import FlatLayout
@@ -23,6 +25,7 @@ __all__ = [
     "ITEMSIZES",
     "TRANSITIONS",
     "Collective",
+    "Cut",
     "Extent",
     "FlatLayout",
     "Move",

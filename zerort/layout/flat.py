@@ -5,9 +5,10 @@
     element   0 1 2 3 4 5 6 7 8 9 10 11
               w w w w w w · · b b b  ·        · = padding, which belongs to no parameter
 
-Every parameter starts at a multiple of the alignment, and the buffer ends at one. The alignment counts elements, not
-bytes: so a bfloat16 buffer and the float32 state that belongs to it have the same offsets, and one `Partition` serves
-both. Imports only `zerort.errors` and its own room.
+Every parameter starts at a multiple of the alignment, and the buffer ends at one, or at a larger multiple that ranks
+can share equally (`end` and `numel` then differ). The alignment counts elements, not bytes: so a bfloat16 buffer and
+the float32 state that belongs to it have the same offsets, and one `Partition` serves both. Imports only
+`zerort.errors` and its own room.
 """
 
 from __future__ import annotations
@@ -60,7 +61,12 @@ class FlatLayout:
 
     @classmethod
     def build(
-        cls, shapes: Mapping[str, tuple[int, ...]], *, dtype: str = "float32", alignment: int = ALIGNMENT
+        cls,
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        dtype: str = "float32",
+        alignment: int = ALIGNMENT,
+        multiple: int = 1,
     ) -> FlatLayout:
         """Lay the parameters out one after the other, in the mapping's order.
 
@@ -68,11 +74,13 @@ class FlatLayout:
             shapes: The parameters' shapes by name. Scalars, empty parameters and an empty mapping are ordinary.
             dtype: The name of every element's dtype.
             alignment: Elements; every parameter starts at a multiple of it.
+            multiple: Elements; the buffer is padded at its end to a multiple of it, too.
 
         Raises:
-            CallError: If a shape, the dtype or the alignment is none.
+            CallError: If a shape, the dtype, the alignment or the multiple is none.
         """
         alignment = as_int(alignment, what="the alignment", minimum=1)
+        multiple = math.lcm(as_int(multiple, what="the multiple", minimum=1), alignment)
         extents = []
         cursor = 0
         for name, axes in shapes.items():
@@ -80,7 +88,7 @@ class FlatLayout:
             extent = Extent(name=name, shape=shape, offset=cursor, numel=math.prod(shape))
             extents.append(extent)
             cursor = -(-extent.last // alignment) * alignment
-        return cls(dtype=dtype, extents=tuple(extents), numel=cursor, alignment=alignment)
+        return cls(dtype=dtype, extents=tuple(extents), numel=-(-cursor // multiple) * multiple, alignment=alignment)
 
     def __post_init__(self) -> None:
         itemsize(self.dtype)
@@ -151,6 +159,11 @@ class FlatLayout:
                 in_extent = slice(begin - extent.offset, end - extent.offset)
                 found.append(Overlap(extent, in_extent, slice(begin - first, end - first)))
         return tuple(found)
+
+    @property
+    def end(self) -> int:
+        """Return where the last parameter's last block ends: the same, whatever the buffer was padded to."""
+        return -(-self.extents[-1].last // self.alignment) * self.alignment if self.extents else 0
 
     @property
     def nbytes(self) -> int:

@@ -8,6 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import zerort as zr
+from zerort.comm.nccl_moves import NcclMoves
 from zerort.native import cast_into
 from zerort.native.dtypes import numpy_dtype
 
@@ -94,3 +95,34 @@ def expected(group, dtype, *, steps=4, **options):
     with zr.open(group=group, **options) as rt:
         reports = train(rt, dtype, steps=steps)
         return weights(rt), reports
+
+
+class NcclCalls:
+    """NCCL's calls over data, by collective of a group: a look over the shoulder of the real communicator."""
+
+    def __init__(self, monkeypatch):
+        self.made = []
+        """(collective, its name, NCCL's calls), in the order in which they were queued on the GPU."""
+        for verb in ("all_reduce", "move"):
+            monkeypatch.setattr(NcclMoves, verb, self._watched(getattr(NcclMoves, verb)))
+
+    def _watched(self, serve):
+        def watched(moves, call):
+            names, communicator = [], moves._communicator
+            moves._communicator = _Listed(communicator, names)
+            try:
+                serve(moves, call)
+            finally:
+                moves._communicator = communicator
+            self.made.append((call.op, call.name, names))
+
+        return watched
+
+
+class _Listed:
+    def __init__(self, communicator, names):
+        self._communicator, self._names = communicator, names
+
+    def __getattr__(self, name):
+        self._names.append(name)
+        return getattr(self._communicator, name)
