@@ -159,7 +159,8 @@ def _run(block: Block, folder: Path, ranks: int, env: Mapping[str, str]) -> str:
 
 
 def _words(line: str) -> tuple[str, ...]:
-    return tuple(shlex.split(line, comments=True))
+    words = shlex.split(line, comments=True)
+    return tuple(words[: words.index(">")] if ">" in words else words)  # where the output goes is the shell's affair
 
 
 def _block(file: Path, found: re.Match[str]) -> Block:
