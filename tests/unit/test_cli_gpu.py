@@ -59,7 +59,12 @@ def test_good_gpus_are_ok():
             "cu12 2.29.3 and nvidia-nccl-cu13 2.30.7 install the same file",
             "uninstall -y",
         ),
-        ("cuda releases", {"torch_cuda": "13.0"}, "torch is built for CUDA 13.0, CuPy for CUDA 12.9", "zerort[cuda13]"),
+        (
+            "cuda releases",
+            {"torch_cuda": "13.0"},
+            "torch is built for CUDA 13.0, CuPy for CUDA 12.9",
+            "pip install cupy-cuda13x",
+        ),
         ("peer access", {"without_peer": [[0, 1], [1, 0]]}, "not between 0→1, 1→0", "topo -m"),
         (
             "pinned memory",

@@ -66,7 +66,7 @@ def _judge_releases(facts: dict[str, Any]) -> Iterator[Finding]:
             "cuda releases",
             f"torch is built for CUDA {facts['torch_cuda']}, CuPy for CUDA {facts['runtime']}: each brings libraries, "
             "NCCL's under one name",
-            cure=f"Take the CuPy of torch's CUDA: pip uninstall cupy-cuda{ours}x, pip install 'zerort[cuda{torchs}]'.",
+            cure=f"Take the CuPy of torch's CUDA: pip uninstall cupy-cuda{ours}x, pip install cupy-cuda{torchs}x.",
         )
 
 
