@@ -34,6 +34,25 @@ DEVICE_AND_GROUPS = (
         (GROUPS, "a_group_of_parts_works_beside_its_whole"),
         ranks=2,
     ),
+    # -- captures, and the end of a communicator -------------------------------------------------------------------
+    Mutant(
+        "device/cuda_library.py",
+        "before = _meet_captures(_RELAXED)",
+        "before = _meet_captures(0)",
+        ("test_captures.py", "whoever_asks_for_work"),
+    ),
+    Mutant(
+        "device/cuda_stream.py",
+        "self.host = HostStream(name, helping=helping, begin=allow_captures)",
+        "self.host = HostStream(name, helping=helping)",
+        ("test_captures.py", "threads_of_streams_may_allocate"),
+    ),
+    Mutant(
+        "comm/nccl.py",
+        "if self.broken is None and self.host.all_leave(within=_CLOSED_WITHIN):",
+        "if self.broken is None:",
+        ("test_closing.py", "a_rank_that_closes_alone"),
+    ),
     # -- streams ---------------------------------------------------------------------------------------------------
     Mutant("device/cuda_stream.py", "self._issued.wait(timeout)", "pass", (DEVICE, "errors_reach_the_waiter")),
     Mutant(

@@ -163,7 +163,7 @@ NOT_OF_THE_GPU = {
     },
     "engine/column_parameters.py": {"self.column.write(begin - self._own.first, source).wait()": _OF_THE_HOST},
     "engine/gathered.py": {
-        'self._runtime.mesh.shard.barrier(name=f"slot for {self._name}"[:60]).wait()': "ranks that share slots",
+        "self._runtime.mesh.shard.barrier(name=f\"slot for {self._name or 'root unit'}\"[:60]).wait()": "shared slots",
     },
     "engine/host_parameters.py": {
         "self._whole.wait()": "whoever lets a slot go has waited",

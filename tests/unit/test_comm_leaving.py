@@ -1,6 +1,5 @@
 """Ranks of a node that leave together know it, all of them or none."""
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,9 +12,11 @@ from zerort.config import GroupOptions
 @pytest.fixture
 def ranks():
     """Two transports of one node, as if in two processes."""
-    control = open_control(2, "/dev/shm")
+    control, options = open_control(2, "/dev/shm", sees_processes=True), GroupOptions(timeout=20.0)
     made = [
-        NodeTransport(control, rank, 2, name="world", options=GroupOptions(timeout=20.0), in_native=native.AVAILABLE)
+        NodeTransport(
+            control.path, rank, 2, name="world", options=options, in_native=native.AVAILABLE, sees_processes=True
+        )
         for rank in range(2)
     ]
     with ThreadPoolExecutor(2) as pool:
@@ -23,8 +24,7 @@ def ranks():
     yield made
     for one in made:
         one.close()
-    if os.path.exists(control):
-        os.unlink(control)
+    control.close()
 
 
 def test_together(ranks):
