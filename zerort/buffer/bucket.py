@@ -126,7 +126,7 @@ class GradientBucket:
         """The sum over one copy of the model, from when it was fired."""
         self._over_copies: Ticket[Array] | None = None  # the same, summed in place over all copies
         self._unheard: list[tuple[Group, Ticket[Array]]] = []  # of those two, what nobody has waited for
-        self._summed: Array
+        self._unsummed: Array | None = None  # this copy's sum, until it is summed over all
         self._read: Ticket[Array] | None = None  # done when the slot is no longer read
         self.reset()
 
@@ -138,7 +138,7 @@ class GradientBucket:
         for group, ticket in self._unheard:
             group.disregard(ticket)
         self._unheard.clear()
-        self.reduction = self._read = self._over_copies = None
+        self.reduction = self._read = self._over_copies = self._unsummed = None
         self._present: set[str] = set()  # in this round
         self._unseen = False  # gradients came that nobody has looked at
         self.seen: set[str] = set()
@@ -304,9 +304,9 @@ class GradientBucket:
 
     def _sum_over_copies(self) -> None:
         """Start to sum this copy's sum over all copies of the model, in place."""
-        if self._replicas is None or self._over_copies is not None or self.reduction is None:
+        if self._replicas is None or self._unsummed is None:
             return
-        array = self._summed
+        array, self._unsummed = self._unsummed, None
         if self._traffic is not None:
             first = self._own.start if self._placed is Placement.SHARDED else 0
             self._traffic["all_reduce"] += max(min(array.size, self.layout.end - first), 0) * array.itemsize
@@ -324,7 +324,8 @@ class GradientBucket:
             source = self._apart() if self._resident is None else self._resident
 
         def reduce_into(out: Array) -> Ticket[Array]:
-            self._summed = out
+            if self._replicas is not None and self._placed is Placement.PARTIAL:
+                self._unsummed = out
             self._read = redistribute(
                 self._group,
                 source,
