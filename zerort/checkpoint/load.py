@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import socket
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -41,6 +41,7 @@ def load(
     *,
     manifest: Manifest | None = None,
     strict: bool = True,
+    on_read: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Fill the ``mine`` of every value from the checkpoint at ``path``, and return what else it holds.
 
@@ -54,6 +55,7 @@ def load(
         manifest: What `read_manifest` returned on this rank, to not read it again.
         strict: Whether the tensors of each kind asked for must be exactly those of the checkpoint; else it may hold
             more.
+        on_read: Called before the first value is changed. An error from then on leaves values that are not usable.
 
     Raises:
         CallError: A value does not fit its layout or partition.
@@ -98,6 +100,7 @@ def load(
                 files = open_files()
 
             together(group, keep_files, path=where, name="load open")
+            on_read()
             patiently(group, read, path=where, name="load read")
         finally:
             if files is not None:

@@ -102,8 +102,8 @@ def check_loadable(rt: Runtime, manifest: Manifest, *, optimizer: bool) -> None:
         raise UnitStateError(f"Expected all units released before load(), got {', '.join(held)} gathered.")
     if not optimizer and rt.tiers.is_torn:
         raise StorageError(
-            "Expected whole optimizer state to keep beside loaded parameters, got that of an update that was not "
-            f"written as a whole (rank {rt.rank}). Load it, too: rt.load(path); or open the runtime anew."
+            "Expected whole optimizer state to keep beside loaded parameters, got that of an update or a load "
+            f"that was not done as a whole (rank {rt.rank}). Load it, too: rt.load(path); or open the runtime anew."
         )
     described = manifest.meta.get("optimizer")
     found = described.get("kind") if isinstance(described, dict) else None
