@@ -19,7 +19,8 @@
     ├── StorageError                      the file system refused: full, read-only, unreadable
     │   └── CorruptStorageError           bytes that sleep on a disk are not those that were written
     └── CheckpointError                   a checkpoint that cannot be used: of another model, or of another format
-        └── CorruptCheckpointError        its bytes are not those that were written
+        ├── CorruptCheckpointError        its bytes are not those that were written
+        └── CheckpointInUseError          somebody else saves in that directory
 
 Messages read ``Expected X, got Y.`` and then the cure. Imports nothing.
 """
@@ -30,6 +31,7 @@ __all__ = [
     "BootstrapError",
     "CallError",
     "CheckpointError",
+    "CheckpointInUseError",
     "ClosedError",
     "CollectiveError",
     "CollectiveMismatchError",
@@ -133,3 +135,7 @@ class CheckpointError(ZerortError, RuntimeError):
 
 class CorruptCheckpointError(CheckpointError):
     """A checkpoint's bytes are not those that were written."""
+
+
+class CheckpointInUseError(CheckpointError):
+    """Somebody else saves in that directory; the message says who, since when. What is saved there is intact."""

@@ -47,6 +47,8 @@ from zerort.typing import Array
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from zerort.checkpoint.lease import Lease
+
 __all__ = ["Runtime"]
 
 
@@ -85,6 +87,8 @@ class Runtime:
         """Updates done so far."""
         self.is_new = True
         """Whether no step was taken yet, and no other run's state loaded."""
+        self.lease: Lease | None = None
+        """The right to keep steps in `last_step`, once it was asked for."""
         self.units = Units()
         self.attachments: list[Attachment] = []
         """Bindings that collect gradients on their own; asked before every step, and told after it."""
@@ -334,6 +338,7 @@ class Runtime:
                 stack.callback(self.host.close)
                 stack.callback(self.tiers.close)
                 stack.callback(self.stage.close)
+                stack.callback(self._release)
 
     # -- what units and the step need ------------------------------------------------------------------------------
 
@@ -379,6 +384,10 @@ class Runtime:
                 f"{verb}: Expected an open runtime, got a closed one. Stay inside `with zerort.open(…):`."
             )
 
+    def _release(self) -> None:
+        if self.lease is not None:
+            self.lease.release()
+
     def __enter__(self) -> Self:
         return self
 
@@ -391,6 +400,7 @@ class Runtime:
             try:
                 self.mesh.close()  # first: the others may wait for this rank
             finally:
+                self._release()
                 with contextlib.suppress(ZerortError):  # of a GPU that cannot go on
                     self.stage.close()
                 self.tiers.close()

@@ -36,7 +36,8 @@ def save(rt: Runtime, path: str | Path, *, progress: Any) -> Path:
     _wait_for_caller(rt)
     values = [snapshot.over_world(rt, value) for value in snapshot.values_of(rt)]
     kept = None if rt.options.last_step is None else os.fspath(rt.options.last_step)
-    checkpoint.save(where, rt.world, values, meta=snapshot.meta_of(rt), progress=progress, kept=kept)
+    lease = rt.lease if rt.lease is not None and os.path.realpath(where) == os.path.realpath(kept or "") else None
+    checkpoint.save(where, rt.world, values, meta=snapshot.meta_of(rt), progress=progress, kept=kept, lease=lease)
     return where
 
 
@@ -60,7 +61,15 @@ def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Res
                 change.begin()
                 snapshot.renew(rt)
             values = list(snapshot.values_of(rt, optimizer=optimizer, loading=True))
-            checkpoint.load(path, rt.mesh.shard, values, manifest=manifest, strict=strict, on_read=change.begin)
+            manifest = checkpoint.load(
+                path,
+                rt.mesh.shard,
+                values,
+                manifest=manifest,
+                check=lambda found: snapshot.check_loadable(rt, found, optimizer=optimizer),
+                strict=strict,
+                on_read=change.begin,
+            )
         except Exception as caught:
             error = caught
         # The other copies of the model read for themselves. What one of them has changed is torn for all.
