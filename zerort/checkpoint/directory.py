@@ -48,6 +48,8 @@ MANIFEST = "manifest.json"
 MOST_REPLACED = 100
 """How often somebody who reads a checkpoint begins again because a newer one has taken its place."""
 
+_MOST_MANIFEST = 1024**3
+
 _DRAFT_NAME = re.compile(r"manifest\.json\.[0-9a-f]{16}\.tmp")
 _TRIAL_NAME = re.compile(rf"{re.escape(TRIAL)}[0-9a-f]{{16}}")
 _PROBE_NAME = re.compile(rf"{re.escape(LEASE)}\.[0-9a-f]{{16}}\.tmp")
@@ -185,7 +187,13 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     where = os.path.abspath(os.fspath(path))
     file = os.path.join(where, MANIFEST)
     try:
-        with open(file, "rb") as stream:
+        with open(disk.open_regular(file, os.O_RDONLY), "rb") as stream:
+            nbytes = os.fstat(stream.fileno()).st_size
+            if nbytes > _MOST_MANIFEST:
+                raise CheckpointError(
+                    f"Expected a manifest of at most {_MOST_MANIFEST} bytes, got one of {nbytes} bytes at {file}. It "
+                    "was not written by zerort: take another checkpoint."
+                )
             text = stream.read()
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(_what_is_there(where)) from None

@@ -45,7 +45,6 @@ _LOOK_SECONDS: Final = 0.2
 _WRITE_SECONDS: Final = 2.0
 """How long one that has the lock may take to write who it is."""
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
-_SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
 
@@ -142,7 +141,7 @@ class Lease:
             except FileExistsError:
                 is_new = False
                 try:
-                    descriptor = os.open(self._path, os.O_RDWR | _SAFELY)
+                    descriptor = disk.open_regular(self._path, os.O_RDWR)
                 except FileNotFoundError:
                     continue  # released meanwhile
             try:
@@ -195,7 +194,7 @@ class Lease:
 
     def _read(self) -> _Holder | None:
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | _SAFELY)
+            descriptor = disk.open_regular(self._path, os.O_RDONLY)
         except FileNotFoundError:
             return None
         try:

@@ -5,7 +5,7 @@
 
 O_DIRECT wants page-aligned memory, offsets and lengths; a checkpoint's tensors are none of these. So blocks pass
 through small aligned buffers, and are summed up on the way while they are in the cache. Stores and checkpoints share
-this. May import: typing, offload.faults.
+this. May import: typing, offload.{disk, faults}.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zerort.offload import faults
+from zerort.offload import disk, faults
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class BlockFile:
         flags = os.O_RDWR if writable else os.O_RDONLY
         if create_nbytes is not None:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        self._descriptor, self.direct = _open(path, flags | os.O_CLOEXEC, direct=direct)
+        self._descriptor, self.direct = _open(path, flags, direct=direct)
         if create_nbytes is not None:
             try:
                 self._reserve(create_nbytes)
@@ -260,11 +260,11 @@ def _open(path: str, flags: int, *, direct: bool) -> tuple[int, bool]:
     """Return a descriptor, and whether it goes past the page cache."""
     if direct:
         try:
-            return os.open(path, flags | os.O_DIRECT, 0o666), True
+            return disk.open_regular(path, flags | os.O_DIRECT), True
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
         if flags & os.O_EXCL:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)  # some file systems make the file and then refuse O_DIRECT
-    return os.open(path, flags, 0o666), False
+    return disk.open_regular(path, flags), False

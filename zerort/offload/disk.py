@@ -8,7 +8,9 @@ offload.faults.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from collections.abc import Callable, Iterator
 
 from zerort.offload import faults
@@ -17,6 +19,7 @@ __all__ = [
     "create",
     "link",
     "make_directory",
+    "open_regular",
     "remove_directory",
     "rename",
     "sync",
@@ -26,6 +29,8 @@ __all__ = [
     "watched",
     "write",
 ]
+
+_NO_FILE = "a link, a pipe, a directory or a device where a file should be"
 
 Watcher = Callable[..., None]
 """Called as ``watcher(operation, path, …)`` after an operation was done."""
@@ -56,6 +61,24 @@ def _meet(operation: str, path: str) -> None:
         found.meet(operation, path)
 
 
+def open_regular(path: str, flags: int, mode: int = 0o666) -> int:
+    """Open a file of our own and return its descriptor. No link is followed, and no pipe or device waited for.
+
+    Raises:
+        OSError: It is no regular file, or the file system refused.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise OSError(error.errno, _NO_FILE, path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, _NO_FILE, path)
+    return descriptor
+
+
 def create(path: str, *, mode: int = 0o666) -> int:
     """Make a new file and return its descriptor, for reading and writing.
 
@@ -63,14 +86,14 @@ def create(path: str, *, mode: int = 0o666) -> int:
         OSError: There is one of that name, or the file system refused. As from all functions here.
     """
     _meet("create", path)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
     tell("create", path)
     return descriptor
 
 
 def write(descriptor: int, data: bytes | memoryview, *, path: str) -> None:
     """Write all of ``data`` where the file stands."""
-    _meet("write", path)
+    _meet("append", path)
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
