@@ -3,6 +3,7 @@
     ZerortError
     ├── CallError (ValueError)            a verb got an argument it cannot work with; the same on every rank
     ├── ClosedError                       a verb of something that was closed
+    ├── ForkedError                       a verb of something that a forked child has inherited
     ├── BootstrapError                    a group could not be opened
     │   ├── LauncherMismatchError         started by another MPI's mpirun, or by torchrun: N singletons
     │   └── SharedMemoryError             /dev/shm too small, or not shared between the ranks
@@ -40,6 +41,7 @@ __all__ = [
     "CorruptStorageError",
     "DeviceError",
     "DeviceMemoryError",
+    "ForkedError",
     "LauncherMismatchError",
     "NonFiniteError",
     "PlanError",
@@ -62,6 +64,10 @@ class CallError(ZerortError, ValueError):
 
 class ClosedError(ZerortError, RuntimeError):
     """A verb was called on something that is closed."""
+
+
+class ForkedError(ZerortError, RuntimeError):
+    """A forked child used a runtime, group or store of its parent. It may open its own, or end."""
 
 
 class BootstrapError(ZerortError, RuntimeError):

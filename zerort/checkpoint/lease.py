@@ -10,7 +10,7 @@
 
 An owner on this machine is gone when the kernel has dropped its lock: a kill -9 holds nobody up. One elsewhere is gone
 if its lock can be had and it has given no sign of life for 60 s. What a save will delete is listed before the fence, so
-a successor's files are never among it. May import: errors, offload.{disk, scratch}.
+a successor's files are never among it. May import: errors, forks, offload.{disk, scratch}.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import socket
 import sys
 import threading
 import time
-import weakref
 from typing import Final, NamedTuple
 
+from zerort import forks
 from zerort.errors import CheckpointInUseError
 from zerort.offload import disk
 from zerort.offload.scratch import Owner, is_dead, this_owner
@@ -81,7 +81,7 @@ class Lease:
         self._guard = threading.Lock()
         self._descriptor = -1
         self._released = threading.Event()
-        _leases.add(self)
+        forks.follow(self)
 
     @property
     def is_held(self) -> bool:
@@ -215,7 +215,7 @@ class Lease:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def forget(self) -> None:
+    def disown(self) -> None:
         """In a forked child: be a lease that was never held. Its owner's lock must not live as long as the child."""
         self._guard = threading.Lock()  # the owner's thread may have had it
         self._let_go()
@@ -263,14 +263,3 @@ def _is_at(descriptor: int, path: str) -> bool:
 def _job() -> str:
     named = next((f"job {os.environ[one]}" for one in _JOBS if os.environ.get(one)), "")
     return named or os.path.basename(sys.argv[0]) or "python"
-
-
-_leases: weakref.WeakSet[Lease] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for lease in list(_leases):
-        lease.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)

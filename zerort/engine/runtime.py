@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from zerort import forks
 from zerort.comm import Group
 from zerort.config import Budget, Plan
 from zerort.device import HostDevice
@@ -111,7 +112,8 @@ class Runtime:
                 options=options,
                 offload=offload,
             )
-        self._closed = self._stepped = False
+        self._closed = self._stepped = self._is_inherited = False
+        forks.follow(self)
         self.micro_steps = options.micro_steps_of(mesh.world.size)
         """Calls of `Unit.reduce` per unit and step, on this rank."""
         self.scaler = options.make_scaler()
@@ -252,6 +254,7 @@ class Runtime:
 
     def discard_gradients(self) -> None:
         """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this."""
+        self.check_open("discard_gradients")
         with within(self.attachments):
             self.complete_attachments("discard")
             if reduced_alike(self):
@@ -377,8 +380,14 @@ class Runtime:
         self.check_open(verb)
         self.tiers.check_whole(verb)
 
+    def disown(self) -> None:
+        """In a forked child: be closed. What is there is its parent's, which goes on with it."""
+        self._closed = self._is_inherited = True
+
     def check_open(self, verb: str) -> None:
         """Raise if the runtime is closed."""
+        if self._is_inherited:
+            raise forks.inherited(f"a runtime ({verb})")
         if self._closed:
             raise ClosedError(
                 f"{verb}: Expected an open runtime, got a closed one. Stay inside `with zerort.open(…):`."
@@ -392,6 +401,8 @@ class Runtime:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._is_inherited:
+            return
         self.world.standing.take_exit(error)
         if kind is None:
             self.close()
