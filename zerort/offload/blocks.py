@@ -125,13 +125,16 @@ class BlockFile:
         flags = os.O_RDWR if writable else os.O_RDONLY
         if create_nbytes is not None:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+            if self._faults is not None:
+                self._faults.meet("create", path)
         self._descriptor, self.direct = _open(path, flags, direct=direct)
         if create_nbytes is not None:
+            disk.tell("create", path)
             try:
                 self._reserve(create_nbytes)
             except BaseException:
                 self.close()
-                os.unlink(path)
+                disk.unlink(path)
                 raise
 
     def _reserve(self, nbytes: int) -> None:
@@ -145,6 +148,7 @@ class BlockFile:
             if error.errno not in _NO_FALLOCATE:
                 raise
             os.ftruncate(self._descriptor, nbytes)
+        disk.tell("reserve", self.path, nbytes)
 
     @property
     def nbytes(self) -> int:
@@ -162,6 +166,7 @@ class BlockFile:
         done = 0
         while done < data.size:
             count = self._move("write", [data[done:]], offset + done)
+            disk.tell("write", self.path, offset + done, data[done : done + count])
             if count == 0:
                 raise OSError(errno.EIO, "nothing of a block was written", self.path)
             done += count
@@ -242,6 +247,7 @@ class BlockFile:
         if self._faults is not None:
             self._faults.meet("sync", self.path)
         os.fsync(self._descriptor)
+        disk.tell("sync", self.path)
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
