@@ -80,7 +80,7 @@ def rank_of(name: str) -> int:
 
 
 def make_directory(path: str) -> list[str]:
-    """Make the directory and its parents if need be, and return those that were made, the outermost first.
+    """Make the directory and its parents if need be, for good, and return those that were made, the outermost first.
 
     Raises:
         StorageError: There is a file of that name.
@@ -99,18 +99,18 @@ def make_directory(path: str) -> list[str]:
     for directory in reversed(missing):
         with contextlib.suppress(FileExistsError):  # another job makes it at the same time
             disk.make_directory(directory)
+            disk.sync_directory(os.path.dirname(directory))  # or all that is put there could be gone with it
             made.append(directory)
     return made
 
 
-def publish(path: str, text: bytes, *, token: str, made: Iterable[str], fence: Callable[[], None]) -> None:
+def publish(path: str, text: bytes, *, token: str, fence: Callable[[], None]) -> None:
     """Make ``text`` the manifest of the checkpoint: from here on it is the one that loads.
 
     Args:
         path: The checkpoint's directory; all data files of the save are on the disk.
         text: The manifest.
         token: The save's.
-        made: Directories that this save made: their parents have to know them for good.
         fence: Raises if the save may not count any more; called last.
 
     Raises:
@@ -126,8 +126,6 @@ def publish(path: str, text: bytes, *, token: str, made: Iterable[str], fence: C
             os.close(descriptor)
         # The data files' names first: a manifest must never outlive the files that it names.
         disk.sync_directory(path)
-        for directory in made:
-            disk.sync_directory(os.path.dirname(directory))
         fence()
         disk.rename(draft, os.path.join(path, MANIFEST))
     except BaseException:

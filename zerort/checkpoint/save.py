@@ -311,7 +311,7 @@ class _Save:
                 text = encode(self._manifest(heads, sums, files, links))
                 # Listed before the fence: what somebody writes who takes over later cannot be among it.
                 stale = stale_names(self._path, keep=[file.name for file in files])
-                publish(self._path, text, token=token, made=self._made, fence=self._lease.check)
+                publish(self._path, text, token=token, fence=self._lease.check)
             except BaseException as error:
                 self._withdraw(files, token)
                 if isinstance(error, OSError):
