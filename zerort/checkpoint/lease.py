@@ -10,7 +10,7 @@
 
 An owner on this machine is gone when the kernel has dropped its lock: a kill -9 holds nobody up. One elsewhere is gone
 if its lock can be had and it has given no sign of life for 60 s. What a save will delete is listed before the fence, so
-a successor's files are never among it. May import: errors, forks, offload.{disk, scratch}.
+a successor's files are never among it. May import: checkpoint.schema, errors, forks, offload.{disk, scratch}.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import time
 from typing import Final, NamedTuple
 
 from zerort import forks
+from zerort.checkpoint.schema import COUNT, expect
 from zerort.errors import CheckpointInUseError
 from zerort.offload import disk
 from zerort.offload.scratch import Owner, is_dead, this_owner
@@ -232,9 +233,11 @@ class Lease:
 
 def _parse(descriptor: int) -> _Holder | None:
     try:
-        token, owner, name, job, since = json.loads(os.pread(descriptor, 4096, 0))
-        return _Holder(str(token), Owner(*owner), str(name), str(job), str(since))
-    except (ValueError, TypeError, RecursionError):
+        found = json.loads(os.pread(descriptor, 4096, 0))
+        expect(found, (str, (str, str, COUNT, COUNT), str, str, str), at="lease")
+        token, owner, name, job, since = found
+        return _Holder(token, Owner(*owner), name, job, since)
+    except (ValueError, RecursionError):
         return None
 
 

@@ -128,7 +128,7 @@ def _of_json(path: Path) -> Model:
     document = _parse(path.read_bytes(), path)
     if isinstance(document, dict) and isinstance(document.get("weight_map"), dict):
         files = [*dict.fromkeys(str(name) for name in document["weight_map"].values())]
-        wrong = [name for name in files if not _is_beside(name) or not (path.parent / name).is_file()]
+        wrong = [name for name in files if not _is_beside(name) or not os.path.isfile(path.parent / name)]
         if wrong:
             raise UsageError(f"Expected the files that {path} names beside it, got no {wrong[0]!r} there.")
         return group_names({name: spec for file in files for name, spec in _head_of(path.parent / file).items()})
