@@ -24,7 +24,7 @@ def files():
 
 with zr.open(
     plan=zr.Plan.zero(3, parameter=NVME, gradient=NVME, state=NVME), optimizer=zr.AdamW(lr=0.1),
-    scratch=f"{DIRECTORY}/scratch", offload=OPTIONS, last_step=f"{DIRECTORY}/last",
+    scratch=f"{DIRECTORY}/scratch", create_scratch=True, offload=OPTIONS, last_step=f"{DIRECTORY}/last",
 ) as rt:
     unit = rt.register("unit", {"w": np.ones(9000, np.float32)})
 

@@ -77,6 +77,7 @@ def test_steps_that_are_kept_by_links(tmp_path):
 
     def body(group):
         options = zr.OffloadOptions(chunk_nbytes=8192, threads=2)
+        (tmp_path / "scratch").mkdir()
         settings = {"optimizer": zr.AdamW(lr=0.1), "scratch": tmp_path / "scratch", "offload": options}
         with zr.open(plan=EVERYTHING, group=group, last_step=tmp_path / "last", **settings) as rt:
             unit = rt.register("unit", {"w": np.linspace(-1, 1, 1500, dtype=np.float32)})
