@@ -6,6 +6,7 @@ RANKS   ?= 8
 SIZES   ?= 1 2 3 4 8
 SEEDS   ?= 200
 LOAD    ?= 16
+HISTORIES ?= 20
 VENV    ?= .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
 BIN     := $(VENV)/bin
 MACHINE ?= $(shell uname -m)
@@ -44,7 +45,7 @@ ON_RANKS = $(BIN)/python -m zerort.testing $(if $(LIMIT),--timeout $(LIMIT)) $(f
 COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types contracts test-unit test-jobs test-ranks test-loaded test-torch test-cpu test-cpus test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants bench clean ALWAYS
+.PHONY: help setup train test lint types contracts test-unit test-jobs test-ranks test-loaded test-torch test-cpu test-cpus test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants bench clean powerloss errnos histories fuzz ALWAYS
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -136,6 +137,18 @@ bench: $(VENV)/.installed ## Measure collectives against MPI, the optimizers, an
 	$(BIN)/zerort bench collectives --ranks 8 --sizes 64K,16M,64M --compare mpi
 	$(BIN)/zerort bench optimizer
 	$(BIN)/zerort bench step
+
+powerloss: $(VENV)/.dev ## Cut the power after every operation of saves and kept steps (docs/reliability.md)
+	ZERORT_EVERY=1 $(BIN)/python -m pytest -q -s tests/unit/test_checkpoint_powerloss.py
+
+errnos: $(VENV)/.dev ## Refuse every operation of saves and kept steps with every error
+	ZERORT_EVERY=1 $(BIN)/python -m pytest -q -s tests/unit/test_checkpoint_errno.py
+
+histories: $(VENV)/.dev ## Kill and stop savers, resumers and readers of one directory: HISTORIES=20 times 200 saves
+	@for seed in $$(seq $(HISTORIES)); do rm -rf build/histories; $(BIN)/python tests/jobs/histories.py build/histories $$seed 200 || exit 1; done
+
+fuzz: $(VENV)/.dev ## Feed manifests, safetensors, leases, plans and sizes with 100,000 inputs
+	ZERORT_EXECUTIONS=100000 $(BIN)/python -m pytest -q tests/unit/test_fuzz.py
 
 clean: ## Remove environments and builds
 	rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

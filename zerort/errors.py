@@ -3,6 +3,7 @@
     ZerortError
     ├── CallError (ValueError)            a verb got an argument it cannot work with; the same on every rank
     ├── ClosedError                       a verb of something that was closed
+    ├── ForkedError                       a verb of something that a forked child has inherited
     ├── BootstrapError                    a group could not be opened
     │   ├── LauncherMismatchError         started by another MPI's mpirun, or by torchrun: N singletons
     │   └── SharedMemoryError             /dev/shm too small, or not shared between the ranks
@@ -19,7 +20,8 @@
     ├── StorageError                      the file system refused: full, read-only, unreadable
     │   └── CorruptStorageError           bytes that sleep on a disk are not those that were written
     └── CheckpointError                   a checkpoint that cannot be used: of another model, or of another format
-        └── CorruptCheckpointError        its bytes are not those that were written
+        ├── CorruptCheckpointError        its bytes are not those that were written
+        └── CheckpointInUseError          somebody else saves in that directory
 
 Messages read ``Expected X, got Y.`` and then the cure. Imports nothing.
 """
@@ -30,6 +32,7 @@ __all__ = [
     "BootstrapError",
     "CallError",
     "CheckpointError",
+    "CheckpointInUseError",
     "ClosedError",
     "CollectiveError",
     "CollectiveMismatchError",
@@ -38,6 +41,7 @@ __all__ = [
     "CorruptStorageError",
     "DeviceError",
     "DeviceMemoryError",
+    "ForkedError",
     "LauncherMismatchError",
     "NonFiniteError",
     "PlanError",
@@ -60,6 +64,10 @@ class CallError(ZerortError, ValueError):
 
 class ClosedError(ZerortError, RuntimeError):
     """A verb was called on something that is closed."""
+
+
+class ForkedError(ZerortError, RuntimeError):
+    """A forked child used a runtime, group or store of its parent. It may open its own, or end."""
 
 
 class BootstrapError(ZerortError, RuntimeError):
@@ -133,3 +141,7 @@ class CheckpointError(ZerortError, RuntimeError):
 
 class CorruptCheckpointError(CheckpointError):
     """A checkpoint's bytes are not those that were written."""
+
+
+class CheckpointInUseError(CheckpointError):
+    """Somebody else saves in that directory; the message says who, since when. What is saved there is intact."""

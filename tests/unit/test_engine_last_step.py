@@ -201,7 +201,7 @@ def test_only_the_newest_step_is_kept_and_its_files_are_the_runs_own(tmp_path):
             for number in range(3):
                 steps(rt, [number])
                 names = [file.name for file in read_manifest(last).files]
-                assert sorted(os.listdir(last)) == ["manifest.json", *sorted(names)]
+                assert sorted(os.listdir(last)) == ["manifest.json", "saver.lease", *sorted(names)]
                 assert all(os.stat(last / name).st_nlink == 2 for name in names)
 
     run_threads(1, body)

@@ -1,7 +1,7 @@
 """Sharded checkpoints: written by every rank at once, read back by any number of ranks, checked to the byte.
 
     save(path, group, values, meta=…)     value.py  extents.py  writer.py   what lies where, and how it gets there
-                                          save.py   directory.py sweep.py   agree, write, commit, clean
+                                          save.py   directory.py lease.py   own, agree, write, commit; sweep.py cleans
                                           links.py  room.py                 files that are taken over as they are
     load(path, group, values)             load.py   reader.py   casts.py    by tensor name, resharded, converted
     read_manifest(path)                   manifest.py                       one JSON file; it is the checkpoint

@@ -4,10 +4,11 @@
     shard-00003-00007.<token>.bin  a file of the rank's store, taken over as it is (links.py)
     manifest.json.<token>.tmp      the manifest before it counts
     manifest.json                  the checkpoint: what it names is all there is
+    saver.lease                    who saves there at the moment (lease.py)
 
 A save counts from the moment its manifest is renamed onto ``manifest.json``; before that the files of the one before
 are untouched, after that they are deleted. Only names of these forms are ever deleted. May import: errors,
-offload.second_names.
+offload.{disk, second_names}.
 """
 
 from __future__ import annotations
@@ -17,32 +18,42 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from zerort.checkpoint.failure import storage_error
+from zerort.checkpoint.lease import LEASE
 from zerort.checkpoint.manifest import DATA_NAME, Manifest, decode
 from zerort.errors import CheckpointError, StorageError
+from zerort.offload import disk
 from zerort.offload.second_names import TRIAL
 
 __all__ = [
     "MANIFEST",
+    "MOST_REPLACED",
     "data_name",
     "delete_save",
     "exists",
+    "is_replaced",
     "make_directory",
     "new_token",
     "publish",
     "rank_of",
     "read_manifest",
+    "replaced_too_often",
     "stale_names",
-    "sync_directory",
-    "write_all",
 ]
 
 MANIFEST = "manifest.json"
 
+MOST_REPLACED = 100
+"""How often somebody who reads a checkpoint begins again because a newer one has taken its place."""
+
+_MOST_MANIFEST = 1024**3
+
 _DRAFT_NAME = re.compile(r"manifest\.json\.[0-9a-f]{16}\.tmp")
 _TRIAL_NAME = re.compile(rf"{re.escape(TRIAL)}[0-9a-f]{{16}}")
+_PROBE_NAME = re.compile(rf"{re.escape(LEASE)}\.[0-9a-f]{{16}}\.tmp")
+_OURS = (DATA_NAME, _DRAFT_NAME, _TRIAL_NAME, _PROBE_NAME)
 
 
 def new_token() -> str:
@@ -69,7 +80,7 @@ def rank_of(name: str) -> int:
 
 
 def make_directory(path: str) -> list[str]:
-    """Make the directory and its parents if need be, and return those that were made, the outermost first.
+    """Make the directory and its parents if need be, for good, and return those that were made, the outermost first.
 
     Raises:
         StorageError: There is a file of that name.
@@ -87,57 +98,41 @@ def make_directory(path: str) -> list[str]:
     made = []
     for directory in reversed(missing):
         with contextlib.suppress(FileExistsError):  # another job makes it at the same time
-            os.mkdir(directory)
+            disk.make_directory(directory)
+            disk.sync_directory(os.path.dirname(directory))  # or all that is put there could be gone with it
             made.append(directory)
     return made
 
 
-def publish(path: str, text: bytes, *, token: str, made: Iterable[str]) -> None:
+def publish(path: str, text: bytes, *, token: str, fence: Callable[[], None]) -> None:
     """Make ``text`` the manifest of the checkpoint: from here on it is the one that loads.
 
     Args:
         path: The checkpoint's directory; all data files of the save are on the disk.
         text: The manifest.
         token: The save's.
-        made: Directories that this save made: their parents have to know them for good.
+        fence: Raises if the save may not count any more; called last.
 
     Raises:
         OSError: The file system refused. If the rename was not reached, the draft is gone again.
     """
     draft = os.path.join(path, f"{MANIFEST}.{token}.tmp")
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = disk.create(draft)
         try:
-            write_all(descriptor, text)
-            os.fsync(descriptor)
+            disk.write(descriptor, text, path=draft)
+            disk.sync(descriptor, path=draft)
         finally:
             os.close(descriptor)
         # The data files' names first: a manifest must never outlive the files that it names.
-        sync_directory(path)
-        for directory in made:
-            sync_directory(os.path.dirname(directory))
-        os.rename(draft, os.path.join(path, MANIFEST))
+        disk.sync_directory(path)
+        fence()
+        disk.rename(draft, os.path.join(path, MANIFEST))
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(draft)
+            disk.unlink(draft)
         raise
-    sync_directory(path)
-
-
-def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of ``data`` where the file stands."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def sync_directory(path: str) -> None:
-    """Return when the names in a directory are on the disk."""
-    descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    disk.sync_directory(path)
 
 
 def stale_names(path: str, *, keep: Iterable[str] = ()) -> list[str]:
@@ -150,9 +145,7 @@ def stale_names(path: str, *, keep: Iterable[str] = ()) -> list[str]:
     kept = frozenset(keep)
     with contextlib.suppress(OSError):  # left to the next save: this one is whole already
         return [
-            name
-            for name in sorted(os.listdir(path))
-            if name not in kept and any(one.fullmatch(name) for one in (DATA_NAME, _DRAFT_NAME, _TRIAL_NAME))
+            name for name in sorted(os.listdir(path)) if name not in kept and any(one.fullmatch(name) for one in _OURS)
         ]
     return []
 
@@ -163,7 +156,7 @@ def delete_save(path: str, token: str) -> None:
         for name in os.listdir(path):
             if DATA_NAME.fullmatch(name) and name.split(".")[1] == token:
                 with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(path, name))
+                    disk.unlink(os.path.join(path, name))
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -192,13 +185,35 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     where = os.path.abspath(os.fspath(path))
     file = os.path.join(where, MANIFEST)
     try:
-        with open(file, "rb") as stream:
+        with open(disk.open_regular(file, os.O_RDONLY), "rb") as stream:
+            nbytes = os.fstat(stream.fileno()).st_size
+            if nbytes > _MOST_MANIFEST:
+                raise CheckpointError(
+                    f"Expected a manifest of at most {_MOST_MANIFEST} bytes, got one of {nbytes} bytes at {file}. It "
+                    "was not written by zerort: take another checkpoint."
+                )
             text = stream.read()
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(_what_is_there(where)) from None
     except OSError as error:
         raise storage_error(error, path=file) from error
     return decode(text, path=file)
+
+
+def is_replaced(path: str, manifest: Manifest) -> bool:
+    """Say whether another save has put its manifest in the place of this one: then files of this one may be deleted."""
+    try:
+        return read_manifest(path).digest != manifest.digest
+    except (CheckpointError, StorageError):
+        return False  # what was found wrong with the first is to be told
+
+
+def replaced_too_often(path: str) -> CheckpointError:
+    """Return that a checkpoint is replaced whenever one begins to read it."""
+    return CheckpointError(
+        f"Expected the checkpoint {path} to stay until its files are open, got {MOST_REPLACED} new ones in a row. "
+        "Somebody saves there faster than it can be read from here: try again, or read a copy."
+    )
 
 
 def _what_is_there(path: str) -> str:

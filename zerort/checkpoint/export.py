@@ -8,19 +8,19 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from zerort.checkpoint.casts import FLOATS, can_convert
-from zerort.checkpoint.directory import read_manifest, sync_directory, write_all
 from zerort.checkpoint.failure import free_nbytes, room_error, storage_error
 from zerort.checkpoint.manifest import Manifest, StoredTensor
-from zerort.checkpoint.reader import Damage, Fetch, ShardFiles, damage_error, deliver, span_of
+from zerort.checkpoint.reader import Damage, Fetch, ShardFiles, damage_error, deliver, open_checkpoint, span_of
 from zerort.checkpoint.safetensors import plan_file
 from zerort.errors import CallError
 from zerort.layout import itemsize
 from zerort.native.dtypes import numpy_dtype
+from zerort.offload import disk
 from zerort.offload.blocks import aligned_buffer
 from zerort.typing import Array
 
@@ -55,44 +55,65 @@ def export(
     where, target = os.path.abspath(os.fspath(path)), os.path.abspath(os.fspath(out))
     if dtype is not None and dtype not in FLOATS:
         raise CallError(f"Expected dtype to be one of {', '.join(FLOATS)}, got {dtype!r}. Floats only are converted.")
-    manifest = read_manifest(where)
-    tensors = manifest.tensors.get(kind)
-    if tensors is None:
-        raise CallError(f"Expected a kind out of {', '.join(manifest.tensors) or '(none)'}, got {kind!r}.")
     if os.path.isdir(target) or (os.path.lexists(target) and not overwrite):
         cure = "Name a file." if os.path.isdir(target) else "Name another, or say --force (overwrite=True)."
         raise CallError(
             f"Expected nothing at {target}, got {'a directory' if os.path.isdir(target) else 'a file'}. {cure}"
         )
-    dtypes = {name: _dtype_of(tensor, dtype) for name, tensor in tensors.items()}
-    placed = [(name, dtypes[name], one.shape, one.numel * itemsize(dtypes[name])) for name, one in tensors.items()]
-    head, order = plan_file(placed, _metadata(manifest))
-    nbytes = len(head) + sum(row[3] for row in placed)
+
+    def refuse(damage: Damage) -> None:
+        raise damage_error(where, damage, touched=False)
+
+    try:
+        manifest, files = open_checkpoint(where, lambda found: _fetches(found, kind), on_damage=refuse)
+    except OSError as error:
+        raise storage_error(error, path=where) from error
+    with contextlib.closing(files):
+        tensors = manifest.tensors[kind]
+        dtypes = {name: _dtype_of(tensor, dtype) for name, tensor in tensors.items()}
+        placed = [(name, dtypes[name], one.shape, one.numel * itemsize(dtypes[name])) for name, one in tensors.items()]
+        head, order = plan_file(placed, _metadata(manifest))
+        fetches = _fetches(manifest, kind, order=order)
+        nbytes = len(head) + sum(row[3] for row in placed)
+        try:
+            free = free_nbytes(os.path.dirname(target))
+            if free is not None and free < nbytes:
+                raise room_error(target, needed=nbytes, why="the disk is too full")
+            _write(target, head, _blocks(files, fetches, dtypes, on_damage=refuse), progress=progress)
+        except OSError as error:
+            raise storage_error(error, path=target, needed=nbytes) from error
+    return nbytes
+
+
+def _fetches(manifest: Manifest, kind: str, *, order: Sequence[str] | None = None) -> list[Fetch]:
+    tensors = manifest.tensors.get(kind)
+    if tensors is None:
+        raise CallError(f"Expected a kind out of {', '.join(manifest.tensors) or '(none)'}, got {kind!r}.")
+    return [Fetch(kind, name, tensors[name].dtype, one) for name in order or tensors for one in tensors[name].extents]
+
+
+def _write(
+    target: str, head: bytes, blocks: Iterable[tuple[Fetch, Array]], *, progress: Callable[[int], None] | None
+) -> None:
+    """Write the file under another name, and rename it when all of it is on the disk."""
     draft = f"{target}.{secrets.token_hex(8)}.tmp"
     try:
-        free = free_nbytes(os.path.dirname(target))
-        if free is not None and free < nbytes:
-            raise room_error(target, needed=nbytes, why="the disk is too full")
+        descriptor = disk.create(draft)
         try:
-            with open(draft, "xb", buffering=0) as file:
-                write_all(file.fileno(), head)
-                fetches = [
-                    Fetch(kind, name, tensors[name].dtype, extent) for name in order for extent in tensors[name].extents
-                ]
-                for fetch, data in _blocks(where, manifest, fetches, dtypes):
-                    write_all(file.fileno(), data.data)
-                    if progress is not None:
-                        progress(fetch.nbytes)
-                os.fsync(file.fileno())
-            os.rename(draft, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(draft)
-            raise
-        sync_directory(os.path.dirname(target))
-    except OSError as error:
-        raise storage_error(error, path=target, needed=nbytes) from error
-    return nbytes
+            disk.write(descriptor, head, path=draft)
+            for fetch, data in blocks:
+                disk.write(descriptor, data.data, path=draft)
+                if progress is not None:
+                    progress(fetch.nbytes)
+            disk.sync(descriptor, path=draft)
+        finally:
+            os.close(descriptor)
+        disk.rename(draft, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            disk.unlink(draft)
+        raise
+    disk.sync_directory(os.path.dirname(target))
 
 
 def _dtype_of(tensor: StoredTensor, wanted: str | None) -> str:
@@ -105,23 +126,15 @@ def _metadata(manifest: Manifest) -> dict[str, str]:
 
 
 def _blocks(
-    path: str, manifest: Manifest, fetches: list[Fetch], dtypes: dict[str, str]
+    files: ShardFiles, fetches: list[Fetch], dtypes: dict[str, str], *, on_damage: Callable[[Damage], None]
 ) -> Iterator[tuple[Fetch, Array]]:
     """Yield the converted bytes of each fetch, which are valid until the next."""
-
-    def refuse(damage: Damage) -> None:
-        raise damage_error(path, damage, touched=False)
-
-    files = ShardFiles(path, manifest, fetches, on_damage=refuse)
-    try:
-        spans = [span_of([fetch]) for fetch in fetches]
-        buffer = aligned_buffer(max((end - begin for begin, end in spans), default=0))
-        widths = [fetch.extent.numel * itemsize(dtypes[fetch.tensor]) for fetch in fetches]
-        converted: Array = np.empty(max(widths, default=0), np.uint8)
-        for fetch, nbytes in zip(fetches, widths, strict=True):
-            out = converted[:nbytes]
-            wanted = out.view(numpy_dtype(dtypes[fetch.tensor]))
-            deliver(files, [fetch._replace(out=wanted)], buffer, on_damage=refuse)
-            yield fetch, out
-    finally:
-        files.close()
+    spans = [span_of([fetch]) for fetch in fetches]
+    buffer = aligned_buffer(max((end - begin for begin, end in spans), default=0))
+    widths = [fetch.extent.numel * itemsize(dtypes[fetch.tensor]) for fetch in fetches]
+    converted: Array = np.empty(max(widths, default=0), np.uint8)
+    for fetch, nbytes in zip(fetches, widths, strict=True):
+        out = converted[:nbytes]
+        wanted = out.view(numpy_dtype(dtypes[fetch.tensor]))
+        deliver(files, [fetch._replace(out=wanted)], buffer, on_damage=on_damage)
+        yield fetch, out

@@ -9,21 +9,22 @@ May import: comm, trace, checkpoint.*.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from zerort import trace
 from zerort.checkpoint.casts import FLOATS, can_convert
-from zerort.checkpoint.directory import read_manifest
-from zerort.checkpoint.failure import patiently, together
+from zerort.checkpoint.directory import MOST_REPLACED, is_replaced, read_manifest, replaced_too_often
+from zerort.checkpoint.failure import patiently, storage_error, together
 from zerort.checkpoint.manifest import Manifest
 from zerort.checkpoint.reader import Damage, Fetch, ShardFiles, damage_error, fetch_all
 from zerort.checkpoint.value import Value, check_values
-from zerort.comm.agreement import expect_same, gather_json
+from zerort.comm.agreement import expect_same, gather_json, raise_together
 from zerort.comm.group import Group
 from zerort.errors import CheckpointError
 from zerort.offload.blocks import worker_count
@@ -40,7 +41,9 @@ def load(
     values: Sequence[Value],
     *,
     manifest: Manifest | None = None,
+    check: Callable[[Manifest], None] = lambda manifest: None,
     strict: bool = True,
+    on_read: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Fill the ``mine`` of every value from the checkpoint at ``path``, and return what else it holds.
 
@@ -51,9 +54,11 @@ def load(
         path: The checkpoint's directory, which all ranks see.
         group: The ranks; all of them call this. As many as there are, not as many as saved.
         values: What to fill. Every rank describes the same tensors.
-        manifest: What `read_manifest` returned on this rank, to not read it again.
+        manifest: What `read_manifest` returned on this rank, to not read it again, unless another save replaces it.
+        check: Raises if a checkpoint cannot be used; called before anything is changed.
         strict: Whether the tensors of each kind asked for must be exactly those of the checkpoint; else it may hold
             more.
+        on_read: Called before the first value is changed. An error from then on leaves values that are not usable.
 
     Raises:
         CallError: A value does not fit its layout or partition.
@@ -64,45 +69,70 @@ def load(
     """
     where = os.path.abspath(os.fspath(path))
 
-    def begin() -> Manifest:
-        check_values(values, rank=group.rank, size=group.size, writable=True)
-        found = read_manifest(where) if manifest is None else manifest
-        _check_model(where, found, values, strict=strict)
-        return found
-
-    def open_files() -> ShardFiles:
-        return ShardFiles(where, found, list(plan_fetches(found, values, group.rank)), on_damage=refuse)
-
-    def refuse(damage: Damage) -> None:
-        raise damage_error(where, damage, touched=False)
-
     def stop(damage: Damage) -> None:
         raise damage_error(where, damage, touched=True)
 
     with trace.span("checkpoint.load", track="checkpoint", path=where):
-        found = together(group, begin, path=where, name="load checks")
-        expect_same(group, f"{found.digest:08x}", what=f"the manifest of {where}", error=CheckpointError)
-        hosts = gather_json(group, socket.gethostname(), name="load hosts")
-        threads = worker_count(hosts.count(hosts[group.rank]))
-        files: ShardFiles | None = None
-
-        def read() -> None:
-            assert files is not None
-            with trace.span("checkpoint.read", track="checkpoint", threads=threads):
-                fetch_all(files, threads=threads, on_damage=stop)
-
+        found, files = _open(where, group, values, manifest=manifest, check=check, strict=strict)
         try:
-            # Own files are closed even if it is another rank that has an error.
-            def keep_files() -> None:
-                nonlocal files
-                files = open_files()
+            hosts = gather_json(group, socket.gethostname(), name="load hosts")
+            threads = worker_count(hosts.count(hosts[group.rank]))
 
-            together(group, keep_files, path=where, name="load open")
+            def read() -> None:
+                with trace.span("checkpoint.read", track="checkpoint", threads=threads):
+                    fetch_all(files, threads=threads, on_damage=stop)
+
+            on_read()
             patiently(group, read, path=where, name="load read")
         finally:
-            if files is not None:
-                files.close()
+            files.close()
     return found
+
+
+def _open(
+    path: str,
+    group: Group,
+    values: Sequence[Value],
+    *,
+    manifest: Manifest | None,
+    check: Callable[[Manifest], None],
+    strict: bool,
+) -> tuple[Manifest, ShardFiles]:
+    """Return one manifest on all ranks, and its files, open: what is deleted from now on can still be read.
+
+    A saver beside us may replace the checkpoint after the manifest was read, and delete files before they are open.
+    Then the manifest is another one by now: all ranks begin again with that.
+    """
+
+    def refuse(damage: Damage) -> None:
+        raise damage_error(path, damage, touched=False)
+
+    def begin() -> Manifest:
+        check_values(values, rank=group.rank, size=group.size, writable=True)
+        found = read_manifest(path) if manifest is None else manifest
+        check(found)
+        _check_model(path, found, values, strict=strict)
+        return found
+
+    for _ in range(MOST_REPLACED):
+        found = together(group, begin, path=path, name="load checks")
+        manifest = None
+        with contextlib.ExitStack() as unless_all_have:
+            error: Exception | None = None
+            try:
+                files = ShardFiles(path, found, list(plan_fetches(found, values, group.rank)), on_damage=refuse)
+                unless_all_have.callback(files.close)
+            except Exception as caught:
+                error = storage_error(caught, path=path) if isinstance(caught, OSError) else caught
+            told = gather_json(group, [found.digest, error is None], name="load open")
+            if all(row == [found.digest, True] for row in told):
+                unless_all_have.pop_all()
+                return found, files
+            if any(gather_json(group, is_replaced(path, found), name="load again")):
+                continue
+            expect_same(group, f"{found.digest:08x}", what=f"the manifest of {path}", error=CheckpointError)
+            raise_together(group, error, name="load open")
+    raise replaced_too_often(path)
 
 
 def plan_fetches(manifest: Manifest, values: Sequence[Value], rank: int) -> Iterator[Fetch]:

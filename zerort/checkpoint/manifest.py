@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from zerort.checkpoint.schema import COUNT, Each, Where, expect
 from zerort.checkpoint.value import JSON
 from zerort.errors import CheckpointError, CorruptCheckpointError
 from zerort.layout import ITEMSIZES, itemsize
@@ -31,7 +32,33 @@ VERSION: Final = 1
 DATA_NAME: Final = re.compile(r"shard-[0-9]{5,}(-[0-9]{5,})?\.[0-9a-f]{16}\.bin")
 """The names of data files; nothing else is ever opened, or deleted, on a manifest's word."""
 
+MOST_EXTENT_NBYTES: Final = 4 * 1024**2
+"""The most bytes of an extent, which is read and checked as a whole: no manifest can ask for more memory than that."""
+
 _HEAD = re.compile(rb'\{"format":"zerort-checkpoint","version":([0-9]{1,9}),"crc32c":"([0-9a-f]{8})",\n')
+
+_BODY: Final = {
+    "created": str,
+    "zerort": str,
+    "ranks": COUNT,
+    "meta": dict,
+    "progress": list,
+    "files": [(Where(lambda name: type(name) is str and DATA_NAME.fullmatch(name) is not None, "a data file"), COUNT)],
+    "kinds": Each(
+        Each(
+            (
+                Where(lambda dtype: type(dtype) is str and dtype in ITEMSIZES, "a dtype"),
+                [COUNT],
+                [Where(lambda row: _is_extent(row), "an extent: file, offset, first, numel, crc32c")],
+            )
+        )
+    ),
+}
+"""What a manifest looks like; whether its parts fit together is seen when it is built."""
+
+
+def _is_extent(row: Any) -> bool:
+    return type(row) is list and len(row) == len(StoredExtent._fields) and all(map(COUNT.test, row))
 
 
 class StoredExtent(NamedTuple):
@@ -157,53 +184,55 @@ def decode(text: bytes, *, path: str) -> Manifest:
             "Load it with the newer zerort that wrote it."
         )
     try:
-        return _build(json.loads(text)["body"], version=version, digest=digest)
-    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+        document = json.loads(text, parse_constant=_refuse)
+        expect(document, {"body": _BODY}, at="manifest")
+        return _build(document["body"], version=version, digest=digest)
+    except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(
-            f"Expected {path} to hold what format {version} says, got: {type(error).__name__}: {error}. It was not "
-            "written by zerort, or by a faulty one: take an older checkpoint."
+            f"Expected {path} to hold what format {version} says, got: {type(error).__name__}: {error}. Nothing was "
+            "changed. It was not written by zerort, or by a faulty one: take an older checkpoint."
         ) from None
 
 
+def _refuse(constant: str) -> float:
+    raise ValueError(f"Expected finite numbers, got {constant}")
+
+
 def _build(body: Any, *, version: int, digest: int) -> Manifest:
+    """Return what a body says that looks as it should; here it is seen whether its parts fit together."""
     files = tuple(DataFile(name, nbytes) for name, nbytes in body["files"])
-    for file in files:
-        _expect(DATA_NAME.fullmatch(file.name) is not None and _is_count(file.nbytes), f"data file {list(file)}")
-    kinds = {
-        kind: {name: _tensor(row, files, what=f"{kind} {name!r}") for name, row in tensors.items()}
-        for kind, tensors in body["kinds"].items()
-    }
-    _expect(isinstance(body["meta"], dict), "meta")
-    _expect(_is_count(body["ranks"]) and len(body["progress"]) == body["ranks"], "the progress of every rank")
+    _expect(len({file.name for file in files}) == len(files), "data files: one is there twice")
+    _expect(len(body["progress"]) == body["ranks"] > 0, "progress of every rank")
     return Manifest(
         format=version,
-        created=str(body["created"]),
-        zerort=str(body["zerort"]),
+        created=body["created"],
+        zerort=body["zerort"],
         ranks=body["ranks"],
         meta=body["meta"],
         progress=tuple(body["progress"]),
         files=files,
-        tensors=kinds,
+        tensors={
+            kind: {name: _tensor(row, files, what=f"{kind} {name!r}") for name, row in tensors.items()}
+            for kind, tensors in body["kinds"].items()
+        },
         digest=digest,
     )
 
 
 def _tensor(row: Any, files: Sequence[DataFile], *, what: str) -> StoredTensor:
     dtype, shape, rows = row
-    _expect(dtype in ITEMSIZES and all(map(_is_count, shape)), f"dtype and shape of {what}")
     tensor = StoredTensor(dtype, tuple(shape), tuple(StoredExtent(*extent) for extent in rows))
     width, end = itemsize(dtype), 0
     for extent in tensor.extents:
-        _expect(all(map(_is_count, extent)) and extent.numel > 0 and extent.first == end, f"extents of {what}")
-        _expect(extent.offset + extent.numel * width <= files[extent.file].nbytes, f"extents of {what} in their file")
+        nbytes = extent.numel * width
+        _expect(extent.numel > 0 and extent.first == end, f"extents of {what}")
+        _expect(nbytes <= MOST_EXTENT_NBYTES, f"extents of {what}: one of {nbytes} bytes")
+        _expect(extent.file < len(files), f"extents of {what}: there is no file {extent.file}")
+        _expect(extent.offset + nbytes <= files[extent.file].nbytes, f"extents of {what} in their file")
         _expect(extent.offset % width == 0, f"aligned extents of {what}")
         end += extent.numel
     _expect(end == tensor.numel, f"every element of {what}")
     return tensor
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
 
 
 def _expect(holds: bool, what: str) -> None:  # noqa: FBT001 (an assertion)

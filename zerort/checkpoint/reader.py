@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerort.checkpoint.casts import convert
+from zerort.checkpoint.directory import MOST_REPLACED, is_replaced, read_manifest, replaced_too_often
 from zerort.checkpoint.extents import LARGE_NBYTES, PAGE_NBYTES, round_up
 from zerort.checkpoint.manifest import DataFile, Manifest, StoredExtent
 from zerort.checkpoint.value import Resting
@@ -29,7 +30,7 @@ from zerort.native.dtypes import numpy_dtype
 from zerort.offload.blocks import BLOCK_NBYTES, BlockFile, run_workers
 from zerort.typing import Array
 
-__all__ = ["Damage", "Fetch", "ShardFiles", "damage_error", "deliver", "fetch_all", "span_of"]
+__all__ = ["Damage", "Fetch", "ShardFiles", "damage_error", "deliver", "fetch_all", "open_checkpoint", "span_of"]
 
 
 _STRIP_NBYTES = 2 * 1024**2
@@ -150,6 +151,37 @@ class ShardFiles:
     def close(self) -> None:
         """Close all files."""
         self._stack.close()
+
+
+def open_checkpoint(
+    path: str, fetches_of: Callable[[Manifest], Sequence[Fetch]], *, on_damage: Callable[[Damage], None]
+) -> tuple[Manifest, ShardFiles]:
+    """Read a manifest and open the files that some of its extents are in.
+
+    A saver beside us may replace the checkpoint in between, and delete files. Then it is read once more.
+
+    Args:
+        path: The checkpoint's directory.
+        fetches_of: Returns what will be read.
+        on_damage: Told of what cannot be, as in `ShardFiles`.
+
+    Raises:
+        CheckpointError: There is none that can be read.
+        OSError: A file that is there cannot be opened.
+    """
+    for _ in range(MOST_REPLACED):
+        manifest = read_manifest(path)
+        damages: list[Damage] = []
+        with ExitStack() as stack:
+            files = ShardFiles(path, manifest, fetches_of(manifest), on_damage=damages.append)
+            stack.callback(files.close)
+            if damages and is_replaced(path, manifest):
+                continue
+            for damage in damages:
+                on_damage(damage)
+            stack.pop_all()
+            return manifest, files
+    raise replaced_too_often(path)
 
 
 def damage_of(fetch: Fetch, files: Sequence[DataFile], reason: str) -> Damage:

@@ -1,10 +1,11 @@
 """`save`: every rank writes its own file, all agree that it is on the disk, and rank 0 makes it count.
 
     agree      the same path, values and meta everywhere; there is room          nothing is written yet
+    own        rank 0: nobody else saves there (lease.py)
     create     every rank makes its file; rank 0 sees all of them                a path that is not shared ends here
     write      extents, checksums, fsync                                         any failure: all raise, files removed
     commit     rank 0: manifest to a draft, fsync, rename, fsync the directory   from the rename on, this save counts
-    clean      rank 0: files of earlier saves
+    clean      rank 0: what was there before and is no part of it
 
 A rank that dies anywhere leaves the checkpoint of before. What it leaves lying is deleted by the next save that
 succeeds. May import: comm, trace, checkpoint.*.
@@ -37,6 +38,7 @@ from zerort.checkpoint.directory import (
 )
 from zerort.checkpoint.extents import Shard, plan_shard
 from zerort.checkpoint.failure import patiently, storage_error, together
+from zerort.checkpoint.lease import Lease
 from zerort.checkpoint.links import LinkedExtent, Links, linkable, make_links, ranges_of
 from zerort.checkpoint.manifest import VERSION, DataFile, Manifest, StoredExtent, StoredTensor, encode
 from zerort.checkpoint.room import expect_room
@@ -46,6 +48,7 @@ from zerort.checkpoint.writer import write_shard
 from zerort.comm.agreement import expect_same, gather_json
 from zerort.comm.group import Group
 from zerort.errors import CallError, CheckpointError, StorageError
+from zerort.offload import disk
 from zerort.offload.blocks import BlockFile, worker_count
 from zerort.typing import Array
 
@@ -78,6 +81,7 @@ def save(
     meta: Mapping[str, JSON],
     progress: JSON = None,
     kept: str | None = None,
+    lease: Lease | None = None,
 ) -> Saved:
     """Write a checkpoint, which replaces the one at ``path`` when all of it is on the disk, and not before.
 
@@ -88,22 +92,31 @@ def save(
         meta: What is the same on every rank: step, loss scale, optimizer, plan.
         progress: What is this rank's own: random state, data position.
         kept: A directory in which the same values are saved after each step: it must find room after this save, too.
+        lease: The right to save there, of a caller who keeps it for longer; taken for this save alone if None.
 
     Raises:
         CallError: Values, meta or progress cannot be saved, or differ between the ranks.
         StorageError: The file system refused, there is no room, or the ranks do not see one directory. The checkpoint
             that was there before is intact.
+        CheckpointInUseError: Somebody else saves there. What they have saved, or will, is intact.
     """
     where = os.path.abspath(os.fspath(path))
     with trace.span("checkpoint.save", track="checkpoint", path=where):
-        return _Save(where, group, values, meta=meta, progress=progress).run(kept=kept)
+        return _Save(where, group, values, meta=meta, progress=progress, lease=lease).run(kept=kept)
 
 
 class _Save:
     """One save, on one rank."""
 
     def __init__(
-        self, path: str, group: Group, values: Sequence[Value], *, meta: Mapping[str, JSON], progress: JSON
+        self,
+        path: str,
+        group: Group,
+        values: Sequence[Value],
+        *,
+        meta: Mapping[str, JSON],
+        progress: JSON,
+        lease: Lease | None,
     ) -> None:
         self._began = time.perf_counter()
         self._path = path
@@ -111,6 +124,8 @@ class _Save:
         self._values = values
         self._meta, self._progress = together(group, lambda: self._check(meta, progress), path=path, name="save checks")
         self._made: list[str] = []
+        self._lease = lease or Lease(path)
+        self._keeps_lease = lease is not None
         self._links = Links([], [])
         self._is_tight = False  # the next step needs the room of the checkpoint before this one
 
@@ -121,6 +136,22 @@ class _Save:
         return as_json(meta, what="meta"), as_json(progress, what="progress")
 
     def run(self, *, kept: str | None) -> Saved:
+        try:
+            return self._run(kept=kept)
+        except BaseException:
+            self._end()
+            for directory in reversed(self._made):
+                with contextlib.suppress(OSError):  # somebody else uses it by now, or this save counts
+                    disk.remove_directory(directory)
+            raise
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._keeps_lease:
+            self._lease.release()
+
+    def _run(self, *, kept: str | None) -> Saved:
         group, path = self._group, self._path
         expect_same(group, path, what="the checkpoint's path", error=CallError)
         expect_same(group, describe_values(self._values), what="the values to save", error=CallError)
@@ -161,12 +192,13 @@ class _Save:
     # -- write -----------------------------------------------------------------------------------------------------
 
     def _make_directory(self) -> None:
-        """Rank 0 makes the directory."""
+        """Rank 0 makes the directory, and sees to it that nobody else saves there."""
 
         def make() -> None:
             if self._group.rank == 0:
                 wait_for_sweeps()
                 self._made = make_directory(self._path)
+                self._lease.hold()
 
         together(self._group, make, path=self._path, name="save directory")
 
@@ -175,18 +207,9 @@ class _Save:
 
         def check() -> None:
             if self._group.rank == 0:
-                try:
-                    self._is_tight = expect_room(self._path, written=written, linked=linked, kept=kept)
-                except StorageError:
-                    self._unmake()
-                    raise
+                self._is_tight = expect_room(self._path, written=written, linked=linked, kept=kept)
 
         together(self._group, check, path=self._path, name="save room")
-
-    def _unmake(self) -> None:
-        for directory in reversed(self._made):
-            with contextlib.suppress(OSError):  # somebody else uses it by now
-                os.rmdir(directory)
 
     def _write(
         self,
@@ -239,8 +262,7 @@ class _Save:
                 delete_save(self._path, token)
             else:
                 with contextlib.suppress(OSError):
-                    os.unlink(name)
-            self._unmake()
+                    disk.unlink(name)
             raise
         finally:
             if file is not None:
@@ -287,13 +309,14 @@ class _Save:
             try:
                 self._see(files, [head[1] for head in heads], full=True)
                 text = encode(self._manifest(heads, sums, files, links))
-                publish(self._path, text, token=token, made=self._made)
+                # Listed before the fence: what somebody writes who takes over later cannot be among it.
+                stale = stale_names(self._path, keep=[file.name for file in files])
+                publish(self._path, text, token=token, fence=self._lease.check)
             except BaseException as error:
                 self._withdraw(files, token)
                 if isinstance(error, OSError):
                     raise storage_error(error, path=self._path) from error
                 raise
-            stale = stale_names(self._path, keep=[file.name for file in files])
             sweep(self._path, stale, now=self._is_tight)
             return stale
 
@@ -306,7 +329,6 @@ class _Save:
             if any(file.name in {one.name for one in files} for file in read_manifest(self._path).files):
                 return
         delete_save(self._path, token)
-        self._unmake()
 
     def _manifest(
         self, heads: list[list[JSON]], sums: Array, files: list[DataFile], links: Sequence[Links]

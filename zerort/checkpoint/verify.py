@@ -9,9 +9,9 @@ import os
 import threading
 from collections.abc import Callable
 
-from zerort.checkpoint.directory import read_manifest
 from zerort.checkpoint.failure import storage_error
-from zerort.checkpoint.reader import Damage, Fetch, ShardFiles, fetch_all
+from zerort.checkpoint.manifest import Manifest
+from zerort.checkpoint.reader import Damage, Fetch, fetch_all, open_checkpoint
 from zerort.offload.blocks import worker_count
 
 __all__ = ["verify"]
@@ -30,13 +30,6 @@ def verify(path: str | os.PathLike[str], *, progress: Callable[[int], None] | No
         StorageError: The file system refused.
     """
     where = os.path.abspath(os.fspath(path))
-    manifest = read_manifest(where)
-    fetches = [
-        Fetch(kind, name, tensor.dtype, extent)
-        for kind, tensors in manifest.tensors.items()
-        for name, tensor in tensors.items()
-        for extent in tensor.extents
-    ]
     damages: list[Damage] = []
     lock = threading.Lock()
 
@@ -46,7 +39,7 @@ def verify(path: str | os.PathLike[str], *, progress: Callable[[int], None] | No
                 progress(nbytes)
 
     try:
-        files = ShardFiles(where, manifest, fetches, on_damage=damages.append)
+        _, files = open_checkpoint(where, _everything, on_damage=damages.append)
         try:
             fetch_all(files, threads=worker_count(1), on_damage=damages.append, on_read=checked)
         finally:
@@ -54,3 +47,12 @@ def verify(path: str | os.PathLike[str], *, progress: Callable[[int], None] | No
     except OSError as error:
         raise storage_error(error, path=where) from error
     return sorted(damages, key=lambda damage: (damage.file, damage.offset))
+
+
+def _everything(manifest: Manifest) -> list[Fetch]:
+    return [
+        Fetch(kind, name, tensor.dtype, extent)
+        for kind, tensors in manifest.tensors.items()
+        for name, tensor in tensors.items()
+        for extent in tensor.extents
+    ]

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class UsageError(Exception):
+class UsageError(CallError):
     """The words of the command line make no sense together; exit code 2."""
 
 

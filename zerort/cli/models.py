@@ -127,12 +127,17 @@ def _head_of(path: Path) -> dict[str, TensorSpec]:
 def _of_json(path: Path) -> Model:
     document = _parse(path.read_bytes(), path)
     if isinstance(document, dict) and isinstance(document.get("weight_map"), dict):
-        files = dict.fromkeys(document["weight_map"].values())
-        missing = [name for name in files if not (path.parent / str(name)).is_file()]
-        if missing:
-            raise UsageError(f"Expected the files that {path} names beside it, got no {missing[0]!r}.")
+        files = [*dict.fromkeys(str(name) for name in document["weight_map"].values())]
+        wrong = [name for name in files if not _is_beside(name) or not os.path.isfile(path.parent / name)]
+        if wrong:
+            raise UsageError(f"Expected the files that {path} names beside it, got no {wrong[0]!r} there.")
         return group_names({name: spec for file in files for name, spec in _head_of(path.parent / file).items()})
     return _units(document, str(path))
+
+
+def _is_beside(name: str) -> bool:
+    """Say whether a name leads below its folder; a link there may lead on, as in Hugging Face's cache."""
+    return bool(name) and not os.path.isabs(name) and ".." not in Path(name).parts
 
 
 def _of_function(text: str) -> Model:
@@ -172,7 +177,7 @@ def _spec(name: str, entry: Any) -> TensorSpec:
         shape, dtype = entry.shape, str(getattr(entry, "dtype", dtype)).removeprefix("torch.")
     if isinstance(shape, str) or not isinstance(shape, Sequence) or not all(_is_length(axis) for axis in shape):
         raise UsageError(f"Expected the shape of {name!r} as a list of whole numbers, got {shape!r}.")
-    if dtype not in ITEMSIZES:
+    if not isinstance(dtype, str) or dtype not in ITEMSIZES:
         raise UsageError(f"Expected a dtype such as {', '.join(TRAINABLE)} for {name!r}, got {dtype!r}.")
     return TensorSpec(tuple(map(int, shape)), dtype)
 
@@ -187,5 +192,5 @@ def _is_length(axis: object) -> bool:
 def _parse(text: bytes, path: Path) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"Expected {path} to hold JSON, got something else: {error}.") from error

@@ -14,8 +14,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
+from zerort import forks
 from zerort.errors import BootstrapError, LauncherMismatchError
 
 __all__ = [
@@ -206,17 +207,26 @@ def _import_mpi(*, initialize: bool) -> ModuleType:
     import mpi4py
 
     wanted = (mpi4py.rc.initialize, mpi4py.rc.finalize)
-    if "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize:
-        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+    is_ours = "mpi4py.MPI" not in sys.modules and bool(mpi4py.rc.initialize)
+    if is_ours:
+        # mpi4py would also finalize in a forked child that ends by sys.exit: for ever, since the ranks are not there.
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
     try:
         from mpi4py import MPI
     finally:
         mpi4py.rc.initialize, mpi4py.rc.finalize = wanted
+    if is_ours:
+        forks.at_end(lambda: _finalize(MPI))
 
     if initialize and not MPI.Is_initialized():
         level = mpi4py.rc.thread_level.upper() if mpi4py.rc.threads else "SINGLE"
         MPI.Init_thread(getattr(MPI, f"THREAD_{level}"))
     return MPI
+
+
+def _finalize(mpi: Any) -> None:
+    if mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def _would_abort(launcher: str | None, library: str) -> bool:

@@ -8,7 +8,7 @@ the same for those who think of it; here nobody has to.
     one raises, others miss it   its error is printed; theirs follow from it
     one leaves, others miss it   their error is printed; the one that left prints its last line
 
-May import: mpi4py, comm.folded, comm.last_words, comm.standing.
+May import: forks, mpi4py, comm.folded, comm.last_words, comm.standing.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from zerort import forks
 from zerort.comm.folded import format_error, likeness
 from zerort.comm.standing import exit_code
 from zerort.errors import RankFailedError
@@ -68,14 +69,19 @@ def abort_job_on_exception(comm: MPI.Intracomm | None = None, *, full_traceback:
         file = os.open(os.path.join(stacks, str(os.getpid())), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
     earlier_hook, earlier_thread_hook, plain_exit = sys.excepthook, threading.excepthook, sys.exit
+    here = forks.generation()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if earlier_hook is not sys.__excepthook__:
+        is_child = forks.generation() != here  # which ends alone
+        if is_child or earlier_hook is not sys.__excepthook__:
             earlier_hook(kind, error, trace)
-        _end_job_over(error)
+        if not is_child:
+            _end_job_over(error)
 
     def thread_hook(arguments: threading.ExceptHookArgs) -> None:
         earlier_thread_hook(arguments)
+        if forks.generation() != here:
+            return
         if arguments.exc_value is not None and arguments.exc_type is not SystemExit:  # which ends its thread only
             _end_job_over(arguments.exc_value)
 

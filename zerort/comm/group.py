@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from zerort import trace
+from zerort import forks, trace
 from zerort.comm import checks, failure
 from zerort.comm.call import Call
 from zerort.comm.checks import Given
@@ -67,11 +67,11 @@ class Group:
         self._transport = transport
         self._options = transport.options
         self._calls = Launcher(transport)
-        self._pid = os.getpid()
         self._closed = False
         self._parent: Group | None = None
         self._children: list[Group] = []
         _open_groups.add(self)
+        forks.follow(self)
 
     # -- who is here -----------------------------------------------------------------------------------------------
 
@@ -366,7 +366,7 @@ class Group:
 
     def close(self) -> None:
         """Finish what was submitted and leave the group. Closing twice is fine; other ranks need not close at once."""
-        if self._closed or os.getpid() != self._pid:  # a forked child must not leave in its parent's name
+        if self._closed:
             return
         self._closed = True
         _open_groups.discard(self)
@@ -377,6 +377,12 @@ class Group:
             last_first.callback(self._calls.close)
             for child in reversed(self._children):
                 last_first.callback(child.close)
+
+    def disown(self) -> None:
+        """In a forked child, which has no place among these ranks: be closed, without leaving in its parent's name."""
+        self._closed = True
+        self._calls = _Inherited(self.name)  # type: ignore[assignment]
+        _open_groups.discard(self)
 
     def _together(self, op: str, name: str, fill: Fill, make: Callable[[], T], given: Given = _NOTHING) -> T:
         return self._calls.together(op, name, fill, make, given)
@@ -395,8 +401,17 @@ class Group:
         return f"Group({about}; {details})" if details else f"Group({about})"
 
 
-# A forked child has none of these ranks' places: it must not leave in its parent's name.
-os.register_at_fork(after_in_child=_open_groups.clear)
+class _Inherited:
+    """The calls of a group that is a parent's: all of them raise."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, verb: str) -> Any:
+        def refuse(*args: object, **options: object) -> None:
+            raise forks.inherited(f"group {self._name!r}")
+
+        return refuse
 
 
 @atexit.register

@@ -12,7 +12,7 @@ from zerort.errors import CallError
 __all__ = ["format_bytes", "parse_bytes"]
 
 _UNITS: Final = ("", "K", "M", "G", "T", "P")
-_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGTP])(I?B)?|B)?", re.IGNORECASE | re.ASCII)
+_BYTES: Final = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)\s*(?:([KMGTP])(I?B)?|B)?", re.IGNORECASE | re.ASCII)
 
 
 def parse_bytes(text: str) -> int:

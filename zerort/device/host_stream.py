@@ -2,21 +2,20 @@
 
 A stream does its work in the order of submission, one piece at a time, on its worker thread or on a thread that waits
 for it: whoever waits for a ticket that nobody works on yet takes the work over. A blocking call then costs no thread
-switch, and work that nobody waits for still happens. May import: trace, native, typing, device.ticket.
+switch, and work that nobody waits for still happens. May import: forks, trace, native, typing, device.ticket.
 """
 
 from __future__ import annotations
 
 import atexit
 import collections
-import os
 import threading
 import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from zerort import trace
+from zerort import forks, trace
 from zerort.device.ticket import Done, Ticket
 from zerort.errors import ClosedError
 from zerort.native import Doorbell
@@ -58,6 +57,8 @@ class HostEvent:
             TimeoutError: Not reached after ``timeout`` seconds.
         """
         if not self._reached and (timeout is not None or not self._stream._help(self)):
+            if self._stream._is_inherited:  # nobody is here who would reach it
+                raise forks.inherited(f"work on stream {self._stream.name!r}")
             signal = self._signal_of_sleeper()
             if not self._reached and not signal.wait(timeout):
                 raise TimeoutError(f"Work on stream {self._stream.name!r} is not done after {timeout} s.")
@@ -104,7 +105,8 @@ class HostStream:
         """Held by the thread that does the stream's work. Who has it and finds nothing queued may work in its stead."""
         self._worker: threading.Thread | None = None
         self._unseen: set[HostEvent] = set()  # work that failed and that nobody has waited for yet
-        self._closed = False
+        self._closed = self._is_inherited = False
+        forks.follow(self)
 
     def submit(
         self, work: Callable[[], T], *, name: str = "work", keep: tuple[object, ...] = (), eager: bool = False
@@ -156,6 +158,8 @@ class HostStream:
 
         Warns of work that failed if nobody waited for it: the error would be lost.
         """
+        if self._is_inherited:
+            return
         self.abandon()
         if self._worker is not None and self._worker is not threading.current_thread():
             self._worker.join()
@@ -176,7 +180,17 @@ class HostStream:
                 self._closed = True
                 self._bell.ring()  # for the worker, which finds the door closed
 
+    def disown(self) -> None:
+        """In a forked child: be closed. What was queued is its parent's to do, and the worker is not here."""
+        self._closed = self._is_inherited = True
+        self._lock, self.turn = threading.Lock(), threading.Lock()
+        self._worker = None
+        self.queue.clear()
+        self._unseen.clear()
+
     def _check_open(self) -> None:
+        if self._is_inherited:
+            raise forks.inherited(f"stream {self.name!r}")
         if self._closed:
             raise ClosedError(f"Stream {self.name!r} is closed. Submit work before closing it.")
 
@@ -253,16 +267,13 @@ class HostStream:
 _working: weakref.WeakSet[HostStream] = weakref.WeakSet()
 
 
-os.register_at_fork(after_in_child=_working.clear)  # threads do not survive a fork
-
-
 @atexit.register
 def _send_workers_home() -> None:
     """End the worker threads while Python still runs: one that comes out of native code later would end in a crash.
 
     They are daemons because one that is stuck must not keep the process; such a one is given up after a moment.
     """
-    streams = list(_working)
+    streams = [stream for stream in _working if not stream._is_inherited]
     for stream in streams:
         stream.abandon()
     for stream in streams:

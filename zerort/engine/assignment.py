@@ -46,7 +46,7 @@ def assign_values(rt: Runtime, unit: Unit, values: Mapping[str, Array], *, broad
     rt.wait_for_gathers()
     rt.world.barrier(name="assign").wait()  # nobody reads what is about to change
     rt.tiers.unforesee()
-    with rt.tiers.tearing("an assignment", by=StorageError):
+    with rt.tiers.tearing("an assignment"):
         try:
             for name, value in agreed.items():
                 home, full = unit.place_of(name)

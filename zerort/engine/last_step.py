@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerort import checkpoint
 from zerort.checkpoint.directory import make_directory
-from zerort.checkpoint.failure import storage_error, together
+from zerort.checkpoint.failure import patiently, storage_error, together
+from zerort.checkpoint.lease import LEASE_SECONDS, Lease
 from zerort.checkpoint.room import beside_nbytes
-from zerort.comm.agreement import gather_json, raise_together
+from zerort.comm.agreement import gather_json
 from zerort.engine.column import Column
 from zerort.engine.report import Restored
 from zerort.engine.saving import load, save
@@ -36,20 +37,20 @@ from zerort.offload.mounts import disk_of, nearest
 if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
 
-__all__ = ["keep", "objection", "resume", "room_beside"]
+__all__ = ["keep", "lease_of", "objection", "resume", "room_beside"]
 
 
 def objection(rt: Runtime, *, progress: Any) -> Exception | None:
     """Return why a step cannot be kept, as far as this rank knows, before anything changes.
 
-    That is what its caller wants to be kept with it, or another run's last step, which would be lost, or a directory
-    that cannot be written to.
+    That is what its caller wants to be kept with it, or a run that keeps its steps there at the same time, or another
+    run's last step, which would be lost, or a directory that cannot be written to.
     """
     try:
         checkpoint.as_json(progress, what="progress")
-        if rt.is_new and rt.rank == 0:
-            _expect_usable(_directory(rt))
-            if checkpoint.exists(_directory(rt)):
+        if rt.rank == 0:
+            _expect_usable(rt)
+            if rt.is_new and checkpoint.exists(_directory(rt)):
                 raise CallError(
                     f"Expected rt.resume() before the first step, got none, and {_directory(rt)} holds the last step "
                     "of another run. Call rt.resume() once all units are registered, or name another directory."
@@ -59,12 +60,16 @@ def objection(rt: Runtime, *, progress: Any) -> Exception | None:
     return None
 
 
-def _expect_usable(directory: str) -> None:
-    """Make the directory if need be, and raise unless files can be put there."""
+def _expect_usable(rt: Runtime, *, patience: float = 0.0) -> None:
+    """Make the directory if need be, and raise unless files can be put there, and nobody else puts some there."""
+    lease, directory = lease_of(rt), _directory(rt)
     try:
+        if lease.is_held:
+            return
         make_directory(directory)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), directory)
+        lease.hold(patience=patience)
     except OSError as error:
         raise storage_error(error, path=directory) from error
 
@@ -78,15 +83,25 @@ def resume(rt: Runtime) -> Restored | None:
     """Load the last step that was kept; see `Runtime.resume`. Every rank calls this."""
     if rt.options.last_step is None:
         raise CallError("Expected a runtime that keeps its last step, got one without. zr.open(last_step=directory).")
-    found, error = False, None
-    try:
-        found = rt.rank == 0 and checkpoint.exists(_directory(rt))
-    except Exception as caught:
-        error = caught
-    raise_together(rt.world, error, name="resume")
+
+    def find() -> bool:
+        """Whoever goes on from a step will keep the next there: the run before must be over."""
+        if rt.rank or not checkpoint.exists(_directory(rt)):
+            return False
+        lease_of(rt).hold(patience=LEASE_SECONDS)
+        return True
+
+    found = patiently(rt.world, find, path=_directory(rt), name="resume")
     if not gather_json(rt.world, found, name="resume")[0]:
         return None
     return load(rt, _directory(rt), optimizer=True, strict=True)
+
+
+def lease_of(rt: Runtime) -> Lease:
+    """Return the right to keep steps; rank 0 holds it, from the first step or `resume` until the runtime is closed."""
+    if rt.lease is None:
+        rt.lease = Lease(_directory(rt))
+    return rt.lease
 
 
 def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
@@ -109,7 +124,7 @@ def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
     def ask() -> int:
         if rt.rank:
             return 0
-        _expect_usable(directory)
+        _expect_usable(rt, patience=LEASE_SECONDS)
         copied = next((one.copied for one in told if any(one.copied)), None)
         if copied is not None and not any(section.tiers.streams for section in rt.units.sections()):
             _warn_of_copies(rt, directory, copied)  # once: nothing rested before
@@ -121,7 +136,7 @@ def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
         expect_room([directory], needed, what="the last step and the one before")
         return 0
 
-    return together(rt.world, ask, path=directory, name="last step")
+    return patiently(rt.world, ask, path=directory, name="last step")
 
 
 class _Counted(NamedTuple):

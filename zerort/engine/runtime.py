@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from zerort import forks
 from zerort.comm import Group
 from zerort.config import Budget, Plan
 from zerort.device import HostDevice
@@ -46,6 +47,8 @@ from zerort.typing import Array
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from zerort.checkpoint.lease import Lease
 
 __all__ = ["Runtime"]
 
@@ -85,6 +88,8 @@ class Runtime:
         """Updates done so far."""
         self.is_new = True
         """Whether no step was taken yet, and no other run's state loaded."""
+        self.lease: Lease | None = None
+        """The right to keep steps in `last_step`, once it was asked for."""
         self.units = Units()
         self.attachments: list[Attachment] = []
         """Bindings that collect gradients on their own; asked before every step, and told after it."""
@@ -107,7 +112,8 @@ class Runtime:
                 options=options,
                 offload=offload,
             )
-        self._closed = self._stepped = False
+        self._closed = self._stepped = self._is_inherited = False
+        forks.follow(self)
         self.micro_steps = options.micro_steps_of(mesh.world.size)
         """Calls of `Unit.reduce` per unit and step, on this rank."""
         self.scaler = options.make_scaler()
@@ -248,6 +254,7 @@ class Runtime:
 
     def discard_gradients(self) -> None:
         """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this."""
+        self.check_open("discard_gradients")
         with within(self.attachments):
             self.complete_attachments("discard")
             if reduced_alike(self):
@@ -334,6 +341,7 @@ class Runtime:
                 stack.callback(self.host.close)
                 stack.callback(self.tiers.close)
                 stack.callback(self.stage.close)
+                stack.callback(self._release)
 
     # -- what units and the step need ------------------------------------------------------------------------------
 
@@ -372,17 +380,29 @@ class Runtime:
         self.check_open(verb)
         self.tiers.check_whole(verb)
 
+    def disown(self) -> None:
+        """In a forked child: be closed. What is there is its parent's, which goes on with it."""
+        self._closed = self._is_inherited = True
+
     def check_open(self, verb: str) -> None:
         """Raise if the runtime is closed."""
+        if self._is_inherited:
+            raise forks.inherited(f"a runtime ({verb})")
         if self._closed:
             raise ClosedError(
                 f"{verb}: Expected an open runtime, got a closed one. Stay inside `with zerort.open(…):`."
             )
 
+    def _release(self) -> None:
+        if self.lease is not None:
+            self.lease.release()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._is_inherited:
+            return
         self.world.standing.take_exit(error)
         if kind is None:
             self.close()
@@ -391,6 +411,7 @@ class Runtime:
             try:
                 self.mesh.close()  # first: the others may wait for this rank
             finally:
+                self._release()
                 with contextlib.suppress(ZerortError):  # of a GPU that cannot go on
                     self.stage.close()
                 self.tiers.close()

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerort import checkpoint
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine import snapshot
 from zerort.engine.report import Restored
-from zerort.errors import StorageError
 
 if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
@@ -37,7 +36,8 @@ def save(rt: Runtime, path: str | Path, *, progress: Any) -> Path:
     _wait_for_caller(rt)
     values = [snapshot.over_world(rt, value) for value in snapshot.values_of(rt)]
     kept = None if rt.options.last_step is None else os.fspath(rt.options.last_step)
-    checkpoint.save(where, rt.world, values, meta=snapshot.meta_of(rt), progress=progress, kept=kept)
+    lease = rt.lease if rt.lease is not None and os.path.realpath(where) == os.path.realpath(kept or "") else None
+    checkpoint.save(where, rt.world, values, meta=snapshot.meta_of(rt), progress=progress, kept=kept, lease=lease)
     return where
 
 
@@ -55,21 +55,33 @@ def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Res
     rt.discard_gradients()
     rt.wait_for_gathers()
     _wait_for_caller(rt)
-    with rt.tiers.tearing("a load", by=StorageError):
+    with rt.tiers.tearing("a load", state=optimizer, begun=False) as change:
         try:
             if rt.tiers.is_torn:
+                change.begin()
                 snapshot.renew(rt)
             values = list(snapshot.values_of(rt, optimizer=optimizer, loading=True))
-            checkpoint.load(path, rt.mesh.shard, values, manifest=manifest, strict=strict)
+            manifest = checkpoint.load(
+                path,
+                rt.mesh.shard,
+                values,
+                manifest=manifest,
+                check=lambda found: snapshot.check_loadable(rt, found, optimizer=optimizer),
+                strict=strict,
+                on_read=change.begin,
+            )
         except Exception as caught:
             error = caught
-        raise_together(rt.world, error, name="load")  # the other copies read for themselves
+        # The other copies of the model read for themselves. What one of them has changed is torn for all.
+        change.begun = any(gather_json(rt.world, change.begun, name="load"))
+        raise_together(rt.world, error, name="load")
         snapshot.spread_loaded(rt, optimizer=optimizer)
         for one in rt.attachments:
             one.take_loaded()
+        if optimizer:
+            snapshot.restore_meta(rt, manifest)
+    rt.tiers.mend()
     if optimizer:
-        snapshot.restore_meta(rt, manifest)
-        rt.tiers.mend()
         rt.is_new = False  # parameters alone are where a run begins, not where one goes on
     every = tuple(manifest.progress)
     mine = every[rt.rank] if rt.rank < len(every) else every[0]

@@ -10,13 +10,15 @@ Any plan and any number of ranks can read it: values are stored by tensor name. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from zerort.checkpoint import Manifest, Value
+from zerort.checkpoint.schema import COUNT, Each, Where, expect
 from zerort.comm import Group
 from zerort.comm.agreement import raise_together
 from zerort.engine.column import Column
@@ -29,6 +31,20 @@ if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
 
 __all__ = ["meta_of", "renew", "restore_meta", "spread_loaded", "values_in", "values_of"]
+
+_META: Final = {
+    "updates": COUNT,
+    "steps": Each(COUNT),
+    "loss_scale": Where(lambda value: value is None or _is_loss_scale(value), "a loss scale"),
+    "optimizer": {"kind": str},
+}
+"""What a load takes over beside the values."""
+
+
+def _is_loss_scale(value: Any) -> bool:
+    if type(value) is not dict or set(value) != {"scale", "good_updates"} or not COUNT.test(value["good_updates"]):
+        return False
+    return type(value["scale"]) in (int, float) and 0 < value["scale"] < math.inf
 
 
 def values_of(rt: Runtime, *, optimizer: bool = True, loading: bool = False) -> Iterator[Value]:
@@ -102,9 +118,10 @@ def check_loadable(rt: Runtime, manifest: Manifest, *, optimizer: bool) -> None:
         raise UnitStateError(f"Expected all units released before load(), got {', '.join(held)} gathered.")
     if not optimizer and rt.tiers.is_torn:
         raise StorageError(
-            "Expected whole optimizer state to keep beside loaded parameters, got that of an update that was not "
-            f"written as a whole (rank {rt.rank}). Load it, too: rt.load(path); or open the runtime anew."
+            "Expected whole optimizer state to keep beside loaded parameters, got that of an update or a load "
+            f"that was not done as a whole (rank {rt.rank}). Load it, too: rt.load(path); or open the runtime anew."
         )
+    _expect_meta(manifest, {"updates": COUNT})
     described = manifest.meta.get("optimizer")
     found = described.get("kind") if isinstance(described, dict) else None
     if optimizer and found != rt.optimizer.kind:
@@ -112,6 +129,19 @@ def check_loadable(rt: Runtime, manifest: Manifest, *, optimizer: bool) -> None:
             f"Expected a checkpoint with the state of {rt.optimizer.kind}, got one of {found}. Open the runtime with "
             "that optimizer, or take the parameters alone: rt.load(path, optimizer=False)."
         )
+    if optimizer:
+        _expect_meta(manifest, _META)
+
+
+def _expect_meta(manifest: Manifest, schema: Mapping[str, Any]) -> None:
+    """Raise unless the numbers that will be taken over are there, before anything is changed."""
+    try:
+        expect({"updates": 0, **manifest.meta}, schema, at="meta")
+    except ValueError as error:
+        raise CheckpointError(
+            f"Expected the checkpoint of a runtime, got one whose numbers are not: {error}. Nothing was changed. Name "
+            "one that rt.save has written."
+        ) from None
 
 
 def restore_meta(rt: Runtime, manifest: Manifest) -> None:

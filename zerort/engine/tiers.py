@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerort import trace
@@ -38,10 +39,22 @@ if TYPE_CHECKING:
     from zerort.offload.run import Run
     from zerort.offload.shares import Share
 
-__all__ = ["Tiers"]
+__all__ = ["Change", "Tiers"]
 
 _GRACE = 2.0
 """Seconds that a rank which fails leaves the others to delete their files."""
+
+
+@dataclass(slots=True)
+class Change:
+    """A change of parameters and state that is under way."""
+
+    begun: bool
+    """Whether something may be changed by now."""
+
+    def begin(self) -> None:
+        """Note that from here on something may be changed."""
+        self.begun = True
 
 
 class Tiers:
@@ -82,6 +95,7 @@ class Tiers:
         self._slot_memory = SlotMemory(self._host, count=most_slots(self.options.depth))
         self._counting = threading.Lock()
         self._torn = ""
+        self._torn_state = False
         self._paths: list[str] = []  # the files of all ranks of this host
 
     @property
@@ -256,17 +270,21 @@ class Tiers:
     # -- what a failure leaves -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def tearing(self, what: str, *, by: type[BaseException] = BaseException) -> Iterator[None]:
-        """Note that what is changed inside is half done if the block ends with an error.
+    def tearing(self, what: str, *, state: bool = True, begun: bool = True) -> Iterator[Change]:
+        """Note that what is changed inside is half done if the block ends with an error, whatever error that is.
 
         Args:
             what: What is changed, as a noun phrase.
-            by: Which errors leave something half done.
+            state: Whether that is optimizer state, too, not parameters alone.
+            begun: False: nothing is changed before the block says so.
         """
+        change = Change(begun)
         try:
-            yield
-        except by as error:
-            self._torn = f"{what}, half done when it ended with {type(error).__name__}: {error}"
+            yield change
+        except BaseException as error:
+            if change.begun:
+                self._torn_state |= state
+                self._torn = f"{what}, half done when it ended with {type(error).__name__}: {error}"
             raise
 
     def check_whole(self, verb: str) -> None:
@@ -304,12 +322,12 @@ class Tiers:
 
     @property
     def is_torn(self) -> bool:
-        """Whether parameters and state of this rank are not those of one update, or not for sure: a sync has failed."""
-        return bool(self._torn) or self.failure() is not None or any(store.has_lost for store in self._members())
+        """Whether optimizer state of this rank is not that of one update, or not for sure: a sync has failed."""
+        return self._torn_state or self.failure() is not None or any(store.has_lost for store in self._members())
 
     def mend(self) -> None:
         """Note that parameters and state are whole again."""
-        self._torn = ""
+        self._torn, self._torn_state = "", False
         self._drop_pipeline()  # which remembers what failed
 
     def _drop_pipeline(self) -> None:

@@ -9,7 +9,6 @@ device, optim, engine.*.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -126,7 +125,7 @@ def update_sections(
     """
     settings = _Settings(present=present, rates=rates, grad_scale=scale)
     streams = any(section.is_apart for section in sections)  # on every rank, also on one that has nothing to
-    with rt.tiers.tearing(f"update {rt.updates}") if streams else contextlib.nullcontext():
+    with rt.tiers.tearing(f"update {rt.updates}"):
         chunks: list[_Chunk] = []
         for section, gradient in zip(sections, gradients, strict=True):
             assert section.state is not None

@@ -5,7 +5,7 @@
 
 O_DIRECT wants page-aligned memory, offsets and lengths; a checkpoint's tensors are none of these. So blocks pass
 through small aligned buffers, and are summed up on the way while they are in the cache. Stores and checkpoints share
-this. May import: typing, offload.faults.
+this. May import: typing, offload.{disk, faults}.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zerort.offload import faults
+from zerort.offload import disk, faults
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -125,13 +125,16 @@ class BlockFile:
         flags = os.O_RDWR if writable else os.O_RDONLY
         if create_nbytes is not None:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        self._descriptor, self.direct = _open(path, flags | os.O_CLOEXEC, direct=direct)
+            if self._faults is not None:
+                self._faults.meet("create", path)
+        self._descriptor, self.direct = _open(path, flags, direct=direct)
         if create_nbytes is not None:
+            disk.tell("create", path)
             try:
                 self._reserve(create_nbytes)
             except BaseException:
                 self.close()
-                os.unlink(path)
+                disk.unlink(path)
                 raise
 
     def _reserve(self, nbytes: int) -> None:
@@ -145,6 +148,7 @@ class BlockFile:
             if error.errno not in _NO_FALLOCATE:
                 raise
             os.ftruncate(self._descriptor, nbytes)
+        disk.tell("reserve", self.path, nbytes)
 
     @property
     def nbytes(self) -> int:
@@ -162,6 +166,7 @@ class BlockFile:
         done = 0
         while done < data.size:
             count = self._move("write", [data[done:]], offset + done)
+            disk.tell("write", self.path, offset + done, data[done : done + count])
             if count == 0:
                 raise OSError(errno.EIO, "nothing of a block was written", self.path)
             done += count
@@ -242,6 +247,7 @@ class BlockFile:
         if self._faults is not None:
             self._faults.meet("sync", self.path)
         os.fsync(self._descriptor)
+        disk.tell("sync", self.path)
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
@@ -260,11 +266,11 @@ def _open(path: str, flags: int, *, direct: bool) -> tuple[int, bool]:
     """Return a descriptor, and whether it goes past the page cache."""
     if direct:
         try:
-            return os.open(path, flags | os.O_DIRECT, 0o666), True
+            return disk.open_regular(path, flags | os.O_DIRECT), True
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
         if flags & os.O_EXCL:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)  # some file systems make the file and then refuse O_DIRECT
-    return os.open(path, flags, 0o666), False
+    return disk.open_regular(path, flags), False

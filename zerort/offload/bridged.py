@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from zerort import forks
 from zerort.device import Done, HostDevice, HostStream, Ticket
 from zerort.errors import CallError, ClosedError
 from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES
@@ -106,7 +107,8 @@ class BridgedStore:
         self._nbytes: dict[str, int] = {}
         self._passages: list[Passage] = []
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._is_inherited = False
+        forks.follow(self)
 
     @property
     def nbytes(self) -> int:
@@ -244,7 +246,14 @@ class BridgedStore:
                 stacklevel=2,
             )
 
+    def disown(self) -> None:
+        """In a forked child, which cannot use its parent's GPU: be closed."""
+        self._closed = self._is_inherited = True
+        self._lock = threading.Lock()  # a thread of the parent may have had it
+
     def _check_open(self) -> None:
+        if self._is_inherited:
+            raise forks.inherited(f"store {self.name!r}")
         if self._closed:
             raise ClosedError(f"Store {self.name!r} is closed.")
 

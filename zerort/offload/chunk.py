@@ -8,7 +8,7 @@
 The sums are in memory, by grain of 256 KiB; without checksums a grain is a page. The file is open while it is used: a
 store may have more values than a process may have files, and a file that was put in its place is found out. A file
 that somebody else has under another name (`link`) is never written to again: the next write goes to a new one.
-May import: native, errors, trace, offload.{blocks, refusal, scratch, segments, shared_file}.
+May import: native, errors, trace, offload.{blocks, disk, refusal, scratch, segments, shared_file}.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import numpy as np
 from zerort import trace
 from zerort.errors import CorruptStorageError
 from zerort.native import address_of, copy_into, crc32c, crc32c_grains
+from zerort.offload import disk
 from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
 from zerort.offload.refusal import refusal
 from zerort.offload.scratch import SUFFIX
@@ -217,7 +218,7 @@ class ChunkFile:
         """
         self.sync()
         try:
-            os.link(self.path, path)
+            disk.link(self.path, path)
         except OSError as error:
             raise refusal(error, path=path, what=f"{self.value!r}", rank=self._rank) from error
         self.is_shared = True
@@ -258,10 +259,10 @@ class ChunkFile:
                 if not whole:
                     self._copy_into(new)
                 identity = new.identity
-            os.rename(draft, self.path)
+            disk.rename(draft, self.path)
         except BaseException as error:
             with contextlib.suppress(OSError):
-                os.unlink(draft)
+                disk.unlink(draft)
             if not isinstance(error, OSError):
                 raise
             needed = self._file_nbytes
@@ -347,7 +348,7 @@ class ChunkFile:
     def remove(self) -> None:
         """Delete the file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
+            disk.unlink(self.path)
 
 
 @functools.cache

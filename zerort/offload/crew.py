@@ -8,7 +8,7 @@ runs dry. So what computes has a stream of its own, and counts as a part of the 
 An operation begins when those that it has to follow have ended ([Note: Order] in store.py). They were submitted before
 it, to queues that keep their order, so the one that everybody waits for is never behind one that waits: no deadlock.
 It has ended when all of its workers have, also if it failed: only then is memory its owner's again.
-May import: device.
+May import: forks, device.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+from zerort import forks
 from zerort.device import HostStream
 
 __all__ = ["Crew", "Operation"]
@@ -34,7 +35,20 @@ class Operation:
         after: What has to end first.
     """
 
-    __slots__ = ("_after", "_ended", "_left", "_lock", "_numbers", "_work", "begin", "end", "error", "seen", "writes")
+    __slots__ = (
+        "_after",
+        "_ended",
+        "_generation",
+        "_left",
+        "_lock",
+        "_numbers",
+        "_work",
+        "begin",
+        "end",
+        "error",
+        "seen",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -53,6 +67,7 @@ class Operation:
         self._work = work
         self._numbers = iter(range(pieces))
         self._after = tuple(after)
+        self._generation = forks.generation()
         self._left = 0
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -121,6 +136,7 @@ class Operation:
 
     def settle(self) -> None:
         """Wait for its end, whatever it is."""
+        self._expect_own()
         self._ended.wait()
 
     def wait(self, timeout: float | None = None) -> None:
@@ -129,11 +145,16 @@ class Operation:
         Raises:
             TimeoutError: It has not ended after ``timeout`` seconds.
         """
+        self._expect_own()
         if not self._ended.wait(timeout):
             raise TimeoutError(f"A read or write of a store has not ended after {timeout} s. It goes on; wait again.")
         if self.error is not None:
             self.seen = True
             raise self.error
+
+    def _expect_own(self) -> None:
+        if self._generation != forks.generation() and not self.done():
+            raise forks.inherited("a read or write of a store")
 
 
 def _nothing(pieces: Iterator[int]) -> None:

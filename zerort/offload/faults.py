@@ -13,8 +13,11 @@
     torn      it writes half of its pages and claims to have written all    write
     flip      one bit is other than it was                                  write
     kill      the process is killed (SIGKILL) before it                     read write sync reserve
+    stuck     it never returns                                              read write sync
+    edquot, erofs, estale, eintr, enomem                                    refused with that; read write
 
-Settings after the number: ``op`` (read, write, sync or reserve), ``rank`` (of the launcher), ``file`` (a part of the
+Settings after the number: ``op`` (one of read, write, sync, reserve: blocks of data; create, append, link, rename,
+unlink, syncdir, mkdir, rmdir: names and small files; or ``any``), ``rank`` (of the launcher), ``file`` (a part of the
 path), ``times`` (a number or ``all``), ``seconds``. Several faults are separated by commas; each counts the operations
 that it is for. Without the variable a file has no faults and asks nothing. Files of stores and checkpoints take part.
 May import: comm.environment, errors.
@@ -49,10 +52,18 @@ KINDS: Final = {
     "torn": ("write",),
     "flip": ("write",),
     "kill": ("read", "write", "sync", "reserve"),
+    "stuck": ("read", "write", "sync"),
+    "edquot": ("read", "write"),
+    "erofs": ("read", "write"),
+    "estale": ("read", "write"),
+    "eintr": ("read", "write"),
+    "enomem": ("read", "write"),
 }
 """Which operations each kind of fault is for, unless it says otherwise."""
 
-_OPERATIONS = ("read", "write", "sync", "reserve")
+_NAMES = ("create", "append", "link", "rename", "unlink", "syncdir", "mkdir", "rmdir")  # disk.py
+_OPERATIONS = ("read", "write", "sync", "reserve", *_NAMES)
+_CODES = {name: getattr(errno, name.upper()) for name in KINDS if hasattr(errno, name.upper())}
 _FAULT = re.compile(r"([a-z]+)@(\d+)((?::[a-z]+=[^:,]+)*)")
 
 
@@ -92,7 +103,7 @@ class Faults:
         """Count an operation; wait, raise or die if that is its fate, and return the kinds that its caller carries out.
 
         Args:
-            operation: ``read``, ``write``, ``sync`` or ``reserve``.
+            operation: Which; see the table above.
             path: The file.
 
         Raises:
@@ -110,9 +121,10 @@ class Faults:
                 time.sleep(fault.seconds)
             elif fault.kind == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            elif fault.kind in ("eio", "enospc"):
-                code = errno.EIO if fault.kind == "eio" else errno.ENOSPC
-                raise OSError(code, os.strerror(code), path)
+            elif fault.kind == "stuck":
+                threading.Event().wait()
+            elif fault.kind in _CODES:
+                raise OSError(_CODES[fault.kind], os.strerror(_CODES[fault.kind]), path)
         return frozenset(fault.kind for fault in due)
 
 
@@ -140,7 +152,8 @@ def _parse_one(text: str) -> Fault:
     try:
         times = settings.pop("times", "1")
         rank = settings.pop("rank", None)
-        operations = (settings.pop("op"),) if "op" in settings else KINDS[found[1]]
+        named = settings.pop("op", "")
+        operations = _OPERATIONS if named == "any" else (named,) if named else KINDS[found[1]]
         fault = Fault(
             kind=found[1],
             at=int(found[2]),

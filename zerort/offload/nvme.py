@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from zerort import forks
 from zerort.device import HostDevice, SlabPool, Ticket
 from zerort.errors import CallError, ClosedError, StorageError
 from zerort.offload.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
@@ -122,7 +123,8 @@ class NvmeStore:
         )
         self._reads = Crew(f"{name} read", threads=options.threads)
         self._writes = Crew(f"{name} write", threads=options.threads)
-        self._closed = False
+        self._closed = self._is_inherited = False
+        forks.follow(self)
 
     def _probe(self, where: str) -> bool:
         """Say whether O_DIRECT works here, and warn once if it does not."""
@@ -336,7 +338,14 @@ class NvmeStore:
             }
         self._scratch.keep({"rank": self.rank, "values": index})
 
+    def disown(self) -> None:
+        """In a forked child: be closed. The files are its parent's, and so are the threads."""
+        self._closed = self._is_inherited = True
+        self._lock = threading.Lock()  # a thread of the parent may have had it
+
     def _check_open(self) -> None:
+        if self._is_inherited:
+            raise forks.inherited(f"store {self.name!r}")
         if self._closed:
             raise ClosedError(f"Store {self.name!r} is closed.")
 

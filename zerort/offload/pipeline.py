@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from zerort import forks
 from zerort.device import HostStream, Ticket
 from zerort.errors import CallError, ClosedError
 from zerort.offload.later import Later
@@ -58,7 +59,8 @@ class Pipeline:
         """The memory; for the run."""
         self._feeder = HostStream(f"{name} feed")
         self._writer = HostStream(f"{name} write", helping=False)  # nobody waits for it while there is more to compute
-        self._closed = False
+        self._closed = self._is_inherited = False
+        forks.follow(self)
 
     @staticmethod
     def slot_nbytes_of(chunks: Sequence[Sequence[Part]]) -> int:
@@ -106,6 +108,8 @@ class Pipeline:
         Args:
             chunks: As in `run`.
         """
+        if self._is_inherited:
+            raise forks.inherited(f"pipeline {self.name!r}")
         if self._closed:
             raise ClosedError(f"Pipeline {self.name!r} is closed.")
         self.check(chunks)
@@ -154,6 +158,10 @@ class Pipeline:
             self._feeder.close()
             self._writer.close()
             self.slots.close()
+
+    def disown(self) -> None:
+        """In a forked child: be closed. What is under way is its parent's."""
+        self._closed = self._is_inherited = True
 
     def settle_depth(self, depth: int) -> None:
         """Fix the number of slots."""

@@ -1,7 +1,7 @@
 """`SecondNames`: where files of a directory can have another name. Tried, as no number tells it.
 
 Two places with one device number can still be two mounts, between which the kernel refuses links (bind mounts of
-one disk in a container), and there are file systems without links. May import: offload.scratch.
+one disk in a container), and there are file systems without links. May import: offload.{disk, scratch}.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import secrets
 import warnings
 
+from zerort.offload import disk
 from zerort.offload.scratch import SUFFIX
 
 __all__ = ["TRIAL", "SecondNames"]
@@ -61,12 +62,12 @@ class SecondNames:
         first = os.path.join(self._path, f"{token}{SUFFIX}")
         second = os.path.join(directory, f"{TRIAL}{token}")
         try:
-            os.close(os.open(first, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            os.link(first, second)
+            os.close(disk.create(first, mode=0o600))
+            disk.link(first, second)
         finally:
             for one in (second, first):
                 with contextlib.suppress(OSError):  # it was not made
-                    os.unlink(one)
+                    disk.unlink(one)
 
     def _warn(self, directory: str, error: OSError) -> None:
         if not self._has_warned:
