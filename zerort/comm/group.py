@@ -23,7 +23,7 @@ import numpy as np
 
 from zerort import trace
 from zerort.comm import checks, failure
-from zerort.comm.call import Call
+from zerort.comm.call import Call, call_site
 from zerort.comm.checks import Given
 from zerort.comm.launch import Fill, Launcher
 from zerort.comm.standing import Standing
@@ -227,6 +227,11 @@ class Group:
 
         with contextlib.suppress(CallError):
             self._calls.launch("complaint", fill, "").wait()
+
+    def give_up(self, op: str, error: BaseException) -> None:
+        """Break the group because this rank left ``op`` in its middle, and tell the others why. Never waits."""
+        if not self._closed and self._transport.broken is None:
+            self._transport.fail(Call(op, call_site()), error)
 
     # -- memory, parts, end ----------------------------------------------------------------------------------------
 
