@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from zerort.checkpoint.failure import storage_error
 from zerort.checkpoint.manifest import DATA_NAME, Manifest, decode
 from zerort.errors import CheckpointError, StorageError
+from zerort.offload.activity import on_disk
 from zerort.offload.second_names import TRIAL
 
 __all__ = [
@@ -108,8 +109,9 @@ def publish(path: str, text: bytes, *, token: str, made: Iterable[str]) -> None:
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            write_all(descriptor, text)
-            os.fsync(descriptor)
+            with on_disk("write", draft):
+                write_all(descriptor, text)
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         # The data files' names first: a manifest must never outlive the files that it names.
@@ -135,7 +137,8 @@ def sync_directory(path: str) -> None:
     """Return when the names in a directory are on the disk."""
     descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with on_disk("sync", path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

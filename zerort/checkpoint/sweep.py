@@ -2,7 +2,7 @@
 
 A save is over when its manifest is in place. Deleting a gigabyte can take a third as long again (a disk mounted with
 ``discard`` tells the device of every block), and nobody has to wait for it: small amounts are deleted at once, large
-ones by a thread. The next save and the end of the process wait for that thread. Imports the standard library only.
+ones by a thread. The next save and the end of the process wait for that thread. May import: offload.activity.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import os
 import threading
 from collections.abc import Sequence
 from typing import Final
+
+from zerort.offload.activity import on_disk
 
 __all__ = ["AT_ONCE_NBYTES", "freed_nbytes", "sweep", "wait_for_sweeps"]
 
@@ -61,5 +63,5 @@ def wait_for_sweeps() -> None:
 
 def _delete(paths: Sequence[str]) -> None:
     for path in paths:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), on_disk("unlink", path):
             os.unlink(path)
