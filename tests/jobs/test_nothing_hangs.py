@@ -68,9 +68,7 @@ def test_a_rank_that_leaves_is_noticed_at_once(job, kind):
     code = (
         OPEN.replace("timeout=6.0", "timeout=40.0")
         + """
-from mpi4py import MPI
 group.barrier().wait()
-MPI.COMM_WORLD.Barrier()  # all have woken up from it: who has not would be told of the wrong call
 if group.rank == 2:
     group.close()
     say("rank 2 left")
@@ -313,3 +311,69 @@ open_gate(group.rank)
     result = job(2, code)
     assert not result.timed_out
     assert "rank 0 CollectiveTimeoutError" in result.output, result.output
+
+
+def test_a_rank_that_goes_while_memory_is_made_is_blamed_on_every_host(job):
+    """Its own host notices; the other one must hear of it, and not take both ranks there for the culprits."""
+    code = (
+        OPEN.replace("timeout=4.0", "timeout=40.0")
+        + """
+group.barrier().wait()
+if group.rank == 1:
+    def go(nbytes):
+        group._transport._node.leave()
+        time.sleep(6)
+        raise MemoryError
+    group._transport._node.allocate = go
+began = time.monotonic()
+try:
+    group.empty(1000, "float32")
+except (CollectiveError, MemoryError) as error:
+    say("rank", group.rank, "after", int(time.monotonic() - began), "s:", str(error).splitlines()[0])
+"""
+    )
+    result = job(4, code, args=["hierarchical"])
+    assert not result.timed_out, result.output
+    for rank in (0, 2, 3):
+        told = re.search(rf"rank {rank} after (\d+) s: .*got (none of rank 1: gone|no rank 1)\.", result.output)
+        assert told, result.output
+        assert int(told[1]) < 30, result.output
+
+
+def test_a_caught_error_and_an_exit_do_not_wait_for_a_rank_that_is_stopped(job):
+    """MPI_Finalize would: it knows nothing of a group that broke."""
+    code = """
+group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=6.0))
+group.barrier().wait()
+if group.rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    group.barrier().wait()
+except CollectiveTimeoutError as error:
+    say("rank", group.rank, "caught it")
+    group.close()
+    sys.exit(3)
+"""
+    result = job(3, code)
+    assert result.code not in (0, 124), result.output
+    assert result.output.count("caught it") == 2, result.output
+    assert re.search(
+        r"rank \d of 3 ends after group 'world' \(node, 3 ranks\) broke; other ranks did not", result.output
+    )
+
+
+def test_ranks_that_all_caught_the_error_end_with_codes_of_their_own(job):
+    code = """
+group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=20.0))
+group.barrier().wait()
+if group.rank == 0:
+    group._transport.fail(zr.comm.call.Call("barrier", ""), MemoryError("on purpose"))
+try:
+    group.barrier().wait()
+except CollectiveError as error:
+    say("rank", group.rank, "caught it")
+    sys.exit(7)
+"""
+    result = job(3, code)
+    assert result.code == 7, result.output
+    assert result.output.count("caught it") == 3, result.output

@@ -23,7 +23,7 @@ import numpy as np
 
 from zerort import forks, trace
 from zerort.comm import checks, failure
-from zerort.comm.call import Call
+from zerort.comm.call import Call, call_site
 from zerort.comm.checks import Given
 from zerort.comm.launch import Fill, Launcher
 from zerort.comm.standing import Standing
@@ -39,9 +39,15 @@ if TYPE_CHECKING:
 __all__ = ["Group", "SharedShards"]
 
 T = TypeVar("T")
+
+_END_WITHIN = 10.0
+"""Seconds that a rank whose group broke waits at its end for the others to come to theirs."""
+
 _NOTHING = Given(None, None)
 
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+_broken: dict[str, float] = {}
+"""Groups between processes that broke before they were closed: the timeout of each, by its title."""
 
 
 class SharedShards(NamedTuple):
@@ -118,6 +124,11 @@ class Group:
     def after(self, ticket: Ticket[Any]) -> None:
         """Make the calls that are made from now on wait for ``ticket``; the caller does not."""
         self._calls.after(ticket)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a rank waits for the others before the group breaks."""
+        return self._options.timeout
 
     @property
     def name(self) -> str:
@@ -256,6 +267,11 @@ class Group:
         """Wait no more for a call of this group: whatever becomes of it, the caller has been told of worse."""
         self._calls.disregard(ticket)
 
+    def give_up(self, op: str, error: BaseException) -> None:
+        """Break the group because this rank left ``op`` in its middle, and tell the others why. Never waits."""
+        if not self._closed and self._transport.broken is None:
+            self._transport.fail(Call(op, call_site()), error)
+
     # -- memory, parts, end ----------------------------------------------------------------------------------------
 
     def empty(self, numel: int, dtype: DtypeLike, *, name: str = "") -> Array:
@@ -369,6 +385,7 @@ class Group:
         if self._closed:
             return
         self._closed = True
+        self._note_if_broken()
         _open_groups.discard(self)
         if self._parent is not None:
             self._parent._children.remove(self)
@@ -383,6 +400,10 @@ class Group:
         self._closed = True
         self._calls = _Inherited(self.name)  # type: ignore[assignment]
         _open_groups.discard(self)
+
+    def _note_if_broken(self) -> None:
+        if self._transport.broken is not None and self.kind != "threads":
+            _broken[self._transport.title] = self._options.timeout
 
     def _together(self, op: str, name: str, fill: Fill, make: Callable[[], T], given: Given = _NOTHING) -> T:
         return self._calls.together(op, name, fill, make, given)
@@ -414,10 +435,19 @@ class _Inherited:
         return refuse
 
 
+# A forked child has none of these ranks' places.
+os.register_at_fork(after_in_child=_broken.clear)
+
+
 @atexit.register
 def _leave_all() -> None:
-    """Tell the ranks that may wait for this one that it has ended."""
+    """Tell the ranks that may wait for this one that it has ended, and do not wait for one that cannot."""
     for group in list(_open_groups):
+        group._note_if_broken()
         group.standing.code = group.standing.code or failure.code_of_exit()
         group._transport.end()
-    failure.see_others_out()
+    if _broken:
+        title, timeout = next(iter(_broken.items()))
+        failure.see_others_out(broken=title, patience=min(timeout, _END_WITHIN))
+    else:
+        failure.see_others_out()

@@ -39,6 +39,11 @@ class Mesh:
         """Which copy of the model this rank holds a shard of."""
         return 0 if self.replicate is None else self.replicate.rank
 
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """All groups of the mesh, each once."""
+        return tuple(dict.fromkeys(one for one in (self.shard, self.replicate, self.world) if one is not None))
+
     def complain(self, text: str) -> None:
         """Meet the other ranks with a complaint in every group in which they may wait for this one.
 

@@ -2,7 +2,7 @@
 
 So a test can refuse any of them (`ZERORT_FAULT`, faults.py) or write all of them down in their order (`watched`), and
 knows that none went another way. Bytes are moved by `BlockFile`, which tells the same watcher. May import:
-offload.faults.
+offload.activity, offload.faults.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Iterator
 
 from zerort.offload import faults
+from zerort.offload.activity import on_disk
 
 __all__ = [
     "create",
@@ -55,10 +56,14 @@ def tell(operation: str, path: str, *more: object) -> None:
         _watcher(operation, path, *more)
 
 
-def _meet(operation: str, path: str) -> None:
-    found = faults.current()
-    if found is not None:
-        found.meet(operation, path)
+@contextlib.contextmanager
+def _operation(name: str, path: str) -> Iterator[None]:
+    """Do one operation: noted while it is under way, and refused if a fault was asked for."""
+    with on_disk(name, path):
+        found = faults.current()
+        if found is not None:
+            found.meet(name, path)
+        yield
 
 
 def open_regular(path: str, flags: int, mode: int = 0o666) -> int:
@@ -85,69 +90,69 @@ def create(path: str, *, mode: int = 0o666) -> int:
     Raises:
         OSError: There is one of that name, or the file system refused. As from all functions here.
     """
-    _meet("create", path)
-    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+    with _operation("create", path):
+        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
     tell("create", path)
     return descriptor
 
 
 def write(descriptor: int, data: bytes | memoryview, *, path: str) -> None:
     """Write all of ``data`` where the file stands."""
-    _meet("append", path)
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+    with _operation("append", path):
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
     tell("append", path, bytes(data) if _watcher is not None else b"")
 
 
 def sync(descriptor: int, *, path: str) -> None:
     """Return when all that was written to a file is on the disk."""
-    _meet("sync", path)
-    os.fsync(descriptor)
+    with _operation("sync", path):
+        os.fsync(descriptor)
     tell("sync", path)
 
 
 def sync_directory(path: str) -> None:
     """Return when the names in a directory are on the disk."""
-    _meet("syncdir", path)
-    descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with _operation("syncdir", path):
+        descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     tell("syncdir", path)
 
 
 def link(path: str, name: str) -> None:
     """Give a file another name; one that is there is not replaced."""
-    _meet("link", name)
-    os.link(path, name, follow_symlinks=False)
+    with _operation("link", name):
+        os.link(path, name, follow_symlinks=False)
     tell("link", path, name)
 
 
 def rename(path: str, name: str) -> None:
     """Give a file another name instead of its own; one that is there is replaced."""
-    _meet("rename", name)
-    os.rename(path, name)
+    with _operation("rename", name):
+        os.rename(path, name)
     tell("rename", path, name)
 
 
 def unlink(path: str) -> None:
     """Delete a name of a file."""
-    _meet("unlink", path)
-    os.unlink(path)
+    with _operation("unlink", path):
+        os.unlink(path)
     tell("unlink", path)
 
 
 def make_directory(path: str) -> None:
     """Make a directory; its parent is there."""
-    _meet("mkdir", path)
-    os.mkdir(path)
+    with _operation("mkdir", path):
+        os.mkdir(path)
     tell("mkdir", path)
 
 
 def remove_directory(path: str) -> None:
     """Delete an empty directory."""
-    _meet("rmdir", path)
-    os.rmdir(path)
+    with _operation("rmdir", path):
+        os.rmdir(path)
     tell("rmdir", path)
