@@ -313,3 +313,30 @@ open_gate(group.rank)
     result = job(2, code)
     assert not result.timed_out
     assert "rank 0 CollectiveTimeoutError" in result.output, result.output
+
+
+def test_a_rank_that_goes_while_memory_is_made_is_blamed_on_every_host(job):
+    """Its own host notices; the other one must hear of it, and not take both ranks there for the culprits."""
+    code = (
+        OPEN.replace("timeout=4.0", "timeout=40.0")
+        + """
+group.barrier().wait()
+if group.rank == 1:
+    def go(nbytes):
+        group._transport._node.leave()
+        time.sleep(6)
+        raise MemoryError
+    group._transport._node.allocate = go
+began = time.monotonic()
+try:
+    group.empty(1000, "float32")
+except (CollectiveError, MemoryError) as error:
+    say("rank", group.rank, "after", int(time.monotonic() - began), "s:", str(error).splitlines()[0])
+"""
+    )
+    result = job(4, code, args=["hierarchical"])
+    assert not result.timed_out, result.output
+    for rank in (0, 2, 3):
+        told = re.search(rf"rank {rank} after (\d+) s: .*got (none of rank 1: gone|no rank 1)\.", result.output)
+        assert told, result.output
+        assert int(told[1]) < 30, result.output

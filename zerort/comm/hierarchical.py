@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 from zerort import native
 from zerort.comm import geometry
-from zerort.comm.call import Call
+from zerort.comm.call import Call, call_site
 from zerort.comm.geometry import Geometry, split_evenly
 from zerort.comm.mpi import MpiTransport
 from zerort.comm.node import NodeTransport
@@ -127,7 +127,7 @@ class HierarchicalTransport(MpiTransport):
         self._gather_by_host(geometry.gather(counts, self.rank), mine, call.out, call)
 
     def _piece(self, itemsize: int) -> int:
-        return max(1, self._half // (self.size * itemsize))
+        return self._half // (self.size * itemsize)
 
     def _gather_by_host(self, table: Geometry, source: Array, out: Array, call: Call) -> None:
         piece = self._piece(out.itemsize)
@@ -244,6 +244,11 @@ class HierarchicalTransport(MpiTransport):
             made = make()
         except SharedMemoryError as error:
             story = f"{error} (rank {self.rank})"
+        except CollectiveError:  # a rank of this host is missing: the other hosts wait for none of them
+            self._give_up(Call(op="allocate", site=call_site(), sequence=self._sequence))
+        except BaseException as error:
+            self.spread(f"{type(error).__name__}: {error}")
+            raise
         for text in self.tell(story):
             if text:
                 raise SharedMemoryError(text)

@@ -31,21 +31,25 @@ __all__ = [
 
 
 _LONGEST = 600
-"""Characters of one part of a story: a story must reach the others whole, and people will not read more."""
+"""Characters of one part of a story: people will not read more."""
+
+_STORY_NBYTES = 4000
+"""Of an encoded story: what `Transport.tell` carries whole, over any transport."""
 
 _WAIT_LONGER = "If it is only slow, raise the timeout: GroupOptions(timeout=…) or ZERORT_TIMEOUT=seconds."
 
 
 def tell_story(call: Call) -> str:
-    """Put a call into words that other ranks can read."""
-    return json.dumps(
-        {
-            "text": _short(call.describe()),
-            "site": _short(call.site),
-            "complaint": _short(call.complaint),
-            "sequence": call.sequence,
-        }
-    )
+    """Put a call into words that other ranks can read, short enough to reach them whole."""
+    for longest in (_LONGEST, _LONGEST // 2, _LONGEST // 4):
+        parts = {"text": call.describe(), "site": call.site, "complaint": call.complaint}
+        story = json.dumps(
+            {**{name: _short(text, longest) for name, text in parts.items()}, "sequence": call.sequence},
+            ensure_ascii=False,
+        )
+        if len(story.encode()) <= _STORY_NBYTES:
+            break
+    return story
 
 
 def mismatch_error(group: str, stories: Sequence[str]) -> CollectiveError | CallError:
@@ -218,5 +222,6 @@ def broken_error(op: str, group: str, cause: CollectiveError) -> CollectiveError
     return error
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+def _short(text: str, longest: int = _LONGEST) -> str:
+    text = text.encode(errors="backslashreplace").decode()  # half a surrogate pair, as of a file's name, has no bytes
+    return text if len(text) <= longest else text[: longest - 1] + "…"

@@ -75,6 +75,20 @@ class GroupContract(RepeatContract):
 
         on_ranks(body)
 
+    @pytest.mark.parametrize("text", ["😀" * 2000, "\x01" * 2000, "\ud800"], ids=["emoji", "control", "surrogate"])
+    def test_a_complaint_of_any_characters_reaches_all(self, on_ranks: OnRanks, text: str) -> None:
+        """Texts that take many bytes to carry are shortened, not cut where they can no longer be read."""
+
+        def body(group: Group) -> None:
+            with pytest.raises(CallError) as caught:
+                group.all_reduce(np.ones(4), reduction=text).wait()
+            told = str(caught.value)
+            assert told.endswith(")")
+            assert "sum, max, min" in told
+            assert set(gather_text(group, told)) == {told}
+
+        on_ranks(body)
+
     def test_uneven_counts_must_agree(self, on_ranks: OnRanks) -> None:
         """Counts of the same sum that differ between ranks are a mismatch, not a wrong result."""
 
