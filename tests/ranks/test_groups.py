@@ -1,12 +1,15 @@
 """The contract of groups, kept by every transport between processes."""
 
 import dataclasses
+from contextlib import nullcontext
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
 from zerort.comm import Group, open_group
 from zerort.comm.bootstrap import best_transport, open_node
+from zerort.errors import BootstrapError
 from zerort.native import rendezvous
 from zerort.testing.group_contract import GroupContract
 
@@ -91,3 +94,18 @@ def test_others_may_read_this_process_only_while_a_group_needs_it(options, monke
     first.close()
     first.close()
     assert said == [True, False]
+
+
+@few
+@pytest.mark.parametrize("field", ["staging_nbytes", "exchange_nbytes"])
+def test_hosts_without_room_to_stage_an_element_of_each_rank_are_refused(options, field):
+    """An array would pass in pieces of nothing, and come out as it was."""
+    machine = WORLD.Split(WORLD.rank % 2, WORLD.rank)
+    tight = dataclasses.replace(options, **{field: 64})
+    refused = pytest.raises(BootstrapError, match=r"Expected at least 96 bytes .* 3 ranks, got 64")
+    with (
+        refused if WORLD.size == 3 else nullcontext(),
+        Group(best_transport(WORLD, name="hosts", options=tight, kind="hierarchical", machine=machine)) as group,
+    ):
+        whole = group.all_gather(np.full(9, 1 + group.rank, np.clongdouble)).wait()
+        assert (whole == np.repeat(np.arange(1, 1 + group.size), 9)).all()

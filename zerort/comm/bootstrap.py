@@ -41,6 +41,9 @@ __all__ = ["KINDS", "best_transport", "open_group", "open_node"]
 KINDS = ("solo", "node", "mpi", "hierarchical", "nccl")
 """What `open_group` can be asked for by name."""
 
+_WIDEST_NBYTES = 32
+"""Of an element: NumPy has none wider than a complex long double."""
+
 
 def open_group(
     comm: MPI.Intracomm | None = None,
@@ -137,6 +140,8 @@ def best_transport(
                 f"Expected all {size} ranks on one machine for a node group, got {len(set(hosts))} machines. "
                 "Leave kind out, or ask for 'hierarchical' or 'mpi'."
             )
+        if wanted in ("node", "hierarchical"):
+            _expect_room_for_all(options, size)
         if wanted == "solo":
             return SoloTransport(name=name, options=options)
         if wanted == "mpi":
@@ -207,6 +212,16 @@ def _agree_on_options(comm: MPI.Intracomm, options: GroupOptions) -> None:
         if len(set(values)) > 1:
             rows = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
             raise BootstrapError(f"Expected the same GroupOptions.{field} on all ranks, got {rows}.")
+
+
+def _expect_room_for_all(options: GroupOptions, size: int) -> None:
+    """Refuse slabs without room for an element of every rank: arrays would pass through them in pieces of nothing."""
+    got, needed = min(options.staging_nbytes, options.exchange_nbytes), size * _WIDEST_NBYTES
+    if got < needed:
+        raise BootstrapError(
+            f"Expected at least {needed} bytes to stage arrays of {size} ranks, got {got}. Raise "
+            "GroupOptions.staging_nbytes and exchange_nbytes (ZERORT_STAGING_BYTES, ZERORT_EXCHANGE_BYTES)."
+        )
 
 
 def _agree_on_success(comm: MPI.Intracomm, error: str) -> None:
