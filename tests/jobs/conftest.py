@@ -39,14 +39,24 @@ def shared_memory():
 
 
 @pytest.fixture
-def job(tmp_path, shared_memory):
+def script(tmp_path):
+    """Write a script, with the usual imports before it, and return its path."""
+
+    def write(code):
+        path = tmp_path / "job.py"
+        path.write_text(PRELUDE + textwrap.dedent(code))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def job(tmp_path, script, shared_memory):
     """Run a script on some ranks: ``job(4, '''group = zr.open_group() …''')``."""
 
     def run(ranks, code, *, timeout=120.0, env=None, args=()):
-        script = tmp_path / "job.py"
-        script.write_text(PRELUDE + textwrap.dedent(code))
         flights = str(tmp_path / "flights")
         environment = {"ZERORT_FLIGHT_DIR": flights, "ZERORT_SHM_DIR": shared_memory, **(env or {})}
-        return run_job(ranks, [script, *args], timeout=timeout, env=environment, cwd=tmp_path)
+        return run_job(ranks, [script(code), *args], timeout=timeout, env=environment, cwd=tmp_path)
 
     return run

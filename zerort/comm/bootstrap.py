@@ -1,7 +1,7 @@
 """Open a group: find out where the ranks are, pick what carries their bytes best, and fail together if that fails.
 
     one rank                                solo
-    all ranks on one machine                node           shared memory
+    all ranks on one machine                node           shared memory; mpi without native kernels, but on x86-64
     one rank on each machine                mpi
     several ranks on several machines       hierarchical   shared memory within, MPI between
     asked for                               nccl           GPUs, on top of one of these
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -40,6 +41,9 @@ __all__ = ["KINDS", "best_transport", "open_group", "open_node"]
 
 KINDS = ("solo", "node", "mpi", "hierarchical", "nccl")
 """What `open_group` can be asked for by name."""
+
+_STORES_IN_ORDER = ("x86_64", "AMD64", "i686")
+"""Machines on which a store is seen by other cores before the next one."""
 
 _WIDEST_NBYTES = 32
 """Of an element: NumPy has none wider than a complex long double."""
@@ -131,7 +135,19 @@ def best_transport(
         hosts = comm.allgather(machine.bcast(comm.Get_rank(), root=0))  # a host is called by its lowest rank
         several = len(set(hosts)) > 1
         crowded = len(set(hosts)) < size
-        best = "solo" if size == 1 else "node" if not several else "hierarchical" if crowded else "mpi"
+        # The form of the rendezvous in Python has no barriers for processors that reorder stores.
+        shares = all(comm.allgather(native.AVAILABLE or platform.machine() in _STORES_IN_ORDER))
+        best = (
+            "solo"
+            if size == 1
+            else "mpi"
+            if not shares
+            else "node"
+            if not several
+            else "hierarchical"
+            if crowded
+            else "mpi"
+        )
         wanted = _agreed_kind(comm, kind or best)
         if wanted == "solo" and size > 1:
             raise BootstrapError(f"Expected one rank for a solo group, got {size}.")
@@ -141,6 +157,11 @@ def best_transport(
                 "Leave kind out, or ask for 'hierarchical' or 'mpi'."
             )
         if wanted in ("node", "hierarchical"):
+            if not shares:
+                raise BootstrapError(
+                    f"Expected the native kernels for a {wanted} group on {platform.machine()}, got none on some rank. "
+                    "Install a C++ compiler and zerort again, or leave kind out: the group then goes over MPI."
+                )
             _expect_room_for_all(options, size)
         if wanted == "solo":
             return SoloTransport(name=name, options=options)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Iterable
@@ -25,12 +26,17 @@ import numpy as np
 from mpi4py import MPI
 
 from zerort import trace
+from zerort.comm.neighbours import process_space
+from zerort.native.rendezvous import is_alive
 from zerort.typing import Array
 
 __all__ = ["Alarm", "Exchange", "Interrupted"]
 
 _LISTEN_EVERY = 0.01
 """Seconds between looks at the alarms while waiting."""
+
+_LOOK_EVERY = 0.1
+"""Seconds between looks at the processes of this host while waiting."""
 
 _BUSY_FOR = 0.005
 """Seconds to poll without sleeping: most messages are there by then."""
@@ -50,9 +56,14 @@ class Alarm:
     sequence: int
     """The first call in which the rank takes no part."""
     reason: str
-    """``"gave up"``, ``"left"`` or ``"failed"``."""
+    """``"gave up"``, ``"left"``, ``"failed"`` or, sounded for it by a rank of its host, ``"died"``."""
     last: str
     """What it was doing; of one that left, the words of its `Standing`."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the rank takes part no longer and has nothing to complain of."""
+        return self.reason in ("left", "died")
 
 
 class Interrupted(Exception):
@@ -82,6 +93,12 @@ class Exchange:
         self._only_thread = None if MPI.Query_thread() >= MPI.THREAD_MULTIPLE else threading.get_ident()
         self._alarming = threading.Lock()  # a probe by one thread must not find what another is about to receive
         self._hushed = False
+        where = comm.allgather((hosts[self.rank], process_space(), os.getpid()))
+        self._neighbours = {
+            rank: pid
+            for rank, (*place, pid) in enumerate(where)
+            if place == [*where[self.rank][:2]] and rank != self.rank
+        }
 
     def all_gather_bytes(self, mine: bytes, *, sequence: int) -> list[bytes]:
         """Return every rank's bytes; all give equally many."""
@@ -123,12 +140,15 @@ class Exchange:
         Raises:
             Interrupted: Not done after the timeout, or an alarm says that they never will be.
         """
-        began = listened = time.monotonic()
+        began = listened = looked = time.monotonic()
         while not MPI.Request.Testall(requests):
             now = time.monotonic()
             if now - listened >= _LISTEN_EVERY:
                 listened = now
                 self.listen()
+                if now - looked >= _LOOK_EVERY:
+                    looked = now
+                    self._look_for_the_dead(sequence)
                 lost = any(alarm.sequence <= sequence for alarm in self.alarms.values())
                 if lost or now - began >= self._timeout:
                     _abandoned.append((requests, keep))
@@ -144,6 +164,13 @@ class Exchange:
             if not self._hushed:
                 self._send()
                 self._receive()
+
+    def _look_for_the_dead(self, sequence: int) -> None:
+        """Sound the alarm that a process of this host, which ended without a word, cannot sound itself."""
+        for rank, pid in self._neighbours.items():
+            if rank not in self.alarms and not is_alive(pid):
+                self.alarms[rank] = Alarm(rank, sequence, "died", "")
+                self.sound(self.alarms[rank])
 
     def sound(self, alarm: Alarm) -> None:
         """Send an alarm to every other rank. Does not wait for anyone to hear it."""

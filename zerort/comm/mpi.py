@@ -104,11 +104,11 @@ class MpiTransport(Transport):
     def trouble(self) -> Trouble | None:
         """Say what the alarms tell; below MPI_THREAD_MULTIPLE, those that the thread that opened this has heard."""
         self._exchange.listen()
-        alarms = sorted(self._exchange.alarms.values(), key=lambda alarm: (alarm.reason == "left", alarm.rank))
+        alarms = sorted(self._exchange.alarms.values(), key=lambda alarm: (alarm.is_gone, alarm.rank))
         if not alarms:
             return None
         first = alarms[0]
-        if first.reason == "left":
+        if first.is_gone:
             return gone_trouble([alarm.rank for alarm in alarms])
         return failed_trouble(first.rank, f"it gave up {first.last}" if first.reason == "gave up" else first.last)
 
@@ -140,7 +140,7 @@ class MpiTransport(Transport):
         sightings = []
         for rank in range(self.size):
             alarm = exchange.alarms.get(rank)
-            if rank == self.rank or (alarm is not None and alarm.reason == "gave up"):
+            if rank == self.rank or (alarm is not None and not alarm.is_gone):
                 last = f"#{call.sequence} {call.describe()} at {call.site}" if alarm is None else alarm.last
                 sightings.append(Sighting(arrived=True, last=last))
                 continue

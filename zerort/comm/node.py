@@ -232,10 +232,22 @@ class NodeTransport(Transport):
             raise self._give_up(call)
         return status
 
-    def _give_up(self, call: Call) -> Exception:
+    def _serve(self, call: Call) -> None:
+        try:
+            super()._serve(call)
+        except RuntimeError as error:  # memory that cannot be read, it may be because its owner has gone
+            until, dead = time.monotonic() + _LOOK_AFTER, list[int]()
+            while not dead and time.monotonic() < until:  # one that is killed loses its memory first
+                dead = [rank for rank, slot in enumerate(self._slots()) if slot.died]
+            if not dead:
+                raise
+            raise self._give_up(call, dead=dead) from error
+
+    def _give_up(self, call: Call, *, dead: Sequence[int] | None = None) -> Exception:
+        """Break the group; ``dead`` are those to blame if all had arrived, else it is whoever did not."""
         sightings = [
             Sighting(
-                arrived=slot.arrived,
+                arrived=slot.arrived if dead is None else rank not in dead,
                 left=slot.left,
                 last=last_call(slot.header),
                 since=slot.since,

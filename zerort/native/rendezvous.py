@@ -1,8 +1,9 @@
 """`Rendezvous` without a compiler: the form in Python of ``src/rendezvous.cpp``, and how to read what ranks left there.
 
 Both forms have the same verbs and the same layout in shared memory (drawn in ``src/rendezvous.h``). All ranks of a node
-use the same form: this one has no atomic counter, so rank 0 watches the others arrive and moves the epoch for all. It
-polls, and cannot read memory that is not shared. May import: native.dtypes, native.extension, native.reference.
+use the same form: this one has no atomic counter, so whoever sees that all have arrived moves the epoch for all. It
+polls, cannot read memory that is not shared, and relies on stores being seen in their order: on x86-64 they are.
+May import: native.dtypes, native.extension, native.reference.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ __all__ = [
     "can_read",
     "control_nbytes",
     "disallow_reading",
+    "is_alive",
     "open_log",
     "open_rendezvous",
     "prepare",
@@ -58,7 +60,7 @@ _EPOCH, _BROKEN_WORD = _LINE, 3 * _LINE
 _SLOT_BYTES = 512
 _CALLS = _LINE
 _CALL_BYTES = 32 + HEADER_BYTES
-_HERE, _LEFT = 1, 2
+_HERE, _LEFT, _GAVE_UP = 1, 2, 3
 
 _NAMES = {code: name for name, code in DTYPE_CODES.items()}
 _REDUCTIONS = {code: name for name, code in REDUCTION_CODES.items()}
@@ -123,7 +125,9 @@ class SlotView:
     arrived: bool
     """The rank has arrived at the meeting that the others wait for."""
     left: bool
-    """The rank has closed the group, or its process has ended."""
+    """The rank has closed the group, or its process has ended; not if it gave up waiting before."""
+    died: bool
+    """The process has ended without a word."""
     pid: int
     since: float
     """Seconds since the rank last arrived anywhere."""
@@ -140,14 +144,24 @@ def read_slot(control: memoryview, rank: int, *, sees_processes: bool) -> SlotVi
     if meets:
         first = base + _CALLS + (meets - 1) % 2 * _CALL_BYTES + 32
         header = bytes(control[first : first + HEADER_BYTES])
-    alive = os.path.exists(f"/proc/{pid}") or not sees_processes
+    died = state == _HERE and sees_processes and not is_alive(pid)
     return SlotView(
         arrived=arrived == (epoch + 1) % 2**32,
-        left=state == _LEFT or not alive,
+        left=state == _LEFT or died,
+        died=died,
         pid=pid,
         since=(time.monotonic_ns() - since_ns) / 1e9,
         header=header,
     )
+
+
+def is_alive(pid: int) -> bool:
+    """Say whether a process of this machine runs, or is stopped; one that ended and waits for its parent does not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 class PythonRendezvous:
@@ -161,13 +175,13 @@ class PythonRendezvous:
         self._size = size
         self._yields = spins + yields
         self._windows: dict[int, int] = {}
-        self._target = 0
+        self._target = self._met = int(self._words[_EPOCH // 4])
         self._turn = 0
         self.half = 0  # of this rank's staging slab: the one that was used last
         self._comparing = False
         slot = self._slot(rank)
         self._words[slot + 2] = os.getpid()
-        self._words[slot] = self._words[_EPOCH // 4]
+        self._words[slot] = self._target
         self._stamp()
         self._words[slot + 1] = _HERE
 
@@ -206,18 +220,19 @@ class PythonRendezvous:
         deadline = time.monotonic() + seconds
         polls = 0
         while int(self._words[_EPOCH // 4]) != self._target:
-            if self._rank == 0 and all(int(self._words[self._slot(r)]) == self._target for r in range(self._size)):
+            # Any rank may see it: nobody comes to the next meeting before this rank does.
+            if all(int(self._words[self._slot(r)]) == self._target for r in range(self._size)):
                 self._words[_EPOCH // 4] = self._target
                 break
-            if self._words[_BROKEN_WORD // 4]:
+            if self._is_broken():
                 return BROKEN
             if time.monotonic() >= deadline or (polls > self._yields and self._someone_left()):
                 return WAITING
             polls += 1
             time.sleep(0 if polls < self._yields else 50e-6)
-        # If this rank came late, those it meets have given up and gone; if it woke up late, that is a later meeting's.
-        if 0 < int(self._words[_BROKEN_WORD // 4]) <= self._target + 1:
+        if self._is_broken():  # this rank came late: those it meets have given up and gone
             return BROKEN
+        self._met = self._target
         if self._comparing:
             mine = self._header(self._rank)
             if any(self._header(r) != mine for r in range(self._size)):
@@ -226,12 +241,21 @@ class PythonRendezvous:
 
     def give_up(self) -> None:
         """Tell every rank, waiting or late, that nobody will meet here again."""
-        if not self._words[_BROKEN_WORD // 4]:
-            self._words[_BROKEN_WORD // 4] = self._target + 1
+        first = (self._target + (self._met == self._target)) % 2**32
+        at, broken = self._words[_BROKEN_WORD // 4 :][:2]
+        if not broken or _is_before(first, int(at)):
+            self._words[_BROKEN_WORD // 4] = first
+            self._words[_BROKEN_WORD // 4 + 1] = 1
+        self._words[self._slot(self._rank) + 1] = _GAVE_UP
+
+    def _is_broken(self) -> bool:
+        at, broken = self._words[_BROKEN_WORD // 4 :][:2]
+        return bool(broken) and not _is_before(self._target, int(at))
 
     def leave(self) -> None:
         """Take part no longer."""
-        self._words[self._slot(self._rank) + 1] = _LEFT
+        if self._words[self._slot(self._rank) + 1] != _GAVE_UP:
+            self._words[self._slot(self._rank) + 1] = _LEFT
 
     def reduce_sources(self, out: int, dtype: int, reduction: int, first: int, numel: int) -> None:
         """Reduce elements ``[first, first + numel)`` of every rank's source, in rank order, into address ``out``."""
@@ -306,6 +330,11 @@ class PythonRendezvous:
     def _someone_left(self) -> bool:
         slots = (self._slot(r) for r in range(self._size))
         return any(self._words[slot + 1] == _LEFT and self._words[slot] != self._target for slot in slots)
+
+
+def _is_before(left: int, right: int) -> bool:
+    """Say whether an epoch comes before another; they wrap around."""
+    return left != right and (right - left) % 2**32 < 2**31
 
 
 def _bytes_at(address: int, nbytes: int) -> Array:

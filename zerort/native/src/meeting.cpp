@@ -12,7 +12,8 @@
 namespace zerort {
 namespace {
 
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "processes share these words");
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free,
+              "processes share these words");
 
 // With a core for each rank the others are there by then, or have not called yet.
 constexpr int kGlances = 100;
@@ -44,7 +45,8 @@ Meeting::Meeting(std::uintptr_t control, int rank, int size, int spins, int yiel
       rank_(rank), size_(size), spins_(spins), yields_(yields) {
   Slot& mine = slots_[rank_];
   mine.pid = std::uint32_t(getpid());
-  mine.arrived.store(control_->epoch.load());
+  target_ = met_ = control_->epoch.load();
+  mine.arrived.store(target_);
   mine.since_ns = now_ns();
   mine.state.store(1);
 }
@@ -82,7 +84,7 @@ bool Meeting::glance() const {
   return everyone_is_here();
 }
 
-Status Meeting::wait(double seconds) const {
+Status Meeting::wait(double seconds) {
   for (int k = 0; k < spins_; k++) {
     if (everyone_is_here()) return compare();
     pause_core();
@@ -93,7 +95,7 @@ Status Meeting::wait(double seconds) const {
   }
   const std::uint64_t deadline = now_ns() + std::uint64_t(seconds * 1e9);
   while (!everyone_is_here()) {
-    if (control_->broken.load()) return Status::broken;
+    if (is_broken()) return Status::broken;
     const std::uint64_t now = now_ns();
     if (now >= deadline) return Status::waiting;
     const timespec left = {time_t((deadline - now) / 1000000000u), long((deadline - now) % 1000000000u)};
@@ -101,37 +103,44 @@ Status Meeting::wait(double seconds) const {
     futex(&control_->epoch, FUTEX_WAIT, target_ - 1, &left);
     control_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
     // Woken early by a rank that left or gave up: the caller finds out which.
-    if (!everyone_is_here() && someone_left()) return control_->broken.load() ? Status::broken : Status::waiting;
+    if (!everyone_is_here() && someone_left()) return is_broken() ? Status::broken : Status::waiting;
   }
   return compare();
 }
 
-Status Meeting::compare() const {
-  // A rank that comes late completes the meeting, but those it meets have given up and gone. One that wakes up late was
-  // here in time: what the others have given up is a later meeting.
-  const std::uint32_t broken = control_->broken.load(std::memory_order_acquire);
-  if (broken && std::int32_t(broken - 1 - target_) <= 0) return Status::broken;
+Status Meeting::compare() {
+  // A rank that comes late completes the meeting, but those it meets have given up and gone.
+  if (is_broken()) return Status::broken;
+  met_ = target_;
   if (comparing_)
     for (int r = 0; r < size_; r++)
       if (std::memcmp(call(r).header, call(rank_).header, kAgreedBytes) != 0) return Status::disagree;
   return Status::met;
 }
 
+bool Meeting::is_broken() const {
+  const std::uint64_t word = control_->broken.load(std::memory_order_acquire);
+  return word != 0 && std::int32_t(std::uint32_t(word) - target_) <= 0;  // epochs wrap around
+}
+
 void Meeting::give_up() {
-  std::uint32_t nobody = 0;
-  control_->broken.compare_exchange_strong(nobody, target_ + 1);
+  const std::uint32_t first = met_ == target_ ? target_ + 1 : target_;
+  std::uint64_t word = control_->broken.load();
+  while (word == 0 || std::int32_t(first - std::uint32_t(word)) < 0)
+    if (control_->broken.compare_exchange_weak(word, kBroken | first)) break;
+  slots_[rank_].state.store(3);
   wake();
 }
 
 void Meeting::leave() {
-  slots_[rank_].state.store(2);
+  if (slots_[rank_].state.load() != 3) slots_[rank_].state.store(2);
   wake();
 }
 
 bool Meeting::someone_left() const {
   for (int r = 0; r < size_; r++)
     if (slots_[r].state.load() == 2 && slots_[r].arrived.load() != target_) return true;
-  return control_->broken.load() != 0;
+  return is_broken();
 }
 
 void Meeting::wake() const { futex(&control_->epoch, FUTEX_WAKE, INT_MAX, nullptr); }

@@ -27,12 +27,13 @@ class Meeting {
   bool glance() const;
 
   // Wait up to `seconds` for the others.
-  Status wait(double seconds) const;
+  Status wait(double seconds);
 
   // What an arrival has led to, once all are here.
-  Status compare() const;
+  Status compare();
 
-  // Tell every rank, waiting or late, that nobody will meet here again.
+  // Tell every rank, waiting or late, that nobody will meet here again: neither at the meeting that this rank waits for nor, if
+  // it has met there, at the next one. Who still sleeps through a meeting that did take place finds it so.
   void give_up();
 
   // This rank takes part no longer. Whoever waits for it now is woken to find out.
@@ -47,12 +48,14 @@ class Meeting {
  private:
   bool everyone_is_here() const { return control_->epoch.load(std::memory_order_acquire) == target_; }
   bool someone_left() const;
+  bool is_broken() const;  // the meeting that this rank waits for will not take place
   void wake() const;
 
   Control* control_;
   Slot* slots_;
   int rank_, size_, spins_, yields_;
   std::uint32_t target_ = 0;  // the epoch that this rank waits for
+  std::uint32_t met_ = 0;     // the last epoch at which it met all others
   std::uint32_t turn_ = 0;    // which of the two calls in a slot belongs to the current meeting
   bool comparing_ = false;
 };

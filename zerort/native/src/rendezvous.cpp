@@ -29,7 +29,7 @@ int part(Peers& self, double seconds) {
   return int(self.wait(seconds));
 }
 
-int wait(const Peers& self, double seconds) {
+int wait(Peers& self, double seconds) {
   const nb::gil_scoped_release release;
   return int(self.wait(seconds));
 }

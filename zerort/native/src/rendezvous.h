@@ -33,7 +33,7 @@ struct Call {
 
 struct alignas(kCacheLine) Slot {
   std::atomic<std::uint32_t> arrived;  // the epoch that this rank waits for, or last waited for
-  std::atomic<std::uint32_t> state;    // 0 absent, 1 here, 2 left
+  std::atomic<std::uint32_t> state;    // 0 absent, 1 here, 2 left, 3 gave up
   std::uint32_t pid;
   std::uint32_t meets;                 // how many calls this rank has made; its last one is calls[(meets - 1) % 2]
   std::uint64_t since_ns;              // CLOCK_MONOTONIC at the last arrival
@@ -45,8 +45,10 @@ struct Control {
   alignas(kCacheLine) std::atomic<std::uint32_t> count;
   alignas(kCacheLine) std::atomic<std::uint32_t> epoch;
   alignas(kCacheLine) std::atomic<std::uint32_t> sleepers;
-  alignas(kCacheLine) std::atomic<std::uint32_t> broken;  // 0, or 1 + the first epoch that a rank has given up
+  // 0, or kBroken and the epoch that is the first nobody will reach: meetings before it have taken place, and count.
+  alignas(kCacheLine) std::atomic<std::uint64_t> broken;
 };
+constexpr std::uint64_t kBroken = std::uint64_t(1) << 32;
 static_assert(sizeof(Control) == 4 * kCacheLine, "zerort/native/rendezvous.py reads this layout");
 
 enum class Status : int {
