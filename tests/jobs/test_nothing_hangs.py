@@ -338,3 +338,42 @@ except (CollectiveError, MemoryError) as error:
         told = re.search(rf"rank {rank} after (\d+) s: .*got (none of rank 1: gone|no rank 1)\.", result.output)
         assert told, result.output
         assert int(told[1]) < 30, result.output
+
+
+def test_a_caught_error_and_an_exit_do_not_wait_for_a_rank_that_is_stopped(job):
+    """MPI_Finalize would: it knows nothing of a group that broke."""
+    code = """
+group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=2.0))
+group.barrier().wait()
+if group.rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    group.barrier().wait()
+except CollectiveTimeoutError as error:
+    say("rank", group.rank, "caught it")
+    group.close()
+    sys.exit(3)
+"""
+    result = job(3, code)
+    assert result.code not in (0, 124), result.output
+    assert result.output.count("caught it") == 2, result.output
+    assert re.search(
+        r"rank \d of 3 ends after group 'world' \(node, 3 ranks\) broke; other ranks did not", result.output
+    )
+
+
+def test_ranks_that_all_caught_the_error_end_with_codes_of_their_own(job):
+    code = """
+group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=20.0))
+group.barrier().wait()
+if group.rank == 0:
+    group._transport.fail(zr.comm.call.Call("barrier", ""), MemoryError("on purpose"))
+try:
+    group.barrier().wait()
+except CollectiveError as error:
+    say("rank", group.rank, "caught it")
+    sys.exit(7)
+"""
+    result = job(3, code)
+    assert result.code == 7, result.output
+    assert result.output.count("caught it") == 3, result.output

@@ -17,6 +17,7 @@ import array
 import contextlib
 import faulthandler
 import fcntl
+import functools
 import os
 import signal
 import sys
@@ -106,14 +107,26 @@ def code_of_exit() -> int:
     return _code_of_exit
 
 
-def see_others_out() -> None:
-    """Wait until every rank ends. Who misses this rank meanwhile says so, and this one repeats it. At exit only."""
+def see_others_out(*, broken: str = "", patience: float | None = None) -> None:
+    """Wait until every rank ends. Who misses this rank meanwhile says so, and this one repeats it. At exit only.
+
+    Args:
+        broken: The group that broke, if one did: a rank that is stopped or stuck may never come to its end.
+        patience: Seconds after which the job is ended then.
+    """
     last_words = _usable_last_words()
     if last_words is not None:
         rank, size = last_words.rank, last_words.size
         ended = f"zerort: rank {rank} of {size} ended before the others:"
         with _ending:
-            last_words.see_others_out(lambda story: _write_lines(f"rank {rank}", f"{ended} {story}"))
+            tell = functools.partial(_repeat, f"rank {rank}", ended)
+            if not last_words.see_others_out(tell, patience=patience):
+                late = f"other ranks did not come to their end within {patience:.0f} s: ending all ranks."
+                end_job(f"ends after {broken} broke; {late}", code=_code_of_exit or 1)
+
+
+def _repeat(who: str, ended: str, story: str) -> None:
+    _write_lines(who, f"{ended} {story}")
 
 
 def _usable_last_words() -> LastWords | None:

@@ -39,9 +39,15 @@ if TYPE_CHECKING:
 __all__ = ["Group", "SharedShards"]
 
 T = TypeVar("T")
+
+_END_WITHIN = 10.0
+"""Seconds that a rank whose group broke waits at its end for the others to come to theirs."""
+
 _NOTHING = Given(None, None)
 
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+_broken: dict[str, float] = {}
+"""Groups between processes that broke before they were closed: the timeout of each, by its title."""
 
 
 class SharedShards(NamedTuple):
@@ -369,6 +375,7 @@ class Group:
         if self._closed:
             return
         self._closed = True
+        self._note_if_broken()
         _open_groups.discard(self)
         if self._parent is not None:
             self._parent._children.remove(self)
@@ -383,6 +390,10 @@ class Group:
         self._closed = True
         self._calls = _Inherited(self.name)  # type: ignore[assignment]
         _open_groups.discard(self)
+
+    def _note_if_broken(self) -> None:
+        if self._transport.broken is not None and self.kind != "threads":
+            _broken[self._transport.title] = self._options.timeout
 
     def _together(self, op: str, name: str, fill: Fill, make: Callable[[], T], given: Given = _NOTHING) -> T:
         return self._calls.together(op, name, fill, make, given)
@@ -414,10 +425,18 @@ class _Inherited:
         return refuse
 
 
+os.register_at_fork(after_in_child=_broken.clear)
+
+
 @atexit.register
 def _leave_all() -> None:
-    """Tell the ranks that may wait for this one that it has ended."""
+    """Tell the ranks that may wait for this one that it has ended, and do not wait for one that cannot."""
     for group in list(_open_groups):
+        group._note_if_broken()
         group.standing.code = group.standing.code or failure.code_of_exit()
         group._transport.end()
-    failure.see_others_out()
+    if _broken:
+        title, timeout = next(iter(_broken.items()))
+        failure.see_others_out(broken=title, patience=min(timeout, _END_WITHIN))
+    else:
+        failure.see_others_out()

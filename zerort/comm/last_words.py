@@ -11,6 +11,7 @@ that says nothing is computing, or stuck, or dead. May import: mpi4py.
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -89,10 +90,17 @@ class LastWords:
             self._receive()  # which also sends
             time.sleep(2e-3)
 
-    def see_others_out(self, tell: Callable[[str], None]) -> None:
-        """Wait until every rank ends, as MPI would do next; ``tell`` the first story that one of them raises with."""
+    def see_others_out(self, tell: Callable[[str], None], *, patience: float | None = None) -> bool:
+        """Wait until every rank ends, as MPI would do next; ``tell`` the first story that one of them raises with.
+
+        Returns:
+            Whether they all did within ``patience`` seconds, if that is given.
+        """
         everyone_ends, nap, first = self._comm.Ibarrier(), 1e-4, True
+        deadline = math.inf if patience is None else time.monotonic() + patience
         while not everyone_ends.Test():
+            if time.monotonic() >= deadline:
+                return False
             for words in self._receive():
                 if words.story and first:
                     first = False
@@ -100,6 +108,7 @@ class LastWords:
                 self._send(Words(self.rank, "left"), [words.rank])
             time.sleep(nap)
             nap = min(2 * nap, 0.02)
+        return True
 
     def _send(self, words: Words, ranks: Iterable[int]) -> None:
         raw = json.dumps(asdict(words)).encode()
