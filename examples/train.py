@@ -68,8 +68,11 @@ def main() -> None:
                 loss = learn(rt, units, model, text, step=step)
                 report = rt.step()
                 screen.show(step + 1, loss, report)
-                if options.save and ((step + 1) % options.save_every == 0 or step + 1 == options.steps):
+                last = report.stop or step + 1 == options.steps  # stop: Ctrl-C, SIGTERM or SIGUSR1, on any rank
+                if options.save and ((step + 1) % options.save_every == 0 or last):
                     rt.save(options.save, progress={"position": step + 1})
+                if report.stop:
+                    break
         screen.summary()
         if options.sample:
             screen.say(f"it writes: {sample(rt, units, model, prompt=b'    def ', length=options.sample)!r}")

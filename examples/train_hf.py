@@ -70,8 +70,11 @@ def main() -> None:
                 (loss * rt.loss_scale).backward()
                 report = rt.step()
                 screen.show(step + 1, loss.item(), report)
-                if options.save and ((step + 1) % options.save_every == 0 or step + 1 == options.steps):
+                last = report.stop or step + 1 == options.steps  # stop: Ctrl-C, SIGTERM or SIGUSR1, on any rank
+                if options.save and ((step + 1) % options.save_every == 0 or last):
                     rt.save(options.save, progress={"position": step + 1})
+                if report.stop:
+                    break
         screen.summary()
         if options.model == "bert":
             screen.say(f"it is right about {accuracy(model, text, options.steps, rt):.1%} of {8 * text.rows} new rows")

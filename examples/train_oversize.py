@@ -79,6 +79,8 @@ def train(
                 learnt = time.perf_counter()
                 report = rt.step()
                 view.show(step + 1, loss, report, learning=learnt - began, seconds=time.perf_counter() - began)
+                if report.stop:  # Ctrl-C, SIGTERM or SIGUSR1, on any rank
+                    break
             view.summary()
 
 

@@ -65,8 +65,11 @@ def main() -> None:
                 (loss * rt.loss_scale).backward()
                 report = rt.step()
                 screen.show(step + 1, loss.item(), report)
-                if options.save and ((step + 1) % options.save_every == 0 or step + 1 == options.steps):
+                last = report.stop or step + 1 == options.steps  # stop: Ctrl-C, SIGTERM or SIGUSR1, on any rank
+                if options.save and ((step + 1) % options.save_every == 0 or last):
                     rt.save(options.save, progress={"position": step + 1})
+                if report.stop:
+                    break
         screen.summary()
         if options.sample:
             screen.say(f"it writes: {sample(model, prompt=b'    def ', length=options.sample)!r}")

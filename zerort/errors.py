@@ -17,6 +17,7 @@
     ├── UnitStateError                    verbs in an order that makes no sense: gathered twice, a step without a reduce
     ├── StaleViewError                    a view used after its unit was released
     ├── NonFiniteError (ArithmeticError)  a gradient with NaN or infinity; nothing was updated
+    ├── StopRequested                     a step after the one whose report said that the run is to stop
     ├── StorageError                      the file system refused: full, read-only, unreadable
     │   └── CorruptStorageError           bytes that sleep on a disk are not those that were written
     └── CheckpointError                   a checkpoint that cannot be used: of another model, or of another format
@@ -48,6 +49,7 @@ __all__ = [
     "RankFailedError",
     "SharedMemoryError",
     "StaleViewError",
+    "StopRequested",
     "StorageError",
     "UnitStateError",
     "ZerortError",
@@ -125,6 +127,10 @@ class StaleViewError(ZerortError, RuntimeError):
 
 class NonFiniteError(ZerortError, ArithmeticError):
     """A gradient holds NaN or infinity. Every rank raises this, and no parameter was changed."""
+
+
+class StopRequested(ZerortError, RuntimeError):
+    """A step was asked for after one whose report said that the run is to stop; on every rank, and nothing changed."""
 
 
 class StorageError(ZerortError, RuntimeError):

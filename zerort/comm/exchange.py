@@ -18,7 +18,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,8 +103,10 @@ class Exchange:
     def all_gather_bytes(self, mine: bytes, *, sequence: int) -> list[bytes]:
         """Return every rank's bytes; all give equally many."""
         everyone = np.empty((self.size, len(mine)), np.uint8)
-        request = self.comm.Iallgather([np.frombuffer(mine, np.uint8), MPI.BYTE], [everyone, MPI.BYTE])
-        self.wait([request], sequence=sequence, keep=(mine, everyone))
+        requests: list[Any] = []
+        with _kept(requests, mine, everyone):
+            requests.append(self.comm.Iallgather([np.frombuffer(mine, np.uint8), MPI.BYTE], [everyone, MPI.BYTE]))
+            self._wait(requests, sequence=sequence)
         return [row.tobytes() for row in everyone]
 
     def swap(
@@ -123,19 +125,18 @@ class Exchange:
         """
         sends, receives = list(sends), list(receives)
         limit = self._message_nbytes
-        requests = [
-            self.comm.Irecv([piece, MPI.BYTE], source=rank)
-            for rank, array in receives
-            for piece in _pieces(array, limit)
-        ]
-        for rank, array in sends:
-            if self.hosts[rank] != self.hosts[self.rank]:
-                trace.count("wire.bytes", array.nbytes)
-            requests += [self.comm.Isend([piece, MPI.BYTE], dest=rank) for piece in _pieces(array, limit)]
-        self.wait(requests, sequence=sequence, keep=(sends, receives))
+        requests: list[Any] = []
+        with _kept(requests, sends, receives):
+            for rank, array in receives:
+                requests.extend(self.comm.Irecv([piece, MPI.BYTE], source=rank) for piece in _pieces(array, limit))
+            for rank, array in sends:
+                if self.hosts[rank] != self.hosts[self.rank]:
+                    trace.count("wire.bytes", array.nbytes)
+                requests.extend(self.comm.Isend([piece, MPI.BYTE], dest=rank) for piece in _pieces(array, limit))
+            self._wait(requests, sequence=sequence)
 
-    def wait(self, requests: list[Any], *, sequence: int, keep: object) -> None:
-        """Poll until all ``requests`` are done; ``keep`` is the memory that MPI reads and writes meanwhile.
+    def _wait(self, requests: list[Any], *, sequence: int) -> None:
+        """Poll until all ``requests`` are done.
 
         Raises:
             Interrupted: Not done after the timeout, or an alarm says that they never will be.
@@ -151,7 +152,6 @@ class Exchange:
                     self._look_for_the_dead(sequence)
                 lost = any(alarm.sequence <= sequence for alarm in self.alarms.values())
                 if lost or now - began >= self._timeout:
-                    _abandoned.append((requests, keep))
                     raise Interrupted
             # Yield at first, for the other side may need this core to answer; later leave it alone for longer.
             time.sleep(0 if now - began < _BUSY_FOR else _NAP)
@@ -214,6 +214,16 @@ class Exchange:
             self._receive()
             self._alarm_comm.Free()
             self.comm.Free()
+
+
+@contextlib.contextmanager
+def _kept(requests: list[Any], *memory: object) -> Iterator[None]:
+    """Keep ``memory`` for ever if its requests are left before they are done: MPI may still write there."""
+    try:
+        yield
+    except BaseException:
+        _abandoned.append((requests, memory))
+        raise
 
 
 def _pieces(array: Array, limit: int) -> Iterable[Array]:

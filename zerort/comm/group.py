@@ -23,7 +23,7 @@ import numpy as np
 
 from zerort import forks, trace
 from zerort.comm import checks, failure
-from zerort.comm.call import Call
+from zerort.comm.call import Call, call_site
 from zerort.comm.checks import Given
 from zerort.comm.launch import Fill, Launcher
 from zerort.comm.standing import Standing
@@ -261,6 +261,11 @@ class Group:
     def disregard(self, ticket: Ticket[Any]) -> None:
         """Wait no more for a call of this group: whatever becomes of it, the caller has been told of worse."""
         self._calls.disregard(ticket)
+
+    def give_up(self, op: str, error: BaseException) -> None:
+        """Break the group because this rank left ``op`` in its middle, and tell the others why. Never waits."""
+        if not self._closed and self._transport.broken is None:
+            self._transport.fail(Call(op, call_site()), error)
 
     # -- memory, parts, end ----------------------------------------------------------------------------------------
 

@@ -91,36 +91,44 @@ class Launcher:
             known = self._known.get(key)
         except TypeError:
             known = key = None  # type: ignore[assignment]
-        progress = STALE
-        if (
-            known is not None
-            and eager
-            and after is None
-            and known.shortcut
-            and known.nbytes <= self._eager_nbytes
-            and self._transport.broken is None
-            and not trace.is_enabled()
-            and self._turn.acquire(False)  # noqa: FBT003 (a keyword costs as much again)
-        ):
-            try:
+        progress, has_turn = STALE, False
+        try:
+            if (
+                known is not None
+                and eager
+                and after is None
+                and known.shortcut
+                and known.nbytes <= self._eager_nbytes
+                and self._transport.broken is None
+                and not trace.is_enabled()
+                and (has_turn := self._turn.acquire(False))  # noqa: FBT003 (a keyword costs as much again)
+            ):
                 if not self._queue:
                     progress = known.shortcut.run(self._sequence, source, out)
-            except Exception as error:
-                self._transport.fail(self._number(known.call), error)
-                raise
-            finally:
-                self._turn.release()
-            if progress == DONE:
-                self._sequence += 1
-                trace.count(op)
-                return Done(out)
-            if progress != STALE:
-                # Not found anew: to the shortcut another array in the same place is as good as the one before.
-                call = self._number(known.call.take(source, out))
-                return self._stream.submit(functools.partial(self._perform, call, None, progress), name=op, eager=True)
-            known.shortcut = None
-        limit = self._eager_nbytes if eager else self._least_eager_nbytes
-        return self._launch(op, fill, key, code, name, Given(source, out, counts, root, reduction), limit, after)
+                # None, in the line that releases it: no interrupt comes between.
+                has_turn = bool(self._turn.release())  # type: ignore[func-returns-value]
+                if progress == DONE:
+                    self._sequence += 1
+                    trace.count(op)
+                    return Done(out)
+                if progress != STALE:
+                    # Not found anew: to the shortcut another array in the same place is as good as the one before.
+                    call = self._number(known.call.take(source, out))
+                    work = functools.partial(self._perform, call, None, progress)
+                    return self._stream.submit(work, name=op, eager=True)
+                known.shortcut = None
+            limit = self._eager_nbytes if eager else self._least_eager_nbytes
+            return self._launch(op, fill, key, code, name, Given(source, out, counts, root, reduction), limit, after)
+        except BaseException as error:
+            self._leave(op, error, has_turn=has_turn)
+            raise
+
+    def _leave(self, op: str, error: BaseException, *, has_turn: bool) -> None:
+        """Break the group if a call was left in its middle: by its shortcut's error, or by an interrupt anywhere."""
+        if has_turn:
+            self._turn.release()
+        if (has_turn or not isinstance(error, Exception)) and self._transport.broken is None:
+            self._transport.fail(self._number(Call(op, call_site())), error)
 
     def _launch(
         self,
@@ -181,7 +189,11 @@ class Launcher:
         """Meet as collectives do, then ``make`` something that needs all ranks; wait for it."""
         call = self._new_call(op, name, fill, given)
         work = functools.partial(self._perform, call, make)
-        made: T = self._stream.submit(work, name=op, eager=self._eager_nbytes >= 0).wait()
+        try:
+            made: T = self._stream.submit(work, name=op, eager=self._eager_nbytes >= 0).wait()
+        except BaseException as error:
+            self._leave(op, error, has_turn=False)
+            raise
         return made
 
     def after(self, ticket: Ticket[Any]) -> None:
@@ -218,22 +230,23 @@ class Launcher:
             raise broken_error(op, transport.title, transport.broken)
 
     def _perform(self, call: Call, make: Callable[[], Any] | None = None, progress: int = STALE) -> Any:
-        transport = self._transport
-        if transport.broken is not None:  # since this call was queued
-            self._check_usable(call.op)
+        transport, entry = self._transport, None
         flights = transport.flights
-        entry = flights.begin(call.sequence, call.op, call.dtype, call.numel, call.name, call.site)
         try:
+            if transport.broken is not None:  # since this call was queued
+                self._check_usable(call.op)
+            entry = flights.begin(call.sequence, call.op, call.dtype, call.numel, call.name, call.site)
             if progress == STALE:
                 transport.run(call)
             else:
                 transport.resume(call, progress)
             made = None if make is None else make()
         except BaseException as error:
-            flights.end(entry, f"failed: {type(error).__name__}")
             # Of anything else only this rank knows.
             if not isinstance(error, _VERDICTS):
                 transport.fail(call, error)
+            if entry is not None:
+                flights.end(entry, f"failed: {type(error).__name__}")
             call.finish()
             raise
         flights.end(entry)

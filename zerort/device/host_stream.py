@@ -34,10 +34,11 @@ _GRACE = 200e-6
 class HostEvent:
     """A point in a host stream's work. Carries the error, if the work before it raised one."""
 
-    __slots__ = ("_error", "_reached", "_signal", "_stream")
+    __slots__ = ("_begun", "_error", "_reached", "_signal", "_stream")
 
     def __init__(self, stream: HostStream) -> None:
         self._stream = stream
+        self._begun = False
         self._reached = False
         self._error: BaseException | None = None
         # Made only by a thread that must sleep: most events are reached by the thread that asks.
@@ -221,12 +222,17 @@ class HostStream:
         return event._reached
 
     def _do_next(self) -> bool:
-        try:
-            item = self.queue.popleft()
-        except IndexError:
+        if not self.queue:
             return False
+        work, ticket, event, name = self.queue[0]
         self._bell.answer()
-        self._do(*item)
+        try:
+            self._do(work, ticket, event, name)
+        finally:
+            if event._begun:
+                self.queue.popleft()
+            else:  # an interrupt: whoever comes next does it
+                self._bell.ring()
         return True
 
     def _do_at_once(self, work: Callable[[], T], name: str) -> Ticket[T]:
@@ -242,6 +248,7 @@ class HostStream:
 
     def _do(self, work: Callable[[], T], ticket: Ticket[T], event: HostEvent, name: str) -> None:
         try:
+            event._begun = True
             if trace.is_enabled():
                 with trace.span(name, track=self.name):
                     ticket.fulfil(work())

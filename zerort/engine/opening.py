@@ -131,6 +131,7 @@ def open_runtime(
     except BaseException:
         ranks.close()
         raise
+    runtime.stopping.begin()
     return runtime
 
 

@@ -49,6 +49,10 @@ class StepReport:
     stalls: Mapping[str, float] = field(default_factory=dict)
     """Seconds this rank waited for each stream since the step before: gather, reduce, step, nvme."""
 
+    stop: bool = False
+    """Whether a signal asked some rank to stop (SIGINT, SIGTERM, SIGUSR1): save, and leave the loop. Another step
+    raises `StopRequested`."""
+
     digest: str = ""
     """A checksum of all parameters after the step, the same for any number of ranks; in deterministic mode."""
 

@@ -6,7 +6,7 @@
         block.reduce(gradients)                      reduce-scatter, while the caller computes on
         report = rt.step()                           shards updated
 
-`Unit` gathers and reduces, `step.py` is the step, `snapshot.py` what a checkpoint holds. May import: everything below.
+`Unit` gathers and reduces, `step.py` is the step, `snapshot.py` what a checkpoint holds.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from zerort.engine.section_setup import SectionSetup
 from zerort.engine.slot_set import SlotSet
 from zerort.engine.stage import Stage
 from zerort.engine.step import take_step
+from zerort.engine.stopping import Stopping, unbroken
 from zerort.engine.tensors import Frozen, TensorSpec
 from zerort.engine.tiers import Tiers
 from zerort.engine.unit import Unit
@@ -114,6 +115,7 @@ class Runtime:
             )
         self._closed = self._stepped = self._is_inherited = False
         forks.follow(self)
+        self.stopping = Stopping()
         self.micro_steps = options.micro_steps_of(mesh.world.size)
         """Calls of `Unit.reduce` per unit and step, on this rank."""
         self.scaler = options.make_scaler()
@@ -155,10 +157,9 @@ class Runtime:
 
     @property
     def shards(self) -> range:
-        """Which of a step's micro-batches this rank computes, in order.
+        """Which of a step's `shard_count` micro-batches this rank computes, in order.
 
-        One `Unit.reduce` of every unit for each of them, then a `step`. In deterministic mode they are this rank's
-        virtual shards; else its micro-steps. Either way they are out of `shard_count`.
+        One `Unit.reduce` of every unit for each of them, then a `step`.
         """
         return range(self.rank * self.micro_steps, (self.rank + 1) * self.micro_steps)
 
@@ -227,7 +228,8 @@ class Runtime:
             CallError: A name or a value cannot be used, or differs between ranks; on every rank.
         """
         self.check_open("register")
-        unit = register_unit(self, name, params, frozen=frozen, ties=ties or {}, broadcast=broadcast)
+        with unbroken("register", self.mesh.groups):
+            unit = register_unit(self, name, params, frozen=frozen, ties=ties or {}, broadcast=broadcast)
         self.units[name] = unit
         return unit
 
@@ -241,15 +243,17 @@ class Runtime:
             UnitStateError: Gradients are missing, or a unit is still gathered; on every rank.
             NonFiniteError: A gradient holds NaN or infinity (``nonfinite="raise"``, no loss scaling); on every rank.
                 Nothing was updated.
+            StopRequested: The last report's ``stop`` was true; on every rank. Nothing was updated.
             StorageError: A disk failed, or is full; on every rank. `resume` goes back to the last step that was kept:
                 the one before, or this one if nothing but tidying up was left to do.
         """
         self.check_whole("step")
+        self.stopping.check()
         if not self._stepped and self.rank == 0:
             shapes = {e.name: e.shape for section in self.units.trained_sections() for e in section.layout.extents}
             warn_of_unmatched(self.groups, shapes)
         self._stepped = True
-        with within(self.attachments):
+        with unbroken("step", self.mesh.groups), within(self.attachments):
             return take_step(self, progress=progress)
 
     def discard_gradients(self) -> None:
@@ -276,7 +280,7 @@ class Runtime:
         from zerort.engine.saving import save  # here: it takes a third of the time that all of zerort takes to import
 
         self.check_whole("save")
-        with within(self.attachments):
+        with unbroken("save", self.mesh.groups), within(self.attachments):
             return save(self, path, progress=progress)
 
     def load(self, path: str | Path, *, optimizer: bool = True, strict: bool = True) -> Restored:
@@ -293,7 +297,7 @@ class Runtime:
         from zerort.engine.saving import load
 
         self.check_open("load")
-        with within(self.attachments):
+        with unbroken("load", self.mesh.groups), within(self.attachments):
             return load(self, path, optimizer=optimizer, strict=strict)
 
     def resume(self) -> Restored | None:
@@ -305,7 +309,7 @@ class Runtime:
         from zerort.engine.last_step import resume
 
         self.check_open("resume")
-        with within(self.attachments):
+        with unbroken("resume", self.mesh.groups), within(self.attachments):
             return resume(self)
 
     def memory(self) -> MemoryReport:
@@ -337,6 +341,7 @@ class Runtime:
             self.units.clear()
             self.attachments.clear()
             with contextlib.ExitStack() as stack:  # whatever fails, the rest is closed, too
+                stack.callback(self.stopping.end)
                 stack.callback(self.mesh.close)
                 stack.callback(self.host.close)
                 stack.callback(self.tiers.close)
@@ -412,6 +417,7 @@ class Runtime:
                 self.mesh.close()  # first: the others may wait for this rank
             finally:
                 self._release()
+                self.stopping.end(again=False)
                 with contextlib.suppress(ZerortError):  # of a GPU that cannot go on
                     self.stage.close()
                 self.tiers.close()

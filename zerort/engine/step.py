@@ -14,6 +14,7 @@ optim, comm, engine.*.
 from __future__ import annotations
 
 import math
+from signal import Signals
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,8 @@ class _Facts(NamedTuple):
     """Where NaN or infinity was found, as a phrase; empty if nowhere."""
     rates: dict[int, float]
     """The learning rate of every optimizer in use, by its `id`."""
+    stop: str
+    """What asked a rank to stop, and which; empty if nothing did."""
 
 
 def take_step(rt: Runtime, *, progress: Any) -> StepReport:
@@ -156,7 +159,8 @@ def _agree(rt: Runtime, *, objection: Exception | None) -> _Facts:
     problem: Exception | None = UnitStateError(trouble) if trouble else refused
     rates, error = _rates(rt)
     problem = problem or error or objection
-    mine = np.array([problem is not None, first, *(unit.reduced for unit in units), *present], np.int64)
+    head = [problem is not None, first, rt.stopping.number]
+    mine = np.array([*head, *(unit.reduced for unit in units), *present], np.int64)
     mine = np.concatenate([np.array([*rates.values()], np.float64).view(np.int64), mine])
     everyone = rt.world.all_gather(mine, name="step").wait().reshape(rt.world.size, -1)
     rt.meetings += 1
@@ -169,19 +173,20 @@ def _agree(rt: Runtime, *, objection: Exception | None) -> _Facts:
             f"Expected the same learning rates on every rank, got {told[0].view(np.float64)[:3]} on rank 0 and "
             f"{told[odd].view(np.float64)[:3]} on rank {odd}. A schedule may depend on the update alone."
         )
-    reduced = everyone[:, 2 : 2 + len(units)]
+    reduced = everyone[:, len(head) : len(head) + len(units)]
     for unit, ranks in zip(units, reduced.T, strict=True):
         if 0 < ranks.sum() < rt.world.size:
             raise UnitStateError(
                 f"Expected {unit_title(unit.name)} to be reduced on every rank or on none, got it on ranks "
                 f"{', '.join(map(str, np.flatnonzero(ranks)))} only. Call unit.reduce({{}}) where it was not used."
             )
-    found = everyone[:, 2 + len(units) :].max(0, initial=0)
+    found = everyone[:, len(head) + len(units) :].max(0, initial=0)
     where = ""
     for rank, index in enumerate(everyone[:, 1]):
         if index >= 0 and not where:
             where = f"{tensors[index]!r} on rank {rank}"
-    return _Facts({name for name, here in zip(tensors, found, strict=True) if here}, where, rates)
+    stop = next((f"{Signals(number).name} on rank {rank}" for rank, number in enumerate(everyone[:, 2]) if number), "")
+    return _Facts({name for name, here in zip(tensors, found, strict=True) if here}, where, rates, stop)
 
 
 def _rates(rt: Runtime) -> tuple[dict[int, float], Exception | None]:
@@ -281,6 +286,7 @@ def _report(
     trainable = [name for state in rt.units.states() for name in state.steps]
     digest = digest_of(rt) if rt.options.deterministic else ""
     moved, tiered, stalls = rt.ledger.turn()
+    rt.stopping.tell(facts.stop)
     return StepReport(
         update=rt.updates,
         updated=updated,
@@ -293,5 +299,6 @@ def _report(
         bytes_moved=moved,
         bytes_tiered=tiered,
         stalls=stalls,
+        stop=bool(facts.stop),
         digest=digest,
     )
