@@ -9,15 +9,17 @@ May import: comm, errors, offload.refusal.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreement import gather_json, raise_together
 from zerort.comm.group import Group
 from zerort.errors import StorageError
+from zerort.offload import activity
 from zerort.offload.refusal import free_nbytes, no_room, refusal
 
 __all__ = ["free_nbytes", "patiently", "room_error", "storage_error", "together"]
@@ -27,7 +29,7 @@ T = TypeVar("T")
 _INTACT = "What was there before is intact."
 
 _MEET_EVERY = 5.0
-"""Seconds between the meetings of ranks at long work; far below any timeout that makes sense."""
+"""Seconds between the meetings of ranks at long work, or a quarter of their timeout if that is less."""
 
 
 def together(group: Group, work: Callable[[], T], *, path: str, name: str) -> T:
@@ -53,22 +55,58 @@ def together(group: Group, work: Callable[[], T], *, path: str, name: str) -> T:
 
 
 def patiently(group: Group, work: Callable[[], T], *, path: str, name: str) -> T:
-    """Do what `together` does, for work of any length.
+    """Do what `together` does, for work of any length, as long as something moves.
 
     A rank that has little to write would wait for one with much, and give up after the group's timeout. So the work
     runs on a thread, and the ranks meet every few seconds until all have done theirs.
+
+    Raises:
+        StorageError: On one rank no operation on a file has ended for as long as the group's timeout; on every rank,
+            with that rank and the file. What is stuck there is left to itself.
     """
+    task, every = _Task(work), min(_MEET_EVERY, group.timeout / 4)
+    moved, since = activity.ended(), time.monotonic()
+    while True:
+        task.join(every)
+        if moved != activity.ended():
+            moved, since = activity.ended(), time.monotonic()
+        mine = np.array([not task.is_alive(), time.monotonic() - since])
+        done, idle = group.all_gather(mine, name=f"{name} done").wait().reshape(-1, 2).T
+        if done.all():
+            return together(group, task.result, path=path, name=name)
+        stuck = np.flatnonzero((done == 0) & (idle >= group.timeout))
+        if stuck.size:
+            rank = int(stuck[0])
+            told = gather_json(group, activity.under_way(), name=name)[rank]
+            raise StorageError(
+                f"{name}: Expected some progress on every rank within {group.timeout:.0f} s, got none on rank {rank}, "
+                f"which is at: {told or path}. The disk is stuck, or its server does not answer. "
+                "If it is only slow, raise the timeout: ZERORT_TIMEOUT=seconds."
+            )
 
-    def meet_meanwhile() -> T:
-        with ThreadPoolExecutor(1, thread_name_prefix="checkpoint") as pool:
-            future = pool.submit(work)
-            while True:
-                wait([future], timeout=_MEET_EVERY)
-                done = group.all_gather(np.array([future.done()]), name=f"{name} done").wait()
-                if done.all():
-                    return future.result()
 
-    return together(group, meet_meanwhile, path=path, name=name)
+class _Task(threading.Thread, Generic[T]):
+    """Work on a thread that does not keep the process from ending."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        super().__init__(name="checkpoint", daemon=True)
+        self._work = work
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Do the work."""
+        try:
+            self._value = self._work()
+        except BaseException as error:  # whoever asks for the result gets it
+            self._error = error
+
+    def result(self) -> T:
+        """Return what the work gave, or raise what it raised; it is done."""
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
 
 
 def storage_error(error: OSError, *, path: str, needed: int | None = None) -> StorageError:

@@ -200,7 +200,7 @@ class _Save:
                 self._made = make_directory(self._path)
                 self._lease.hold()
 
-        together(self._group, make, path=self._path, name="save directory")
+        patiently(self._group, make, path=self._path, name="save directory")
 
     def _check_room(self, *, written: int, linked: int, kept: str | None) -> None:
         """No rank goes on where there is no room for all of them."""
@@ -320,7 +320,7 @@ class _Save:
             sweep(self._path, stale, now=self._is_tight)
             return stale
 
-        removed = together(group, commit, path=self._path, name="save commit")
+        removed = patiently(group, commit, path=self._path, name="save commit")
         return list(gather_json(group, removed, name="save removed")[0])
 
     def _withdraw(self, files: list[DataFile], token: str) -> None:

@@ -126,6 +126,11 @@ class Group:
         self._calls.after(ticket)
 
     @property
+    def timeout(self) -> float:
+        """Seconds that a rank waits for the others before the group breaks."""
+        return self._options.timeout
+
+    @property
     def name(self) -> str:
         """What the group is called in errors and traces."""
         return self._transport.name

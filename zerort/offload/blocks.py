@@ -18,12 +18,12 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zerort.offload import disk, faults
+from zerort.offload.activity import on_disk
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -92,12 +92,15 @@ def run_workers(tasks: int, work: Callable[[int, Array], object], *, threads: in
     if threads <= 1:
         loop()
     else:
-        with ThreadPoolExecutor(threads, thread_name_prefix="blocks") as pool:
-            try:
-                for done in [pool.submit(loop) for _ in range(threads)]:
-                    done.result()
-            finally:
-                stop.set()
+        # Daemons: one that is stuck in a system call must not keep the process from ending.
+        workers = [threading.Thread(target=loop, name=f"blocks {at}", daemon=True) for at in range(threads)]
+        try:
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        finally:
+            stop.set()
     if failures:
         raise min(failures, key=lambda failure: failure[0])[1]
 
@@ -192,9 +195,10 @@ class BlockFile:
 
     def _move(self, operation: str, data: Sequence[Array], offset: int) -> int:
         move: Callable[[int, Any, int], int] = os.preadv if operation == "read" else os.pwritev
-        if self._faults is not None:
-            return self._move_badly(operation, move, data, offset)
-        return self._retry(move, data, offset)
+        with on_disk(operation, self.path):
+            if self._faults is not None:
+                return self._move_badly(operation, move, data, offset)
+            return self._retry(move, data, offset)
 
     def _move_badly(
         self, operation: str, move: Callable[[int, Any, int], int], data: Sequence[Array], offset: int
@@ -244,9 +248,10 @@ class BlockFile:
 
     def sync(self) -> None:
         """Return when all that was written is on the disk."""
-        if self._faults is not None:
-            self._faults.meet("sync", self.path)
-        os.fsync(self._descriptor)
+        with on_disk("sync", self.path):
+            if self._faults is not None:
+                self._faults.meet("sync", self.path)
+            os.fsync(self._descriptor)
         disk.tell("sync", self.path)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Iterator
 
 from zerort.offload import faults
+from zerort.offload.activity import on_disk
 
 __all__ = [
     "create",
@@ -102,8 +103,9 @@ def write(descriptor: int, data: bytes | memoryview, *, path: str) -> None:
 
 def sync(descriptor: int, *, path: str) -> None:
     """Return when all that was written to a file is on the disk."""
-    _meet("sync", path)
-    os.fsync(descriptor)
+    with on_disk("sync", path):
+        _meet("sync", path)
+        os.fsync(descriptor)
     tell("sync", path)
 
 
@@ -112,7 +114,8 @@ def sync_directory(path: str) -> None:
     _meet("syncdir", path)
     descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with on_disk("sync", path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
     tell("syncdir", path)
