@@ -38,7 +38,8 @@ ON_A_NODE = (
 from zerort.comm.node import NodeTransport
 control, rank, victim, form, moment = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
 options = zr.GroupOptions.from_environment(timeout=25.0)
-transport = NodeTransport(control, rank, 3, name="world", options=options, in_native=form == "native")
+native = form == "native"
+transport = NodeTransport(control, rank, 3, name="world", options=options, in_native=native, sees_processes=True)
 transport.start()
 group = zr.Group(transport)
 group.barrier(name="before").wait()
@@ -84,11 +85,11 @@ def assert_named_by(output, victim, others):
 def test_a_rank_of_a_node_that_dies_is_named_by_all_others(script, tmp_path, death):
     if death.form == "native" and not native.AVAILABLE:
         pytest.skip("not built")
-    control = open_control(3, "/dev/shm")
+    control = open_control(3, "/dev/shm", sees_processes=True)
     words = [str(death.victim), death.form, death.moment]
     ranks = [
         subprocess.Popen(
-            [sys.executable, script(ON_A_NODE), control, str(rank), *words],
+            [sys.executable, script(ON_A_NODE), control.path, str(rank), *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -101,7 +102,7 @@ def test_a_rank_of_a_node_that_dies_is_named_by_all_others(script, tmp_path, dea
         output = "".join(process.communicate(timeout=90)[0] for process in others.values())
         assert_named_by(output, death.victim, others)
     finally:  # not before: who was not waited for is a zombie, and must not pass for alive
-        os.unlink(control)
+        control.close()
         for process in ranks:
             process.kill()
             process.communicate()

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import zerort as zr
+from zerort import native
 from zerort.checkpoint import verify
 from zerort.comm.node import NodeTransport, open_control
 from zerort.config import GroupOptions
@@ -52,12 +53,14 @@ class Interrupter:
 
 def run(directory: Path, verb: str, stage: int, at: int) -> int:
     """Interrupt rank 0 at a line of ``verb`` and return how many lines it ran there."""
-    control = open_control(2, "/dev/shm")
+    control = open_control(2, "/dev/shm", sees_processes=True)
     seen, stories = [0], ["", ""]
     kept, path = str(directory / "kept"), str(directory / f"{verb} {stage} {at}")
 
     def body(rank: int) -> None:
-        transport = NodeTransport(control, rank, 2, name="world", options=OPTIONS, in_native=zr.native.AVAILABLE)
+        transport = NodeTransport(
+            control.path, rank, 2, name="world", options=OPTIONS, in_native=native.AVAILABLE, sees_processes=True
+        )
         transport.start()
         group = zr.Group(transport)
         rt = zr.open(plan=zr.Plan.zero(stage), optimizer=zr.SGD(lr=0.25), group=group)
@@ -91,7 +94,7 @@ def run(directory: Path, verb: str, stage: int, at: int) -> int:
         thread.start()
     for thread in threads:
         thread.join(60.0)
-    os.unlink(control)
+    control.close()
     assert not any(thread.is_alive() for thread in threads), (verb, stage, at, stories)
     saved = ["saved" in story for story in stories]
     assert saved in ([True, True], [False, False]), (verb, stage, at, stories)
