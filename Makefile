@@ -45,7 +45,7 @@ ON_RANKS = $(BIN)/python -m zerort.testing $(if $(LIMIT),--timeout $(LIMIT)) $(f
 COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types contracts test-unit test-jobs test-ranks test-loaded test-torch test-cpu test-cpus test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants bench clean powerloss errnos histories fuzz ALWAYS
+.PHONY: help setup train test lint types contracts test-unit test-jobs test-ranks test-loaded test-torch test-cpu test-cpus test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants bench clean powerloss errnos histories fuzz faults ALWAYS
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -152,6 +152,10 @@ fuzz: $(VENV)/.dev ## Feed manifests, safetensors, leases, plans and sizes with 
 
 clean: ## Remove environments and builds
 	rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+faults: $(VENV)/.dev ## Break a rank in every phase, in every way, over every transport; interrupt every line of step, save and load
+	ZERORT_ALL_FAULTS=1 $(BIN)/python -m pytest -q tests/jobs/test_phases_and_faults.py
+	ZERORT_STRIDE=1 $(BIN)/python -m pytest -q tests/unit/test_interrupts.py
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "zerort needs Python >= 3.10, found " + sys.version.split()[0] + ". Say which: make PYTHON=python3.11")'
