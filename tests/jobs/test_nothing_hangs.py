@@ -343,7 +343,7 @@ except (CollectiveError, MemoryError) as error:
 def test_a_caught_error_and_an_exit_do_not_wait_for_a_rank_that_is_stopped(job):
     """MPI_Finalize would: it knows nothing of a group that broke."""
     code = """
-group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=2.0))
+group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=6.0))
 group.barrier().wait()
 if group.rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
