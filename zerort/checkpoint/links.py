@@ -19,7 +19,6 @@ from zerort.checkpoint.manifest import DataFile
 from zerort.checkpoint.value import Held, Linkable, Value
 from zerort.layout import itemsize
 from zerort.native import crc32c, crc32c_combine
-from zerort.offload.activity import on_disk
 from zerort.offload.blocks import BLOCK_NBYTES, run_workers
 from zerort.offload.chunk import GRAIN_NBYTES, LinkedFile
 from zerort.offload.shares import Share
@@ -100,8 +99,7 @@ def make_links(
     def link(at: int, buffer: Array) -> None:
         index, held = tasks[at]
         name = data_name(rank, token, link=at)
-        with on_disk("link", os.path.join(path, name)):
-            linked = held.share.link(os.path.join(path, name))
+        linked = held.share.link(os.path.join(path, name))
         summed = _Summed(held.share, linked, buffer)
         begin = values[index].partition.of(rank).first + held.first
         extents[at] = [

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from zerort.offload import disk
-from zerort.offload.activity import on_disk
 
 __all__ = ["AT_ONCE_NBYTES", "freed_nbytes", "sweep", "wait_for_sweeps"]
 
@@ -64,5 +63,5 @@ def wait_for_sweeps() -> None:
 
 def _delete(paths: Sequence[str]) -> None:
     for path in paths:
-        with contextlib.suppress(OSError), on_disk("unlink", path):
+        with contextlib.suppress(OSError):
             disk.unlink(path)

@@ -56,11 +56,6 @@ class Mesh:
             self.shard.complain(text, wait=not self.shard.runs_ahead)
         self.world.complain(text)
 
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """All groups of the mesh, each once."""
-        return tuple(dict.fromkeys(one for one in (self.shard, self.replicate, self.world) if one is not None))
-
     def close(self) -> None:
         """Close the groups that the mesh made."""
         for group in (self.replicate, self.shard):
