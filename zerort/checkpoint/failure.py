@@ -9,7 +9,6 @@ May import: comm, errors, offload.refusal.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -21,6 +20,7 @@ from zerort.comm.group import Group
 from zerort.errors import StorageError
 from zerort.offload import activity
 from zerort.offload.refusal import free_nbytes, no_room, refusal
+from zerort.offload.workers import lend
 
 __all__ = ["free_nbytes", "patiently", "room_error", "storage_error", "together"]
 
@@ -67,10 +67,10 @@ def patiently(group: Group, work: Callable[[], T], *, path: str, name: str) -> T
     task, every = _Task(work), min(_MEET_EVERY, group.timeout / 4)
     moved, since = activity.ended(), time.monotonic()
     while True:
-        task.join(every)
+        is_done = task.is_done(within=every)
         if moved != activity.ended():
             moved, since = activity.ended(), time.monotonic()
-        mine = np.array([not task.is_alive(), time.monotonic() - since])
+        mine = np.array([is_done, time.monotonic() - since])
         done, idle = group.all_gather(mine, name=f"{name} done").wait().reshape(-1, 2).T
         if done.all():
             return together(group, task.result, path=path, name=name)
@@ -85,22 +85,24 @@ def patiently(group: Group, work: Callable[[], T], *, path: str, name: str) -> T
             )
 
 
-class _Task(threading.Thread, Generic[T]):
+class _Task(Generic[T]):
     """Work on a thread that does not keep the process from ending."""
 
     def __init__(self, work: Callable[[], T]) -> None:
-        super().__init__(name="checkpoint", daemon=True)
         self._work = work
         self._value: T | None = None
         self._error: BaseException | None = None
-        self.start()
+        self._done = lend(self._run)
 
-    def run(self) -> None:
-        """Do the work."""
+    def _run(self) -> None:
         try:
             self._value = self._work()
         except BaseException as error:  # whoever asks for the result gets it
             self._error = error
+
+    def is_done(self, *, within: float) -> bool:
+        """Wait up to ``within`` seconds for the work to be done, and say whether it is."""
+        return self._done.wait(within)
 
     def result(self) -> T:
         """Return what the work gave, or raise what it raised; it is done."""

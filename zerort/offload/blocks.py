@@ -5,7 +5,7 @@
 
 O_DIRECT wants page-aligned memory, offsets and lengths; a checkpoint's tensors are none of these. So blocks pass
 through small aligned buffers, and are summed up on the way while they are in the cache. Stores and checkpoints share
-this. May import: typing, offload.{disk, faults}.
+this. May import: typing, offload.{activity, disk, faults, workers}.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 
 from zerort.offload import disk, faults
 from zerort.offload.activity import on_disk
+from zerort.offload.workers import lend
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -62,6 +63,17 @@ def aligned_buffer(nbytes: int) -> Array:
     return np.frombuffer(memory, np.uint8, count=nbytes)
 
 
+_kept = threading.local()
+
+
+def _buffer_of_this_thread(nbytes: int) -> Array:
+    """Return page-aligned memory that stays this thread's: see `workers` for why it is not given back each time."""
+    kept: Array | None = getattr(_kept, "buffer", None)
+    if kept is None or kept.size < nbytes:
+        kept = _kept.buffer = aligned_buffer(nbytes)
+    return kept[:nbytes]
+
+
 def run_workers(tasks: int, work: Callable[[int, Array], object], *, threads: int, buffer_nbytes: int) -> None:
     """Call ``work(task, buffer)`` for every task from 0 on, each on one of the threads.
 
@@ -79,7 +91,7 @@ def run_workers(tasks: int, work: Callable[[int, Array], object], *, threads: in
     failures: list[tuple[int, BaseException]] = []
 
     def loop() -> None:
-        buffer = aligned_buffer(buffer_nbytes)
+        buffer = _buffer_of_this_thread(buffer_nbytes)
         task = -1
         try:
             while not stop.is_set() and (task := next(numbers)) < tasks:
@@ -92,13 +104,9 @@ def run_workers(tasks: int, work: Callable[[int, Array], object], *, threads: in
     if threads <= 1:
         loop()
     else:
-        # Daemons: one that is stuck in a system call must not keep the process from ending.
-        workers = [threading.Thread(target=loop, name=f"blocks {at}", daemon=True) for at in range(threads)]
         try:
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
+            for done in [lend(loop) for _ in range(threads)]:
+                done.wait()
         finally:
             stop.set()
     if failures:
