@@ -101,15 +101,18 @@ def test_shared_memory_by_its_size(megabytes: int, state: str, tmp_path: Path, m
 
 def test_leftovers_are_old_and_nobodys(tmp_path: Path) -> None:
     options = GroupOptions(shm_dir=str(tmp_path))
-    (tmp_path / "zerort-young").write_bytes(b"x")
+    young, old = "zerort-" + 32 * "0", "zerort-" + 32 * "1"
+    (tmp_path / young).write_bytes(b"x")
     (tmp_path / "foreign").write_bytes(b"x")
-    os.utime(tmp_path / "foreign", (0, 0))
+    (tmp_path / "zerort-data.bin").write_bytes(b"x")
+    for name in ("foreign", "zerort-data.bin"):
+        os.utime(tmp_path / name, (0, 0))
     assert states(checkup_memory.check_shared_memory(options))["leftovers"] == "ok"
-    (tmp_path / "zerort-old").write_bytes(b"x")
-    os.utime(tmp_path / "zerort-old", (0, 0))
+    (tmp_path / old).write_bytes(b"x")
+    os.utime(tmp_path / old, (0, 0))
     found = {finding.topic: finding for finding in checkup_memory.check_shared_memory(options)}
     assert found["leftovers"].text.startswith("1 file of jobs")
-    with open(tmp_path / "zerort-old", "r+b") as file, mmap.mmap(file.fileno(), 0):
+    with open(tmp_path / old, "r+b") as file, mmap.mmap(file.fileno(), 0):
         assert states(checkup_memory.check_shared_memory(options))["leftovers"] == "ok"  # somebody uses it
 
 

@@ -100,10 +100,15 @@ def test_of_a_killed_rank_nothing_is_made_up() -> None:
     assert str(error).splitlines()[-1].startswith("Look at the output of the rank that left")
 
 
-def test_what_is_said_can_be_read() -> None:
+@pytest.mark.parametrize("letter", ["x", "😀", "\x01", "\ud800", '"'], ids=ascii)
+def test_what_is_said_can_be_read(letter: str) -> None:
     standing = Standing(updates=4)
-    standing.take_exit(ValueError("x" * 5000 + "\nmore"))
-    assert Standing.read(standing.words()) == standing
-    assert len(standing.words()) < 400
+    standing.take_exit(ValueError(letter * 5000 + "\nmore"))
+    assert standing.error
+    assert Standing.read(standing.words().encode().decode()) == standing
+    assert len(standing.words().encode()) < 1500  # of 2048 on a node's board
     assert Standing.read("") is None
+
+
+def test_exit_codes_are_pythons() -> None:
     assert [exit_code(one) for one in (None, 0, 3, 256 + 3, "text", True)] == [0, 0, 3, 3, 1, 1]

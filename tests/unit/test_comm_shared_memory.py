@@ -45,7 +45,9 @@ def test_a_shared_file_that_finds_no_room_leaves_nothing(tmp_path, named):
 
 
 def test_segments_of_killed_jobs_are_removed_and_those_in_use_are_not(tmp_path):
-    names = ["mpich_shm_1_0", "mpich_shm_2_0", "sm_segment.host.0", "mpich_shm_young", "notes"]
+    names = ["mpich_shm_1_0", "mpich_shm_2_0", "sm_segment.host.0", "mpich_shm_young", "notes", "zerort-data.bin"]
+    (tmp_path / "mpich_shm_directory").mkdir()
+    os.utime(tmp_path / "mpich_shm_directory", (0, 0))
     for name in names:
         (tmp_path / name).write_bytes(bytes(5000))
         if name != "mpich_shm_young":

@@ -3,22 +3,26 @@
 An MPI library names its segments, and removes the names when a job ends by itself; a job that is killed leaves them: a
 few megabytes each time, until nothing can start any more. Ours have no names (`comm/window.py`), so they cannot stay.
 
-A segment is abandoned if no process has it mapped or open. That is proved by looking at every process, so it is asked
-only where every process can be seen, of files that belong to this user, and not of a job that has just begun. Imports
-the standard library only.
+A segment is abandoned if no process has it mapped or open. That is proved by looking at every process that could have
+(this user's; root's too, if this is root), so it is asked only where every process can be seen, of files that belong to
+this user and that nobody else may open, and not of a job that has just begun. Imports the standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import stat
 import time
 from collections.abc import Iterator
 
 __all__ = ["NAMES", "abandoned", "sees_every_process", "sweep"]
 
-NAMES = ("mpich_shm_", "vader_segment", "sm_segment", "zerort-")
+NAMES = ("mpich_shm_", "vader_segment.", "sm_segment.", "zerort-")
 """How the names of MPICH's and Open MPI's segments begin; ours only have one where ranks cannot see each other."""
+
+_SEGMENT = re.compile(r"mpich_shm_\w+|(vader|sm)_segment\..+|zerort-[0-9a-f]{32}")
 
 _SETTLED = 60.0
 """Seconds. A job that starts maps its segments at once."""
@@ -49,7 +53,8 @@ def abandoned(directory: str) -> dict[str, int]:
             with contextlib.suppress(OSError):  # gone meanwhile
                 status = entry.stat(follow_symlinks=False)
                 settled = time.time() - status.st_mtime > _SETTLED
-                if entry.name.startswith(NAMES) and settled and status.st_uid == os.getuid():
+                ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+                if ours and settled and _SEGMENT.fullmatch(entry.name):
                     found[entry.path] = status.st_blocks * 512
     if found:  # only then is it worth a look at every process
         for path in _in_use(directory):

@@ -15,7 +15,7 @@ from zerort.errors import RankFailedError
 __all__ = ["Standing", "exit_code"]
 
 _LONGEST = 200
-"""Characters of an error: what a rank says on leaving must fit where it is left."""
+"""Characters of an error, at most six bytes each: what a rank says on leaving must fit where it is left."""
 
 
 @dataclass(slots=True)
@@ -39,11 +39,12 @@ class Standing:
             self.follows = True
         elif error is not None:
             first = (str(error).splitlines() or [""])[0]
-            self.error = f"{type(error).__name__}: {first}"[:_LONGEST].removesuffix(": ")
+            text = f"{type(error).__name__}: {first}"[:_LONGEST].removesuffix(": ")
+            self.error = text.encode(errors="replace").decode()  # half a surrogate pair cannot be sent
 
     def words(self) -> str:
         """Return this for another rank to read."""
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
     def read(cls, words: str) -> Standing | None:
