@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from zerort.comm.last_words import LastWords
 
-__all__ = ["abort_job_on_exception", "code_of_exit", "end_job", "see_others_out"]
+__all__ = ["abort_job_on_exception", "code_of_exit", "end_job", "see_others_out", "write_lines"]
 
 _installed = False
 _full_traceback = False
@@ -126,7 +126,7 @@ def see_others_out(*, broken: str = "", patience: float | None = None) -> None:
 
 
 def _repeat(who: str, ended: str, story: str) -> None:
-    _write_lines(who, f"{ended} {story}")
+    write_lines(who, f"{ended} {story}")
 
 
 def _usable_last_words() -> LastWords | None:
@@ -172,7 +172,7 @@ def _tell_together(last_words: LastWords, error: BaseException, text: str) -> No
             sys.stdout.flush()
         others = [one.rank for one in raised if one not in causes]
         missed = f" ({_ranks(others, size)} missed it and raised, too.)" if others else ""
-        _write_lines(_ranks(mine, size), f"zerort: {_head(mine, size)}; ending all ranks.{missed}\n{text}")
+        write_lines(_ranks(mine, size), f"zerort: {_head(mine, size)}; ending all ranks.{missed}\n{text}")
     tellers = {ranks[0] for ranks in alike.values()}
     if rank == raised[0].rank:
         last_words.wait_until_told(tellers - {rank})
@@ -200,13 +200,14 @@ def end_job(story: str, *, code: int = 1) -> None:
     try:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-        _write_lines(f"rank {rank}", f"zerort: rank {rank} of {size} {story}")
+        write_lines(f"rank {rank}", f"zerort: rank {rank} of {size} {story}")
         _unlink_segments_of_mpich()
     finally:
         MPI.COMM_WORLD.Abort(code)
 
 
-def _write_lines(who: str, text: str) -> None:
+def write_lines(who: str, text: str) -> None:
+    """Write lines to stderr, each with who wrote it, and wait until they have been read."""
     _write_all("".join(f"[{who}] {line}\n" for line in text.rstrip().splitlines()).encode())
 
 

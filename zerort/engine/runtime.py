@@ -115,7 +115,7 @@ class Runtime:
             )
         self._closed = self._stepped = self._is_inherited = False
         forks.follow(self)
-        self.stopping = Stopping()
+        self.stopping = Stopping(f"rank {mesh.world.rank}")
         self.micro_steps = options.micro_steps_of(mesh.world.size)
         """Calls of `Unit.reduce` per unit and step, on this rank."""
         self.scaler = options.make_scaler()

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from zerort.comm import Group
+from zerort.comm.failure import write_lines
 from zerort.errors import StopRequested
 
 __all__ = ["Stopping", "unbroken"]
@@ -47,8 +48,8 @@ class _Signals:
                 for number in filter(_is_default, _SIGNALS):
                     self._earlier[number] = signal.signal(number, self._take)
 
-    def release(self, *, again: bool) -> None:
-        """Let signals do again what they did before; send one ``again`` that no step has told of."""
+    def release(self, *, who: str, again: bool) -> None:
+        """Let signals do again what they did before; send one ``again`` that no step has told of, and say so."""
         self._open -= 1
         if self._open or not self._earlier:
             return
@@ -57,6 +58,9 @@ class _Signals:
                 signal.signal(number, handler)  # type: ignore[arg-type]
         self._earlier.clear()
         if again and self.number and not self._told:
+            if self.number != signal.SIGINT:  # of which Python tells
+                # The launcher ends the other ranks with this one, and may name any of them.
+                write_lines(who, f"zerort: ends by {signal.Signals(self.number).name}, which came after its last step.")
             signal.raise_signal(self.number)
 
     def tell(self) -> None:
@@ -105,9 +109,14 @@ def _is_set_by_mpi(number: int) -> bool:
 
 
 class Stopping:
-    """What asks one runtime to stop."""
+    """What asks one runtime to stop.
 
-    def __init__(self) -> None:
+    Args:
+        who: What messages call this rank.
+    """
+
+    def __init__(self, who: str) -> None:
+        self._who = who
         self._begun = False
         self._asked = ""
 
@@ -139,7 +148,7 @@ class Stopping:
         """Note signals no more; one that no step has told of does what it would have done without us, if ``again``."""
         if self._begun:
             self._begun = False
-            _signals.release(again=again)
+            _signals.release(who=self._who, again=again)
 
 
 @contextlib.contextmanager
