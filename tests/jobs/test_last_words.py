@@ -155,3 +155,29 @@ sys.exit(0)
     result = job(3, code, args=["", "node"])
     assert (result.code, result.output.count("done")) == (0, 3), result.output
     assert "zerort:" not in result.output
+
+
+def test_a_job_that_goes_on_in_a_new_group_is_not_ended_for_the_old_one(job):
+    """Rank 0 works on when rank 1 has ended, for longer than a broken group is waited for."""
+    code = """
+options = zr.GroupOptions.from_environment(timeout=1.0)
+group = zr.open_group(options=options)
+try:
+    if group.rank == 1:
+        time.sleep(3)
+    group.barrier().wait()
+except RankFailedError as error:
+    say("rank", group.rank, "caught")
+except CollectiveError as error:
+    say("rank", group.rank, "caught")
+group.close()
+with zr.open_group(options=zr.GroupOptions.from_environment(timeout=60.0)) as again:
+    again.barrier().wait()
+if again.rank == 0:
+    time.sleep(4)
+    say("rank 0 has done its work")
+"""
+    result = job(2, code)
+    assert result.code == 0, result.output
+    assert "rank 0 caught" in result.output
+    assert "rank 0 has done its work" in result.output

@@ -6,6 +6,7 @@ or saves a whole state, and the checkpoint of before can be read. ``ZERORT_STRID
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import threading
@@ -23,6 +24,7 @@ from zerort.comm.node import NodeTransport, open_control
 from zerort.config import GroupOptions
 from zerort.errors import RankFailedError, ZerortError
 
+OURS = os.path.dirname(zr.__file__) + os.sep
 STRIDE = int(os.environ.get("ZERORT_STRIDE", "211"))
 OPTIONS = GroupOptions(timeout=20.0, staging_nbytes=64 * 1024)
 CASES = [("step", 0), ("step", 3), ("save", 3), ("load", 3)]  # a verb, and the stage of the plan
@@ -36,9 +38,12 @@ class Interrupter:
         self.seen = 0
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if "zerort" not in frame.f_code.co_filename or "contextlib" in frame.f_code.co_filename:
+        if not frame.f_code.co_filename.startswith(OURS):
             return None
-        if event in ("line", "call"):
+        # Python looks for signals after calls and at jumps, never between the end of a block and what its `with` does
+        # there; a trace could interrupt it, and leave a lock locked.
+        at_with = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+        if event in ("line", "call") and not at_with:
             self.seen += 1
             if self.seen == self.at:
                 raise KeyboardInterrupt

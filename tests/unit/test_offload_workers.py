@@ -1,12 +1,15 @@
 """Threads that are lent and kept: steps that are saved start none after the first few."""
 
+import errno
 import os
 import threading
 import warnings
 
 import numpy as np
+import pytest
 
 import zerort as zr
+from zerort.offload import blocks
 from zerort.offload.workers import lend
 
 
@@ -31,6 +34,20 @@ def test_a_forked_child_is_lent_threads_of_its_own():
     if child == 0:
         os._exit(0 if lend(lambda: None).wait(60) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_memory_that_a_worker_cannot_have_is_the_callers_error(monkeypatch):
+    def refuse(nbytes):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    done = []
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks, "aligned_buffer", refuse)
+        with pytest.raises(OSError, match="Cannot allocate"):
+            blocks.run_workers(8, lambda task, buffer: done.append(task), threads=4, buffer_nbytes=2**40)
+    assert not done
+    blocks.run_workers(8, lambda task, buffer: done.append(task), threads=4, buffer_nbytes=4096)
+    assert sorted(done) == list(range(8))
 
 
 def test_steps_that_are_kept_start_no_threads(tmp_path, monkeypatch):

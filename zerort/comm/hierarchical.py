@@ -287,7 +287,7 @@ class HierarchicalTransport(MpiTransport):
 
     def all_leave(self, *, within: float) -> bool:
         """Leave both, and say whether the ranks of this host do."""
-        self.leave()
+        super().leave()  # not the node's: whoever has left there must have said with whom
         return self._node.all_leave(within=within)
 
     def end(self) -> None:

@@ -48,6 +48,7 @@ def sweep(directory: str) -> list[str]:
 def abandoned(directory: str) -> dict[str, int]:
     """Return the segments in a directory that no process we can see uses, with the bytes each takes."""
     found = {}
+    directory = os.path.realpath(directory)  # as processes' own tables name it
     with contextlib.suppress(OSError):
         for entry in os.scandir(directory):
             with contextlib.suppress(OSError):  # gone meanwhile

@@ -282,6 +282,11 @@ class MpiTransport(Transport):
             self._left = True
             self._exchange.sound(Alarm(self.rank, self._sequence + 1, "left", self.standing.words()))
 
+    def all_leave(self, *, within: float) -> bool:
+        """Leave, and say whether this rank is alone on its host: of others there it cannot tell."""
+        self.leave()
+        return self.hosts.count(self.hosts[self.rank]) == 1
+
     def end(self) -> None:
         """Leave, because the process ends: no thread of ours calls MPI any more, which ends, too."""
         super().end()

@@ -40,6 +40,7 @@ from zerort.comm.verdict import (
 )
 from zerort.comm.window import SharedFile, Window, map_file
 from zerort.config import GroupOptions
+from zerort.errors import CollectiveError
 from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
 from zerort.native.rendezvous import (
     BROKEN,
@@ -235,6 +236,8 @@ class NodeTransport(Transport):
     def _serve(self, call: Call) -> None:
         try:
             super()._serve(call)
+        except CollectiveError:
+            raise
         except RuntimeError as error:  # memory that cannot be read, it may be because its owner has gone
             until, dead = time.monotonic() + _LOOK_AFTER, list[int]()
             while not dead and time.monotonic() < until:  # one that is killed loses its memory first

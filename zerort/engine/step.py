@@ -63,6 +63,7 @@ def take_step(rt: Runtime, *, progress: Any) -> StepReport:
 
         keep(rt, progress=progress)
     rt.world.standing.updates = rt.updates
+    rt.stopping.tell()  # now that nothing keeps the report from the caller
     return report
 
 
@@ -286,7 +287,7 @@ def _report(
     trainable = [name for state in rt.units.states() for name in state.steps]
     digest = digest_of(rt) if rt.options.deterministic else ""
     moved, tiered, stalls = rt.ledger.turn()
-    rt.stopping.tell(facts.stop)
+    rt.stopping.hear(facts.stop)
     return StepReport(
         update=rt.updates,
         updated=updated,

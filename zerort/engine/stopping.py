@@ -35,6 +35,7 @@ class _Signals:
     def __init__(self) -> None:
         self._open = 0
         self._earlier: dict[int, object] = {}
+        self._seen: set[int] = set()
         self._told = False
         self.number = 0
         """The signal that came first; 0 if none did."""
@@ -44,6 +45,7 @@ class _Signals:
         self._open += 1
         if self._open == 1:
             self.number, self._told = 0, False
+            self._seen.clear()
             if threading.current_thread() is threading.main_thread():
                 for number in filter(_is_default, _SIGNALS):
                     self._earlier[number] = signal.signal(number, self._take)
@@ -51,12 +53,9 @@ class _Signals:
     def release(self, *, who: str, again: bool) -> None:
         """Let signals do again what they did before; send one ``again`` that no step has told of, and say so."""
         self._open -= 1
-        if self._open or not self._earlier:
-            return
-        for number, handler in self._earlier.items():
-            if signal.getsignal(number) == self._take:  # nobody has set another one since
-                signal.signal(number, handler)  # type: ignore[arg-type]
-        self._earlier.clear()
+        if self._open or not self._earlier or threading.current_thread() is not threading.main_thread():
+            return  # off the main thread, which alone may set handlers, `_take` hands signals on
+        self._restore()
         if again and self.number and not self._told:
             if self.number != signal.SIGINT:  # of which Python tells
                 # The launcher ends the other ranks with this one, and may name any of them.
@@ -67,8 +66,23 @@ class _Signals:
         """Take note that all ranks have heard of the signal."""
         self._told = True
 
+    def disown(self) -> None:
+        """In a forked child, which trains nothing: signals do what they did before."""
+        self._open = self.number = 0
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._earlier.items():
+            if signal.getsignal(number) == self._take:  # nobody has set another one since
+                signal.signal(number, handler)  # type: ignore[arg-type]
+        self._earlier.clear()
+
     def _take(self, number: int, frame: FrameType | None) -> None:
-        if self.number != number:
+        if not self._open:  # the last runtime was closed by another thread
+            self._restore()
+            signal.raise_signal(number)
+        elif number not in self._seen:
+            self._seen.add(number)
             self.number = self.number or number
             if number == signal.SIGINT:
                 with contextlib.suppress(OSError):
@@ -95,6 +109,7 @@ def _is_default(number: int) -> bool:
 
 
 _signals = _Signals()
+os.register_at_fork(after_in_child=_signals.disown)
 
 
 def _is_set_by_mpi(number: int) -> bool:
@@ -118,7 +133,7 @@ class Stopping:
     def __init__(self, who: str) -> None:
         self._who = who
         self._begun = False
-        self._asked = ""
+        self._heard = self._asked = ""
 
     @property
     def number(self) -> int:
@@ -130,10 +145,14 @@ class Stopping:
         self._begun = True
         _signals.watch()
 
-    def tell(self, what: str) -> None:
-        """Take note of what all ranks have heard: which signal came to which rank; nothing if none did."""
-        if what:
-            self._asked = what
+    def hear(self, what: str) -> None:
+        """Take note of what the ranks have agreed on: which signal came to which rank; nothing if none did."""
+        self._heard = what
+
+    def tell(self) -> None:
+        """Take note that the caller is told of it: the next step is one too many."""
+        if self._heard:
+            self._asked = self._heard
             _signals.tell()
 
     def check(self) -> None:

@@ -91,9 +91,9 @@ def run_workers(tasks: int, work: Callable[[int, Array], object], *, threads: in
     failures: list[tuple[int, BaseException]] = []
 
     def loop() -> None:
-        buffer = _buffer_of_this_thread(buffer_nbytes)
         task = -1
         try:
+            buffer = _buffer_of_this_thread(buffer_nbytes)
             while not stop.is_set() and (task := next(numbers)) < tasks:
                 work(task, buffer)
         except BaseException as error:

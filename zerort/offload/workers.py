@@ -35,9 +35,9 @@ class _Worker:
             work, done = self._inbox.get()
             try:
                 work()
+                _idle.append(self)  # unless it raised: then this thread ends
             finally:
                 del work  # and what it holds: the next may be long in coming
-                _idle.append(self)
                 done.set()
 
 
