@@ -1,58 +1,84 @@
 """Signals while a runtime is open: noted, handed on in children and after the end, and never swallowed."""
 
-import os
-import signal
-import threading
-import warnings
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
-import zerort as zr
 from zerort.engine.stopping import Stopping
 from zerort.errors import StopRequested
 
+PRELUDE = """
+import os, signal, threading
+import zerort as zr
 
-@pytest.fixture
-def runtime():
+def interrupted(number):
+    try:
+        signal.raise_signal(number)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+def on_a_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+before = signal.getsignal(signal.SIGINT)
+"""
+
+
+def run(code):
+    """Run a program of its own: its signals are its own, too."""
+    program = PRELUDE + textwrap.dedent(code)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_ctrl_c_interrupts_whichever_signal_came_first():
+    code = """
     with zr.open(optimizer=zr.SGD(lr=0.1)) as rt:
-        yield rt
+        signal.raise_signal(signal.SIGUSR1)
+        print(interrupted(signal.SIGINT), interrupted(signal.SIGINT))
+    """
+    ended = run(code)
+    assert (ended.returncode, ended.stdout) == (0, "False True\n"), ended.stderr
 
 
-def test_ctrl_c_interrupts_whichever_signal_came_first(runtime):
-    signal.raise_signal(signal.SIGUSR1)
-    signal.raise_signal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_a_forked_child_ends_by_sigterm(runtime):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of threads that the child lacks
+def test_a_forked_child_ends_by_sigterm():
+    code = """
+    with zr.open(optimizer=zr.SGD(lr=0.1)) as rt:
         child = os.fork()
-    if child == 0:
-        signal.raise_signal(signal.SIGTERM)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        if child == 0:
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM)
+    """
+    ended = run(code)
+    assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
 
 
 def test_a_runtime_may_be_closed_by_another_thread():
-    before = signal.getsignal(signal.SIGINT)
+    code = """
     rt = zr.open(optimizer=zr.SGD(lr=0.1))
-    errors = []
+    on_a_thread(rt.close)
+    print(interrupted(signal.SIGINT), signal.getsignal(signal.SIGINT) is before)
+    """
+    ended = run(code)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True True\n", ""), ended.stderr
 
-    def close():
-        try:
-            rt.close()
-        except BaseException as error:
-            errors.append(error)
 
-    thread = threading.Thread(target=close)
-    thread.start()
-    thread.join()
-    assert not errors
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+def test_a_runtime_of_another_thread_does_not_keep_signals_from_this_ones():
+    code = """
+    opened = []
+    on_a_thread(lambda: opened.append(zr.open(optimizer=zr.SGD(lr=0.1))))
+    with zr.open(optimizer=zr.SGD(lr=0.1)) as rt:
+        print(interrupted(signal.SIGINT), interrupted(signal.SIGINT))
+    opened[0].close()
+    print(signal.getsignal(signal.SIGINT) is before)
+    """
+    ended = run(code)
+    assert (ended.returncode, ended.stdout) == (0, "False True\nTrue\n"), ended.stderr
 
 
 def test_a_step_is_one_too_many_only_when_the_caller_was_told():

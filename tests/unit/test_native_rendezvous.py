@@ -1,10 +1,14 @@
 """Ranks that meet in shared memory, in both forms; here they are objects of one process over the same bytes."""
 
+import resource
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from zerort import native
-from zerort.native.rendezvous import BROKEN, MET, WAITING, control_nbytes, open_rendezvous
+from zerort.native.rendezvous import BROKEN, MET, WAITING, control_nbytes, is_alive, open_rendezvous
 
 FORMS = [pytest.param(True, marks=pytest.mark.skipif(not native.AVAILABLE, reason="not built")), False]
 
@@ -63,3 +67,20 @@ def test_the_first_meeting_that_was_given_up_counts(ranks):
     late.give_up()
     early.give_up()
     assert [early.part(0.0), other.part(0.0), late.part(0.0)] == [BROKEN] * 3
+
+
+def test_a_process_that_cannot_be_looked_at_is_not_dead():
+    """A rank that has no descriptor left must not take all others for dead."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert is_alive(child.pid)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+        try:
+            known = is_alive(child.pid)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    finally:
+        child.communicate(b"\n")
+    assert known
+    assert not is_alive(child.pid)

@@ -46,8 +46,8 @@ _END_WITHIN = 10.0
 _NOTHING = Given(None, None)
 
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
-_broken: dict[str, tuple[int, float]] = {}
-"""Groups between processes that broke before they were closed: the size and timeout of each, by its title."""
+_broken: dict[str, int] = {}
+"""Groups between processes that broke before they were closed: how many ranks each had, by its title."""
 
 
 class SharedShards(NamedTuple):
@@ -77,7 +77,7 @@ class Group:
         self._parent: Group | None = None
         self._children: list[Group] = []
         _open_groups.add(self)
-        for title in [title for title, (size, _) in _broken.items() if size <= transport.size]:
+        for title in [title for title, size in _broken.items() if size <= transport.size]:
             del _broken[title]  # as many ranks as broke it have come to this one: the job goes on
         forks.follow(self)
 
@@ -405,7 +405,7 @@ class Group:
 
     def _note_if_broken(self) -> None:
         if self._transport.broken is not None and self.kind != "threads":
-            _broken[self._transport.title] = self.size, self._options.timeout
+            _broken[self._transport.title] = self.size
 
     def _together(self, op: str, name: str, fill: Fill, make: Callable[[], T], given: Given = _NOTHING) -> T:
         return self._calls.together(op, name, fill, make, given)
@@ -449,7 +449,6 @@ def _leave_all() -> None:
         group.standing.code = group.standing.code or failure.code_of_exit()
         group._transport.end()
     if _broken:
-        title, (_, timeout) = next(iter(_broken.items()))
-        failure.see_others_out(broken=title, patience=min(timeout, _END_WITHIN))
+        failure.see_others_out(broken=next(iter(_broken)), patience=_END_WITHIN)
     else:
         failure.see_others_out()

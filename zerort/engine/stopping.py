@@ -46,9 +46,9 @@ class _Signals:
         if self._open == 1:
             self.number, self._told = 0, False
             self._seen.clear()
-            if threading.current_thread() is threading.main_thread():
-                for number in filter(_is_default, _SIGNALS):
-                    self._earlier[number] = signal.signal(number, self._take)
+        if not self._earlier and threading.current_thread() is threading.main_thread():
+            for number in filter(_is_default, _SIGNALS):
+                self._earlier[number] = signal.signal(number, self._take)
 
     def release(self, *, who: str, again: bool) -> None:
         """Let signals do again what they did before; send one ``again`` that no step has told of, and say so."""

@@ -156,12 +156,17 @@ def read_slot(control: memoryview, rank: int, *, sees_processes: bool) -> SlotVi
 
 
 def is_alive(pid: int) -> bool:
-    """Say whether a process of this machine runs, or is stopped; one that ended and waits for its parent does not."""
+    """Say whether a process of this machine runs, or is stopped; one that ended and waits for its parent does not.
+
+    Of one that cannot be looked at, for want of a file descriptor say, nothing bad is known.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
+    except OSError:
+        return True
 
 
 class PythonRendezvous:
