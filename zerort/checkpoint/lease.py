@@ -81,6 +81,7 @@ class Lease:
         self._token = secrets.token_hex(8)
         self._guard = threading.Lock()
         self._descriptor = -1
+        self._was_taken = False  # and not released since
         self._released = threading.Event()
         forks.follow(self)
 
@@ -90,18 +91,26 @@ class Lease:
         holder = None if self._descriptor < 0 else self._read()
         return holder is not None and holder.token == self._token
 
-    def hold(self, *, patience: float = 0.0) -> None:
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was this object's, and somebody has taken it over: what is saved there now is theirs."""
+        return self._was_taken and not self.is_held
+
+    def hold(self, *, patience: float = 0.0, anew: bool = False) -> None:
         """Have the lease from here on.
 
         Args:
             patience: How many seconds to wait for a sign of life of an owner on another host.
+            anew: Whether one that was lost may be taken again: its owner goes on with what is saved there by now.
 
         Raises:
-            CheckpointInUseError: Somebody else has it.
+            CheckpointInUseError: Somebody else has it, or had it since it was lost.
             OSError: The file system refused.
         """
         if self.is_held:
             return
+        if self._was_taken and not anew:
+            raise self._in_use(self._read())
         self._let_go()
         began = time.monotonic()
         while not self._take():
@@ -113,6 +122,7 @@ class Lease:
             if not may_change:
                 raise self._in_use(holder)
             time.sleep(_LOOK_SECONDS)
+        self._was_taken = True
         self._released = threading.Event()
         beat = threading.Thread(target=self._beat, args=(self._released,), name="checkpoint lease", daemon=True)
         beat.start()
@@ -131,6 +141,7 @@ class Lease:
         with contextlib.suppress(OSError):
             if self.is_held:
                 disk.unlink(self._path)
+        self._was_taken = False
         self._let_go()
 
     def _take(self) -> bool:
@@ -223,6 +234,8 @@ class Lease:
 
     def _in_use(self, holder: _Holder | None) -> CheckpointInUseError:
         cure = "Let it end, or name another directory"
+        if self._was_taken:
+            cure = "This run was taken for gone: let the other end and load what it saved, or name another directory"
         if holder is not None and holder.is_elsewhere:
             cure += f". If it is gone already, its lease ends by itself: start again in {LEASE_SECONDS:.0f} s"
         return CheckpointInUseError(
