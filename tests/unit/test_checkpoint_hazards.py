@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import shutil
+import signal
+import threading
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import zerort as zr
-from zerort.checkpoint import read_manifest
-from zerort.checkpoint.lease import LEASE, LEASE_SECONDS
-from zerort.errors import CheckpointInUseError
+from zerort.checkpoint import read_manifest, reader
+from zerort.checkpoint.failure import patiently
+from zerort.checkpoint.lease import LEASE, LEASE_SECONDS, Lease
+from zerort.errors import CheckpointError, CheckpointInUseError, StorageError
 from zerort.testing import run_threads
 
 
@@ -87,3 +93,86 @@ def test_a_run_that_lost_its_directory_begins_it_anew_when_it_resumes(tmp_path):
 
     run(last, body)
     assert read_manifest(last).meta["updates"] == 2
+
+
+def test_copies_of_a_model_that_read_different_checkpoints_are_told(tmp_path):
+    """The second copy opens its files when a newer save has replaced those that the first copy has open."""
+    path = tmp_path / "c"
+    first_copy, replaced = threading.Barrier(2), threading.Event()
+
+    def store(count):
+        def body(group):
+            with zr.open(group=group, plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=0.5)) as rt:
+                unit = rt.register("unit", {"w": np.ones(100, np.float32)})
+                for _ in range(count):
+                    step(rt, unit)
+                rt.save(path)
+
+        run_threads(1, body)
+
+    def opened(*args, **settings):
+        rank = threading.current_thread().name
+        if rank in ("rank 0", "rank 1"):
+            files = reader.ShardFiles(*args, **settings)
+            first_copy.wait(60)
+            if rank == "rank 0":
+                store(2)
+                replaced.set()
+            return files
+        assert replaced.wait(60)
+        return reader.ShardFiles(*args, **settings)
+
+    def body(group):
+        mesh = zr.mesh(shard=2, replicate=2, group=group)
+        with zr.open(mesh=mesh, plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=0.5)) as rt:
+            unit = rt.register("unit", {"w": np.zeros(100, np.float32)})
+            with contextlib.ExitStack() as stack:
+                if group.rank == 0:
+                    stack.enter_context(mock.patch("zerort.checkpoint.load.ShardFiles", opened))
+                group.barrier().wait()
+                with pytest.raises(CheckpointError, match="Expected all copies of the model to load one checkpoint"):
+                    rt.load(path)
+                group.barrier().wait()
+            with pytest.raises(StorageError, match="got those of a load, half done"):
+                rt.save(tmp_path / "laundered")
+            assert rt.load(path).updates == 2
+            with unit.gathered() as p:
+                return float(p["w"][0])
+
+    store(1)
+    assert run_threads(4, body) == [0.0] * 4
+
+
+def test_ranks_with_different_timeouts_decide_alike_that_a_disk_is_stuck(tmp_path):
+    gate = threading.Event()
+
+    def body(group):
+        if group.rank == 0:
+            group._options = dataclasses.replace(group._options, timeout=0.8)
+        with pytest.raises(StorageError, match=r"within 1 s, got none on rank 0, which is at: .*/c\. ") as caught:
+            patiently(group, gate.wait if group.rank == 0 else bool, path=str(tmp_path / "c"), name="write")
+        group.barrier().wait()
+        return str(caught.value)
+
+    with mock.patch("zerort.checkpoint.failure._MEET_EVERY", 0.2):
+        assert len(set(run_threads(3, body))) == 1
+    gate.set()
+
+
+def test_a_child_forked_while_its_lease_is_being_released_does_not_hang(tmp_path):
+    """Some thread of the parent has the event's lock at the moment of the fork, and is not there to give it back."""
+    one = Lease(str(tmp_path))
+    one.hold()
+    with one._released._cond:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if not one.is_held else 1)
+    until = time.monotonic() + 60
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+        time.sleep(0.01)
+    if not ended[0]:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0)
+    assert one.is_held
+    one.release()

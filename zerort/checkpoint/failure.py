@@ -70,17 +70,18 @@ def patiently(group: Group, work: Callable[[], T], *, path: str, name: str) -> T
         is_done = task.is_done(within=every)
         if moved != activity.ended():
             moved, since = activity.ended(), time.monotonic()
-        mine = np.array([is_done, time.monotonic() - since])
+        # Each rank judges by its own timeout, and all by these judgements: they may have been given different ones.
+        mine = np.array([is_done, time.monotonic() - since >= group.timeout])
         done, idle = group.all_gather(mine, name=f"{name} done").wait().reshape(-1, 2).T
         if done.all():
             return together(group, task.result, path=path, name=name)
-        stuck = np.flatnonzero((done == 0) & (idle >= group.timeout))
+        stuck = np.flatnonzero(idle & ~done)
         if stuck.size:
             rank = int(stuck[0])
-            told = gather_json(group, activity.under_way(), name=name)[rank]
+            timeout, at = gather_json(group, [group.timeout, activity.under_way()], name=name)[rank]
             raise StorageError(
-                f"{name}: Expected some progress on every rank within {group.timeout:.0f} s, got none on rank {rank}, "
-                f"which is at: {told or path}. The disk is stuck, or its server does not answer. "
+                f"{name}: Expected some progress on every rank within {timeout:.0f} s, got none on rank {rank}, "
+                f"which is at: {at or path}. The disk is stuck, or its server does not answer. "
                 "If it is only slow, raise the timeout: ZERORT_TIMEOUT=seconds."
             )
 

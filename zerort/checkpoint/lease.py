@@ -229,7 +229,8 @@ class Lease:
 
     def disown(self) -> None:
         """In a forked child: be a lease that was never held. Its owner's lock must not live as long as the child."""
-        self._guard = threading.Lock()  # the owner's thread may have had it
+        self._guard, self._released = threading.Lock(), threading.Event()  # the owner's thread may have had their locks
+        self._was_taken = False
         self._let_go()
 
     def _in_use(self, holder: _Holder | None) -> CheckpointInUseError:
