@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 import zerort as zr
-from zerort.checkpoint import read_manifest, reader
+from zerort.checkpoint import lease, read_manifest, reader
 from zerort.checkpoint.failure import patiently
 from zerort.checkpoint.lease import LEASE, LEASE_SECONDS, Lease
 from zerort.errors import CheckpointError, CheckpointInUseError, StorageError
+from zerort.offload.scratch import this_owner
 from zerort.testing import run_threads
 
 
@@ -174,5 +175,26 @@ def test_a_child_forked_while_its_lease_is_being_released_does_not_hang(tmp_path
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert ended == (child, 0)
+    assert one.is_held
+    one.release()
+
+
+def test_without_locks_the_lease_of_a_container_that_is_gone_ends_by_itself(tmp_path):
+    """It ran on this machine under another host name: nobody here can look for its process."""
+    owner = this_owner()._replace(host="89abcdef")
+    told = ["0123456789abcdef", owner, "pod-1", "train.py", "2026-01-02T03:04:05+00:00"]
+
+    def left(*, silent):
+        (tmp_path / LEASE).write_text(json.dumps(told))
+        then = time.time() - silent
+        os.utime(tmp_path / LEASE, (then, then))
+
+    one = Lease(str(tmp_path))
+    with mock.patch.object(lease, "_lock", return_value=None):
+        left(silent=LEASE_SECONDS - 40)
+        with pytest.raises(CheckpointInUseError, match=r"on pod-1 .*its lease ends by itself: start again in 60 s"):
+            one.hold()
+        left(silent=LEASE_SECONDS - 1)
+        one.hold(patience=LEASE_SECONDS)  # which waits for the rest
     assert one.is_held
     one.release()

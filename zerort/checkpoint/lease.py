@@ -9,8 +9,9 @@
     release         delete it
 
 An owner on this machine is gone when the kernel has dropped its lock: a kill -9 holds nobody up. One elsewhere is gone
-if its lock can be had and it has given no sign of life for 60 s. What a save will delete is listed before the fence, so
-a successor's files are never among it. May import: checkpoint.schema, errors, forks, offload.{disk, scratch}.
+if its lock can be had and it has given no sign of life for 60 s; so is any, where the file system has no locks. What a
+save will delete is listed before the fence, so a successor's files are never among it. May import: checkpoint.schema,
+errors, forks, offload.{disk, scratch}.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Lease:
         self._guard = threading.Lock()
         self._descriptor = -1
         self._was_taken = False  # and not released since
+        self._knows_locks = True  # as far as the file system has shown
         self._released = threading.Event()
         forks.follow(self)
 
@@ -118,7 +120,7 @@ class Lease:
             if holder is None:  # somebody is about to write who it is
                 may_change = waited < _WRITE_SECONDS
             else:  # no sign of life since we look, as far as clocks tell
-                may_change = holder.is_elsewhere and waited < patience and self._silence() > waited - 1.0
+                may_change = self._ends_by_silence(holder) and waited < patience and self._silence() > waited - 1.0
             if not may_change:
                 raise self._in_use(holder)
             time.sleep(_LOOK_SECONDS)
@@ -158,11 +160,12 @@ class Lease:
                     continue  # released meanwhile
             try:
                 locked = _lock(descriptor)
+                self._knows_locks = locked is not None
                 if not _is_at(descriptor, self._path):
                     continue  # released meanwhile
                 if locked is False:
                     return False
-                if not is_new and not self._is_free(_parse(descriptor), knows_locks=locked is not None):
+                if not is_new and not self._is_free(_parse(descriptor)):
                     return False
                 self._sign(descriptor)
                 self._descriptor, descriptor = descriptor, -1
@@ -180,13 +183,21 @@ class Lease:
                 disk.unlink(self._path)
             raise
 
-    def _is_free(self, holder: _Holder | None, *, knows_locks: bool) -> bool:
+    def _is_free(self, holder: _Holder | None) -> bool:
         """Say whether nobody has the lease any more. Where there are locks, its lock is ours."""
         if holder is None:  # it died before it could write, or the machine did
-            return knows_locks or self._silence() > LEASE_SECONDS
-        if holder.is_elsewhere:
-            return self._silence() > LEASE_SECONDS
-        return knows_locks or is_dead(holder.owner)
+            return self._knows_locks or self._silence() > LEASE_SECONDS
+        if not self._ends_by_silence(holder):
+            return True
+        return (not holder.is_elsewhere and is_dead(holder.owner)) or self._silence() > LEASE_SECONDS
+
+    def _ends_by_silence(self, holder: _Holder) -> bool:
+        """Say whether only its silence tells that an owner is gone.
+
+        That is so on another machine. Without locks it is so on this one, too: an owner in another container, which
+        has other process numbers, cannot be asked for.
+        """
+        return holder.is_elsewhere or not self._knows_locks
 
     def _silence(self) -> float:
         """Return the seconds since the last sign of life, by the clock that sets the times of files there."""
@@ -237,7 +248,7 @@ class Lease:
         cure = "Let it end, or name another directory"
         if self._was_taken:
             cure = "This run was taken for gone: let the other end and load what it saved, or name another directory"
-        if holder is not None and holder.is_elsewhere:
+        if holder is not None and self._ends_by_silence(holder):
             cure += f". If it is gone already, its lease ends by itself: start again in {LEASE_SECONDS:.0f} s"
         return CheckpointInUseError(
             f"Expected nobody else to save in {self.directory}, got {holder or 'another that took it over'}. Nothing "
