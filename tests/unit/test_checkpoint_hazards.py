@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from unittest import mock
@@ -16,10 +18,13 @@ import numpy as np
 import pytest
 
 import zerort as zr
-from zerort.checkpoint import lease, read_manifest, reader
+from zerort.checkpoint import Value, lease, read_manifest, reader, save
+from zerort.checkpoint.directory import publish
 from zerort.checkpoint.failure import patiently
 from zerort.checkpoint.lease import LEASE, LEASE_SECONDS, Lease
+from zerort.config import GroupOptions
 from zerort.errors import CheckpointError, CheckpointInUseError, StorageError
+from zerort.layout import FlatLayout, Partition
 from zerort.offload.scratch import this_owner
 from zerort.testing import run_threads
 
@@ -65,7 +70,7 @@ def test_a_run_that_was_taken_for_dead_overwrites_no_step_of_its_successor(tmp_p
             assert not (last / LEASE).exists()
         rt.world.barrier().wait()
         for _ in range(2):
-            with pytest.raises(CheckpointInUseError, match="got another that took it over.*load what it saved"):
+            with pytest.raises(CheckpointInUseError, match=r"got another that took it over.*load what it saved"):
                 step(rt, unit)
         with pytest.raises(CheckpointInUseError, match="Nothing was changed"):
             rt.save(last)
@@ -198,3 +203,106 @@ def test_without_locks_the_lease_of_a_container_that_is_gone_ends_by_itself(tmp_
         one.hold(patience=LEASE_SECONDS)  # which waits for the rest
     assert one.is_held
     one.release()
+
+
+def value(group, fill):
+    layout = FlatLayout.build({"w": (4096,)})
+    partition = Partition.build(layout.numel, group.size)
+    mine = np.full(partition.counts[group.rank], fill, np.float32)
+    return Value(kind="parameter", layout=layout, partition=partition, mine=mine)
+
+
+def store(path, fill, *, ranks=2):
+    run_threads(ranks, lambda group: save(path, group, [value(group, fill)], meta={"fill": fill}))
+
+
+def test_a_commit_that_was_given_up_never_counts(tmp_path):
+    """It hangs before its rename for longer than anybody waits, and goes on when a newer save is in place."""
+    path = tmp_path / "c"
+    own = Lease(str(path))
+    gate, ended, is_first = threading.Event(), threading.Event(), iter([True])
+    failures = []
+
+    def late(where, text, *, token, fence):
+        try:
+            if next(is_first, False):
+                assert gate.wait(60)
+                with pytest.raises(StorageError, match="got one that was given up"):
+                    publish(where, text, token=token, fence=fence)
+                ended.set()
+            else:
+                publish(where, text, token=token, fence=fence)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    def old(group):
+        with pytest.raises(StorageError, match=r"save commit: Expected some progress .* got none on rank 0") as caught:
+            save(path, group, [value(group, 1)], meta={"fill": 1}, lease=own)
+        assert caught.value.is_stuck
+
+    def new(group):
+        save(path, group, [value(group, 2)], meta={"fill": 2}, lease=own)
+
+    with mock.patch("zerort.checkpoint.save.publish", late):
+        run_threads(2, old, options=GroupOptions(timeout=2.0))
+        run_threads(2, new)
+        gate.set()
+        assert ended.wait(60), failures
+    assert not failures
+    assert read_manifest(path).meta["fill"] == 2
+    own.release()
+    store(path, 3)
+    assert sorted(os.listdir(path)) == sorted(["manifest.json", *(file.name for file in read_manifest(path).files)])
+
+
+STUCK = """
+import sys, threading
+import numpy as np
+from zerort.checkpoint import Value, save
+from zerort.config import GroupOptions
+from zerort.errors import StorageError
+from zerort.layout import FlatLayout, Partition
+from zerort.offload.faults import injected
+from zerort.testing import run_threads
+
+LAYOUT = FlatLayout.build({"w": (4096,)})
+
+def run(at):
+    def body(group):
+        partition = Partition.build(LAYOUT.numel, group.size)
+        mine = np.ones(partition.counts[group.rank], np.float32)
+        value = Value(kind="parameter", layout=LAYOUT, partition=partition, mine=mine)
+        try:
+            save(f"{sys.argv[1]}/c{at}-", group, [value], meta={})
+        except StorageError as error:
+            assert error.is_stuck, error
+            return str(error)
+        return "saved"
+
+    (told,) = set(run_threads(2, body, options=GroupOptions(timeout=6.0)))
+    print(at, told, flush=True)
+
+every = range(1, 23, 3)  # the last is past all of them
+with injected(",".join(f"stuck@{at}:op=any:times=all:file=/c{at}-" for at in every)):
+    threads = [threading.Thread(target=run, args=(at,)) for at in every]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_a_disk_that_hangs_as_a_whole_hangs_no_rank(tmp_path):
+    """Whichever operation of a save is the first that never returns, as do all after it: both ranks are told."""
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK, tmp_path], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    told = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert len(told) == 8, done.stdout
+    assert told["22"] == "saved"
+    stuck = [text for text in told.values() if text != "saved"]
+    assert len(stuck) > 4, told
+    assert all("Expected some progress on every rank within 6 s, got none on rank" in text for text in stuck), told

@@ -11,7 +11,7 @@
 An owner on this machine is gone when the kernel has dropped its lock: a kill -9 holds nobody up. One elsewhere is gone
 if its lock can be had and it has given no sign of life for 60 s; so is any, where the file system has no locks. What a
 save will delete is listed before the fence, so a successor's files are never among it. May import: checkpoint.schema,
-errors, forks, offload.{disk, scratch}.
+errors, forks, offload.{disk, scratch, workers}.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from zerort.checkpoint.schema import COUNT, expect
 from zerort.errors import CheckpointInUseError
 from zerort.offload import disk
 from zerort.offload.scratch import Owner, is_dead, this_owner
+from zerort.offload.workers import lend
 
 __all__ = ["LEASE", "LEASE_SECONDS", "Lease"]
 
@@ -46,6 +47,7 @@ _BEAT_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 0.2
 _WRITE_SECONDS: Final = 2.0
 """How long one that has the lock may take to write who it is."""
+_RELEASE_SECONDS: Final = 5.0
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
@@ -139,11 +141,19 @@ class Lease:
             raise self._in_use(self._read())
 
     def release(self) -> None:
-        """Let others save. Releasing twice is fine, and so is one that was lost."""
+        """Let others save. Releasing twice is fine, and so is one that was lost.
+
+        A disk that does not answer is not waited for: then the lease ends when it answers, or with the process.
+        """
+        self._was_taken = False
+        if self._descriptor >= 0 and not self._released.is_set():
+            self._released.set()
+            lend(self._delete).wait(_RELEASE_SECONDS)
+
+    def _delete(self) -> None:
         with contextlib.suppress(OSError):
             if self.is_held:
                 disk.unlink(self._path)
-        self._was_taken = False
         self._let_go()
 
     def _take(self) -> bool:

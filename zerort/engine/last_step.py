@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerort import checkpoint
 from zerort.checkpoint.directory import make_directory
-from zerort.checkpoint.failure import patiently, storage_error, together
+from zerort.checkpoint.failure import patiently, storage_error
 from zerort.checkpoint.lease import LEASE_SECONDS, Lease
 from zerort.checkpoint.room import beside_nbytes
 from zerort.comm.agreement import gather_json
@@ -118,7 +118,7 @@ def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
         StorageError: That disk has too little room, or the file system refused; on every rank.
     """
     directory = _directory(rt)
-    mine = together(rt.world, lambda: _count(rt, sections, directory), path=directory, name="last step")
+    mine = patiently(rt.world, lambda: _count(rt, sections, directory), path=directory, name="last step")
     told = [_Counted(*one) for one in gather_json(rt.world, mine, name="last step")]
 
     def ask() -> int:
