@@ -306,3 +306,41 @@ def test_a_disk_that_hangs_as_a_whole_hangs_no_rank(tmp_path):
     stuck = [text for text in told.values() if text != "saved"]
     assert len(stuck) > 4, told
     assert all("Expected some progress on every rank within 6 s, got none on rank" in text for text in stuck), told
+
+
+SWEEPING = """
+import sys
+from zerort.checkpoint import sweep
+from zerort.offload.faults import injected
+
+sweep.AT_ONCE_NBYTES, sweep._END_SECONDS = 0, 0.1
+fault = injected("stuck@1:op=unlink")
+fault.__enter__()
+sweep.sweep(sys.argv[1], ["old"])
+print("swept", flush=True)
+"""
+
+
+def test_a_deletion_in_the_background_that_never_returns_keeps_no_process_from_ending(tmp_path):
+    (tmp_path / "old").write_text("x")
+    done = subprocess.run(
+        [sys.executable, "-c", SWEEPING, tmp_path], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "swept\n", "")
+    assert (tmp_path / "old").exists()  # the next save finds it
+
+
+def test_a_manifest_that_cannot_be_read_to_its_end_is_a_stuck_disk_on_every_rank(tmp_path):
+    gate = threading.Event()
+
+    def body(group):
+        with zr.open(group=group, optimizer=zr.SGD(lr=0.5)) as rt:
+            rt.register("unit", {"w": np.ones(100, np.float32)})
+            with pytest.raises(StorageError, match=r"load manifest: Expected some progress on every rank") as caught:
+                rt.load(tmp_path)
+            assert caught.value.is_stuck
+            assert str(tmp_path) in str(caught.value)
+
+    with mock.patch("zerort.checkpoint.read_manifest", lambda path: gate.wait(60)):
+        run_threads(2, body, options=GroupOptions(timeout=2.0))
+    gate.set()

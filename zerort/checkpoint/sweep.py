@@ -70,5 +70,5 @@ def _delete(paths: Sequence[str]) -> None:
             disk.unlink(path)
 
 
-atexit.register(wait_for_sweeps, within=_END_SECONDS)
+atexit.register(lambda: wait_for_sweeps(within=_END_SECONDS))
 os.register_at_fork(after_in_child=_under_way.clear)  # they are the parent's, whose threads a child has not

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerort import checkpoint
+from zerort.checkpoint.failure import patiently
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine import snapshot
 from zerort.engine.report import Restored
@@ -44,15 +45,14 @@ def save(rt: Runtime, path: str | Path, *, progress: Any) -> Path:
 
 def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Restored:
     """Read a checkpoint; see `Runtime.load`. Every rank calls this."""
-    manifest, error = None, None
+    error: Exception | None = None
+    manifest = patiently(rt.world, lambda: checkpoint.read_manifest(path), path=str(path), name="load manifest")
     try:
-        manifest = checkpoint.read_manifest(path)
         rt.tiers.settle()  # well or not: what failed is made anew
         snapshot.check_loadable(rt, manifest, optimizer=optimizer)
     except Exception as caught:
         error = caught
     raise_together(rt.world, error, name="load")
-    assert manifest is not None
     rt.discard_gradients()
     rt.wait_for_gathers()
     _wait_for_caller(rt)
