@@ -341,6 +341,6 @@ def test_a_manifest_that_cannot_be_read_to_its_end_is_a_stuck_disk_on_every_rank
             assert caught.value.is_stuck
             assert str(tmp_path) in str(caught.value)
 
-    with mock.patch("zerort.checkpoint.read_manifest", lambda path: gate.wait(60)):
+    with mock.patch("zerort.checkpoint.read_manifest", side_effect=lambda path: gate.wait(60)):
         run_threads(2, body, options=GroupOptions(timeout=2.0))
     gate.set()
