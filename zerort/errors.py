@@ -136,6 +136,9 @@ class StopRequested(ZerortError, RuntimeError):
 class StorageError(ZerortError, RuntimeError):
     """The file system refused to write or to read; the message names the file and the cure."""
 
+    is_stuck = False
+    """Whether it does not answer at all: whoever asks it for anything more may wait for ever."""
+
 
 class CorruptStorageError(StorageError):
     """Bytes that were put on a disk came back different, or not at all; the message names file, offset and rank."""

@@ -58,11 +58,12 @@ def patiently(group: Group, work: Callable[[], T], *, path: str, name: str) -> T
     """Do what `together` does, for work of any length, as long as something moves.
 
     A rank that has little to write would wait for one with much, and give up after the group's timeout. So the work
-    runs on a thread, and the ranks meet every few seconds until all have done theirs.
+    runs on a thread, and the ranks meet every few seconds until all have done theirs. Work that is quick takes no more
+    messages than with `together`.
 
     Raises:
         StorageError: On one rank no operation on a file has ended for as long as the group's timeout; on every rank,
-            with that rank and the file. What is stuck there is left to itself.
+            with that rank and the file, and with `is_stuck`. What is stuck there is left to itself.
     """
     task, every = _Task(work), min(_MEET_EVERY, group.timeout / 4)
     moved, since = activity.ended(), time.monotonic()
@@ -70,19 +71,22 @@ def patiently(group: Group, work: Callable[[], T], *, path: str, name: str) -> T
         is_done = task.is_done(within=every)
         if moved != activity.ended():
             moved, since = activity.ended(), time.monotonic()
-        mine = np.array([is_done, time.monotonic() - since])
-        done, idle = group.all_gather(mine, name=f"{name} done").wait().reshape(-1, 2).T
+        # Each rank judges by its own timeout, and all by these judgements: they may have been given different ones.
+        mine = np.array([is_done, is_done and task.has_failed, time.monotonic() - since >= group.timeout])
+        done, failed, idle = group.all_gather(mine, name=f"{name} done").wait().reshape(-1, 3).T
         if done.all():
-            return together(group, task.result, path=path, name=name)
-        stuck = np.flatnonzero((done == 0) & (idle >= group.timeout))
+            return together(group, task.result, path=path, name=name) if failed.any() else task.result()
+        stuck = np.flatnonzero(idle & ~done)
         if stuck.size:
             rank = int(stuck[0])
-            told = gather_json(group, activity.under_way(), name=name)[rank]
-            raise StorageError(
-                f"{name}: Expected some progress on every rank within {group.timeout:.0f} s, got none on rank {rank}, "
-                f"which is at: {told or path}. The disk is stuck, or its server does not answer. "
+            timeout, at = gather_json(group, [group.timeout, activity.under_way()], name=name)[rank]
+            error = StorageError(
+                f"{name}: Expected some progress on every rank within {timeout:.0f} s, got none on rank {rank}, "
+                f"which is at: {at or path}. The disk is stuck, or its server does not answer. "
                 "If it is only slow, raise the timeout: ZERORT_TIMEOUT=seconds."
             )
+            error.is_stuck = True
+            raise error
 
 
 class _Task(Generic[T]):
@@ -103,6 +107,11 @@ class _Task(Generic[T]):
     def is_done(self, *, within: float) -> bool:
         """Wait up to ``within`` seconds for the work to be done, and say whether it is."""
         return self._done.wait(within)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the work has raised; it is done."""
+        return self._error is not None
 
     def result(self) -> T:
         """Return what the work gave, or raise what it raised; it is done."""

@@ -9,8 +9,9 @@
     release         delete it
 
 An owner on this machine is gone when the kernel has dropped its lock: a kill -9 holds nobody up. One elsewhere is gone
-if its lock can be had and it has given no sign of life for 60 s. What a save will delete is listed before the fence, so
-a successor's files are never among it. May import: checkpoint.schema, errors, forks, offload.{disk, scratch}.
+if its lock can be had and it has given no sign of life for 60 s; so is any, where the file system has no locks. What a
+save will delete is listed before the fence, so a successor's files are never among it. May import: checkpoint.schema,
+errors, forks, offload.{disk, scratch, workers}.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from zerort.checkpoint.schema import COUNT, expect
 from zerort.errors import CheckpointInUseError
 from zerort.offload import disk
 from zerort.offload.scratch import Owner, is_dead, this_owner
+from zerort.offload.workers import lend
 
 __all__ = ["LEASE", "LEASE_SECONDS", "Lease"]
 
@@ -45,6 +47,7 @@ _BEAT_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 0.2
 _WRITE_SECONDS: Final = 2.0
 """How long one that has the lock may take to write who it is."""
+_RELEASE_SECONDS: Final = 5.0
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
@@ -81,6 +84,8 @@ class Lease:
         self._token = secrets.token_hex(8)
         self._guard = threading.Lock()
         self._descriptor = -1
+        self._was_taken = False  # and not released since
+        self._knows_locks = True  # as far as the file system has shown
         self._released = threading.Event()
         forks.follow(self)
 
@@ -90,18 +95,26 @@ class Lease:
         holder = None if self._descriptor < 0 else self._read()
         return holder is not None and holder.token == self._token
 
-    def hold(self, *, patience: float = 0.0) -> None:
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was this object's, and somebody has taken it over: what is saved there now is theirs."""
+        return self._was_taken and not self.is_held
+
+    def hold(self, *, patience: float = 0.0, anew: bool = False) -> None:
         """Have the lease from here on.
 
         Args:
             patience: How many seconds to wait for a sign of life of an owner on another host.
+            anew: Whether one that was lost may be taken again: its owner goes on with what is saved there by now.
 
         Raises:
-            CheckpointInUseError: Somebody else has it.
+            CheckpointInUseError: Somebody else has it, or had it since it was lost.
             OSError: The file system refused.
         """
         if self.is_held:
             return
+        if self._was_taken and not anew:
+            raise self._in_use(self._read())
         self._let_go()
         began = time.monotonic()
         while not self._take():
@@ -109,10 +122,11 @@ class Lease:
             if holder is None:  # somebody is about to write who it is
                 may_change = waited < _WRITE_SECONDS
             else:  # no sign of life since we look, as far as clocks tell
-                may_change = holder.is_elsewhere and waited < patience and self._silence() > waited - 1.0
+                may_change = self._ends_by_silence(holder) and waited < patience and self._silence() > waited - 1.0
             if not may_change:
                 raise self._in_use(holder)
             time.sleep(_LOOK_SECONDS)
+        self._was_taken = True
         self._released = threading.Event()
         beat = threading.Thread(target=self._beat, args=(self._released,), name="checkpoint lease", daemon=True)
         beat.start()
@@ -127,7 +141,16 @@ class Lease:
             raise self._in_use(self._read())
 
     def release(self) -> None:
-        """Let others save. Releasing twice is fine, and so is one that was lost."""
+        """Let others save. Releasing twice is fine, and so is one that was lost.
+
+        A disk that does not answer is not waited for: then the lease ends when it answers, or with the process.
+        """
+        self._was_taken = False
+        if self._descriptor >= 0 and not self._released.is_set():
+            self._released.set()
+            lend(self._delete).wait(_RELEASE_SECONDS)
+
+    def _delete(self) -> None:
         with contextlib.suppress(OSError):
             if self.is_held:
                 disk.unlink(self._path)
@@ -147,11 +170,12 @@ class Lease:
                     continue  # released meanwhile
             try:
                 locked = _lock(descriptor)
+                self._knows_locks = locked is not None
                 if not _is_at(descriptor, self._path):
                     continue  # released meanwhile
                 if locked is False:
                     return False
-                if not is_new and not self._is_free(_parse(descriptor), knows_locks=locked is not None):
+                if not is_new and not self._is_free(_parse(descriptor)):
                     return False
                 self._sign(descriptor)
                 self._descriptor, descriptor = descriptor, -1
@@ -169,13 +193,21 @@ class Lease:
                 disk.unlink(self._path)
             raise
 
-    def _is_free(self, holder: _Holder | None, *, knows_locks: bool) -> bool:
+    def _is_free(self, holder: _Holder | None) -> bool:
         """Say whether nobody has the lease any more. Where there are locks, its lock is ours."""
         if holder is None:  # it died before it could write, or the machine did
-            return knows_locks or self._silence() > LEASE_SECONDS
-        if holder.is_elsewhere:
-            return self._silence() > LEASE_SECONDS
-        return knows_locks or is_dead(holder.owner)
+            return self._knows_locks or self._silence() > LEASE_SECONDS
+        if not self._ends_by_silence(holder):
+            return True
+        return (not holder.is_elsewhere and is_dead(holder.owner)) or self._silence() > LEASE_SECONDS
+
+    def _ends_by_silence(self, holder: _Holder) -> bool:
+        """Say whether only its silence tells that an owner is gone.
+
+        That is so on another machine. Without locks it is so on this one, too: an owner in another container, which
+        has other process numbers, cannot be asked for.
+        """
+        return holder.is_elsewhere or not self._knows_locks
 
     def _silence(self) -> float:
         """Return the seconds since the last sign of life, by the clock that sets the times of files there."""
@@ -218,12 +250,15 @@ class Lease:
 
     def disown(self) -> None:
         """In a forked child: be a lease that was never held. Its owner's lock must not live as long as the child."""
-        self._guard = threading.Lock()  # the owner's thread may have had it
+        self._guard, self._released = threading.Lock(), threading.Event()  # the owner's thread may have had their locks
+        self._was_taken = False
         self._let_go()
 
     def _in_use(self, holder: _Holder | None) -> CheckpointInUseError:
         cure = "Let it end, or name another directory"
-        if holder is not None and holder.is_elsewhere:
+        if self._was_taken:
+            cure = "This run was taken for gone: let the other end and load what it saved, or name another directory"
+        if holder is not None and self._ends_by_silence(holder):
             cure += f". If it is gone already, its lease ends by itself: start again in {LEASE_SECONDS:.0f} s"
         return CheckpointInUseError(
             f"Expected nobody else to save in {self.directory}, got {holder or 'another that took it over'}. Nothing "

@@ -127,6 +127,7 @@ class _Save:
         self._lease = lease or Lease(path)
         self._keeps_lease = lease is not None
         self._links = Links([], [])
+        self._is_given_up = False  # whatever a thread of it is still at, it must not count any more
         self._is_tight = False  # the next step needs the room of the checkpoint before this one
 
     def _check(self, meta: Mapping[str, JSON], progress: JSON) -> tuple[JSON, JSON]:
@@ -138,11 +139,13 @@ class _Save:
     def run(self, *, kept: str | None) -> Saved:
         try:
             return self._run(kept=kept)
-        except BaseException:
+        except BaseException as error:
+            self._is_given_up = True
             self._end()
-            for directory in reversed(self._made):
-                with contextlib.suppress(OSError):  # somebody else uses it by now, or this save counts
-                    disk.remove_directory(directory)
+            if not _is_stuck(error):
+                for directory in reversed(self._made):
+                    with contextlib.suppress(OSError):  # somebody else uses it by now, or this save counts
+                        disk.remove_directory(directory)
             raise
         finally:
             self._end()
@@ -151,6 +154,12 @@ class _Save:
         if not self._keeps_lease:
             self._lease.release()
 
+    def _fence(self) -> None:
+        """Raise unless this save may count: called last."""
+        if self._is_given_up:
+            raise StorageError(f"Expected a save that all ranks wait for, got one that was given up: {self._path}.")
+        self._lease.check()
+
     def _run(self, *, kept: str | None) -> Saved:
         group, path = self._group, self._path
         expect_same(group, path, what="the checkpoint's path", error=CallError)
@@ -158,7 +167,7 @@ class _Save:
         expect_same(group, self._meta, what="meta", error=CallError)
         phases = [value.phase for value in self._values]
         self._make_directory()
-        held = together(group, lambda: linkable(self._values, path), path=path, name="save links")
+        held = patiently(group, lambda: linkable(self._values, path), path=path, name="save links")
         linked = {at: ranges_of(some, width=self._values[at].mine.dtype.itemsize) for at, some in held.items()}
         shard = plan_shard(self._values, group.rank, phases=phases, linked=linked)
         changing = [some for at, some in held.items() if not self._values[at].is_frozen]
@@ -199,6 +208,8 @@ class _Save:
                 wait_for_sweeps()
                 self._made = make_directory(self._path)
                 self._lease.hold()
+                if self._is_given_up:  # meanwhile: nobody else would release it
+                    self._end()
 
         patiently(self._group, make, path=self._path, name="save directory")
 
@@ -209,7 +220,7 @@ class _Save:
             if self._group.rank == 0:
                 self._is_tight = expect_room(self._path, written=written, linked=linked, kept=kept)
 
-        together(self._group, check, path=self._path, name="save room")
+        patiently(self._group, check, path=self._path, name="save room")
 
     def _write(
         self,
@@ -223,6 +234,7 @@ class _Save:
         group = self._group
         name = os.path.join(self._path, data_name(group.rank, token))
         file: BlockFile | None = None
+        answers = True  # the disk does
 
         def create() -> None:
             nonlocal file
@@ -250,22 +262,24 @@ class _Save:
             return checksums
 
         try:
-            together(group, create, path=self._path, name="save create")
-            together(group, look, path=self._path, name="save look")
+            patiently(group, create, path=self._path, name="save create")
+            patiently(group, look, path=self._path, name="save look")
             checksums = patiently(group, write, path=self._path, name="save write")
             return checksums, file is not None and file.direct
-        except (CheckpointError, StorageError, CallError, OSError, MemoryError):
+        except (CheckpointError, StorageError, CallError, OSError, MemoryError) as error:
             # All ranks agreed that this save failed, or this one cannot go on: none of them will commit it. After a
-            # group's own failure they may not agree; then the files stay, and the next save deletes them.
+            # group's own failure they may not agree; then the files stay, and the next save deletes them. So they do
+            # on a disk that does not answer, of which nothing more is asked.
             # Rank 0 deletes the others' files, too: its directory must be empty before it can go.
-            if group.rank == 0:
+            answers = not _is_stuck(error)
+            if answers and group.rank == 0:
                 delete_save(self._path, token)
-            else:
+            elif answers:
                 with contextlib.suppress(OSError):
                     disk.unlink(name)
             raise
         finally:
-            if file is not None:
+            if file is not None and answers:
                 file.close()
 
     def _see(self, files: list[DataFile], hosts: list[str], *, full: bool = False) -> None:
@@ -311,13 +325,14 @@ class _Save:
                 text = encode(self._manifest(heads, sums, files, links))
                 # Listed before the fence: what somebody writes who takes over later cannot be among it.
                 stale = stale_names(self._path, keep=[file.name for file in files])
-                publish(self._path, text, token=token, fence=self._lease.check)
+                publish(self._path, text, token=token, fence=self._fence)
             except BaseException as error:
                 self._withdraw(files, token)
                 if isinstance(error, OSError):
                     raise storage_error(error, path=self._path) from error
                 raise
             sweep(self._path, stale, now=self._is_tight)
+            self._end()  # here, so that no rank goes on before others may save there
             return stale
 
         removed = patiently(group, commit, path=self._path, name="save commit")
@@ -364,6 +379,10 @@ class _Save:
             files=tuple(files),
             tensors=tensors,
         )
+
+
+def _is_stuck(error: BaseException) -> bool:
+    return isinstance(error, StorageError) and error.is_stuck
 
 
 @functools.cache  # metadata keeps what it reads of every directory on the path, anew whenever one of them changes

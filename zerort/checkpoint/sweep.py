@@ -2,26 +2,32 @@
 
 A save is over when its manifest is in place. Deleting a gigabyte can take a third as long again (a disk mounted with
 ``discard`` tells the device of every block), and nobody has to wait for it: small amounts are deleted at once, large
-ones by a thread. The next save and the end of the process wait for that thread. May import: offload.disk.
+ones by a thread. The next save waits for that thread, and so does the end of the process, but not for ever: what is
+left then, the next save finds. May import: offload.{disk, workers}.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import Final
 
 from zerort.offload import disk
+from zerort.offload.workers import lend
 
 __all__ = ["AT_ONCE_NBYTES", "freed_nbytes", "sweep", "wait_for_sweeps"]
 
 AT_ONCE_NBYTES: Final = 32 * 1024**2
 """Up to this many bytes are deleted before `sweep` returns."""
 
-_lock = threading.Lock()
-_threads: list[threading.Thread] = []
+_END_SECONDS: Final = 30.0
+"""How long the end of the process waits."""
+
+_under_way: list[threading.Event] = []  # changed by single calls, which need no lock
 
 
 def freed_nbytes(path: str, names: Sequence[str]) -> int:
@@ -46,22 +52,23 @@ def sweep(path: str, names: Sequence[str], *, now: bool = False) -> None:
     if now or freed_nbytes(path, names) <= AT_ONCE_NBYTES:
         _delete(paths)
         return
-    thread = threading.Thread(target=_delete, args=(paths,), name="checkpoint sweep")
-    with _lock:
-        _threads[:] = [one for one in _threads if one.is_alive()]
-        _threads.append(thread)
-        thread.start()
+    _under_way.append(lend(lambda: _delete(paths)))
 
 
-def wait_for_sweeps() -> None:
-    """Return when everything that `sweep` was given in this process is deleted."""
-    with _lock:
-        waiting = list(_threads)
-    for thread in waiting:
-        thread.join()
+def wait_for_sweeps(*, within: float = threading.TIMEOUT_MAX) -> None:
+    """Return when everything that `sweep` was given in this process is deleted, or after so many seconds."""
+    began = time.monotonic()
+    for done in list(_under_way):
+        if done.wait(max(0.0, within - (time.monotonic() - began))):
+            with contextlib.suppress(ValueError):  # another thread has waited, too
+                _under_way.remove(done)
 
 
 def _delete(paths: Sequence[str]) -> None:
     for path in paths:
         with contextlib.suppress(OSError):
             disk.unlink(path)
+
+
+atexit.register(lambda: wait_for_sweeps(within=_END_SECONDS))
+os.register_at_fork(after_in_child=_under_way.clear)  # they are the parent's, whose threads a child has not

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerort import checkpoint
 from zerort.checkpoint.directory import make_directory
-from zerort.checkpoint.failure import patiently, storage_error, together
+from zerort.checkpoint.failure import patiently, storage_error
 from zerort.checkpoint.lease import LEASE_SECONDS, Lease
 from zerort.checkpoint.room import beside_nbytes
 from zerort.comm.agreement import gather_json
@@ -60,7 +60,7 @@ def objection(rt: Runtime, *, progress: Any) -> Exception | None:
     return None
 
 
-def _expect_usable(rt: Runtime, *, patience: float = 0.0) -> None:
+def _expect_usable(rt: Runtime, *, patience: float = 0.0, anew: bool = False) -> None:
     """Make the directory if need be, and raise unless files can be put there, and nobody else puts some there."""
     lease, directory = lease_of(rt), _directory(rt)
     try:
@@ -69,7 +69,7 @@ def _expect_usable(rt: Runtime, *, patience: float = 0.0) -> None:
         make_directory(directory)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), directory)
-        lease.hold(patience=patience)
+        lease.hold(patience=patience, anew=anew)
     except OSError as error:
         raise storage_error(error, path=directory) from error
 
@@ -86,10 +86,10 @@ def resume(rt: Runtime) -> Restored | None:
 
     def find() -> bool:
         """Whoever goes on from a step will keep the next there: the run before must be over."""
-        if rt.rank or not checkpoint.exists(_directory(rt)):
+        if rt.rank or not (checkpoint.exists(_directory(rt)) or lease_of(rt).is_lost):
             return False
-        lease_of(rt).hold(patience=LEASE_SECONDS)
-        return True
+        _expect_usable(rt, patience=LEASE_SECONDS, anew=True)
+        return checkpoint.exists(_directory(rt))
 
     found = patiently(rt.world, find, path=_directory(rt), name="resume")
     if not gather_json(rt.world, found, name="resume")[0]:
@@ -118,7 +118,7 @@ def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
         StorageError: That disk has too little room, or the file system refused; on every rank.
     """
     directory = _directory(rt)
-    mine = together(rt.world, lambda: _count(rt, sections, directory), path=directory, name="last step")
+    mine = patiently(rt.world, lambda: _count(rt, sections, directory), path=directory, name="last step")
     told = [_Counted(*one) for one in gather_json(rt.world, mine, name="last step")]
 
     def ask() -> int:

@@ -1,7 +1,7 @@
 """`save` and `load`: a runtime's checkpoints, of what is in memory and of what rests on a disk.
 
 `snapshot.py` says what a checkpoint holds; here is when it may be taken, and what a failure leaves. May import:
-checkpoint, comm, engine.*.
+checkpoint, comm, errors, engine.*.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerort import checkpoint
+from zerort.checkpoint.failure import patiently
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine import snapshot
 from zerort.engine.report import Restored
+from zerort.errors import CheckpointError
 
 if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
@@ -43,15 +45,14 @@ def save(rt: Runtime, path: str | Path, *, progress: Any) -> Path:
 
 def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Restored:
     """Read a checkpoint; see `Runtime.load`. Every rank calls this."""
-    manifest, error = None, None
+    error: Exception | None = None
+    manifest = patiently(rt.world, lambda: checkpoint.read_manifest(path), path=str(path), name="load manifest")
     try:
-        manifest = checkpoint.read_manifest(path)
         rt.tiers.settle()  # well or not: what failed is made anew
         snapshot.check_loadable(rt, manifest, optimizer=optimizer)
     except Exception as caught:
         error = caught
     raise_together(rt.world, error, name="load")
-    assert manifest is not None
     rt.discard_gradients()
     rt.wait_for_gathers()
     _wait_for_caller(rt)
@@ -72,8 +73,15 @@ def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Res
             )
         except Exception as caught:
             error = caught
-        # The other copies of the model read for themselves. What one of them has changed is torn for all.
-        change.begun = any(gather_json(rt.world, change.begun, name="load"))
+        # The other copies of the model read for themselves. What one of them has changed is torn for all, and so is
+        # what they have read of different checkpoints: somebody saved there meanwhile.
+        told = gather_json(rt.world, [change.begun, manifest.digest], name="load")
+        change.begun = any(begun for begun, _ in told)
+        if error is None and any(digest != manifest.digest for _, digest in told):
+            error = CheckpointError(
+                f"Expected all copies of the model to load one checkpoint, got several at {path}: it was replaced "
+                "while they read it. Load again."
+            )
         raise_together(rt.world, error, name="load")
         snapshot.spread_loaded(rt, optimizer=optimizer)
         for one in rt.attachments:
