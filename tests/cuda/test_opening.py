@@ -177,9 +177,9 @@ def test_gpus_that_are_slow_to_open_are_no_missing_ranks(job):
         class Slow(importlib.abc.MetaPathFinder):
             def find_spec(self, name, path, target=None):
                 if name in ("zerort.device.cuda", "zerort.comm.nccl"):
-                    time.sleep(1.5)
+                    time.sleep(5)
         sys.meta_path.insert(0, Slow())
-        with open_group(timeout=2.0) as group:
+        with open_group(timeout=8.0) as group:
             say("rank", rank, "opened", group.kind)
         """,
     )
