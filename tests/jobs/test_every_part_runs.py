@@ -54,7 +54,8 @@ def make_test(tmp_path):
     fake.chmod(0o755)
     makefile = tmp_path / "Makefile"
     makefile.write_text((ROOT / "Makefile").read_text())
-    words = ["make", "--no-print-directory", "test", f"MAKE={fake}", "MPI=mpich", "VENV=env", "CUDA=", "-o", "env/.torch"]
+    given = (f"MAKE={fake}", "MPI=mpich", "VENV=env", "CUDA=")
+    words = ["make", "--no-print-directory", "test", *given, "-o", "env/.torch"]
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / ".torch").touch()
     outer = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MPI", "VENV")  # of the make that runs this test

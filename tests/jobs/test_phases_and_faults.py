@@ -141,7 +141,7 @@ def test_the_job_ends_and_tells_whose_fault_it_was(job, scratch, tmp_path, case)
     assert result.code != 0, result.output
     if (case.phase, case.fault) == ("open", "STOP"):  # nobody is known yet
         assert "Expected all 3 ranks to open group 'world' within 5 s, got fewer" in result.output, result.output
-    elif case.fault not in ("KILL", "_exit"):  # where the launcher ends the others at once, and names any process or none
+    elif case.fault not in ("KILL", "_exit"):  # where the launcher ends the others at once, and names any or none
         told = result.output.replace(process[0], "")
         by_launcher = rf"PID {process[1]}\b" if case.fault == "TERM" else "$^"
         assert re.search(rf"\b[Rr]ank 1\b|{by_launcher}", told), result.output
