@@ -176,7 +176,7 @@ def stories_and_farewells(chance: random.Random, folder: Path) -> None:
     """What ranks tell each other reaches the others whole, whatever users called things and errors said."""
 
     def text() -> str:
-        return "".join(chance.choices('ab "\\\n\0\x7fé…\ud800', k=chance.randrange(2000)))
+        return "".join(chance.choices('ab "\\\n\0\x7fé…\U0001f600\ud800', k=chance.randrange(2000)))
 
     board = Board(memoryview(bytearray(board_nbytes(1))), 0, 1)
     story = tell_story(Call(text(), text(), name=text(), complaint=chance.choice(["", text()])))
