@@ -57,12 +57,15 @@ train: $(VENV)/.installed ## Train the example on 8 ranks (RANKS=n for another n
 	$(BIN)/mpirun -n $(RANKS) $(BIN)/python examples/train.py
 
 # Every part runs, whatever the others gave. Jobs wait more than they compute (for timeouts, mostly), so what takes one
-# process runs beside them; it is shown afterwards.
+# process runs beside them; it is shown afterwards. What a shell runs in the background does not hear Ctrl-C: it is
+# a process group of its own, which is ended with the rest.
+RUN   = run() { for part in "$$@"; do $(MAKE) --no-print-directory $$part || echo $$part >> build/failed; done; }
+ALONE = $(PYTHON) -c 'import os, sys; os.setsid(); os.execv("/bin/sh", ["sh", "-c", sys.argv[1]])'
 test: $(VENV)/.torch $(CUDA) ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks; name what failed
-	@mkdir -p build; rm -f build/failed; \
-	run() { for part in "$$@"; do $(MAKE) --no-print-directory $$part || echo $$part >> build/failed; done; }; \
+	@mkdir -p build; rm -f build/failed; $(RUN); \
+	trap '[ -z "$$beside" ] || kill -s TERM -- -$$beside; exit 130' INT TERM; \
 	run lint contracts; \
-	run types test-unit test-cuda-alone > build/test-others.log 2>&1 & \
+	$(ALONE) '$(RUN); run types test-unit test-cuda-alone' > build/test-others.log 2>&1 & beside=$$!; \
 	run test-jobs; wait; cat build/test-others.log; \
 	run test-ranks test-torch test-cuda-ranks test-cpu; \
 	if [ -e build/failed ]; then echo "*** FAILED with $(MPI):" $$(cat build/failed); exit 1; fi; \
@@ -91,8 +94,9 @@ test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashe
 test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 	$(call ON_RANKS) tests/ranks
 
-test-loaded: $(VENV)/.dev ## Run test-jobs and test-ranks (2 and 3) while LOAD=16 processes keep the cores busy
-	$(BIN)/python tests/loaded.py $(LOAD) $(MAKE) --no-print-directory test-jobs test-ranks SIZES="2 3" LIMIT=6000
+test-loaded: $(VENV)/.dev $(CUDA) ## Run tests of one process, test-jobs and test-ranks (2 and 3) while LOAD=16 processes keep the cores busy
+	$(BIN)/python tests/loaded.py $(LOAD) $(MAKE) --no-print-directory --keep-going \
+	  test-unit test-cuda-alone test-jobs test-ranks SIZES="2 3" LIMIT=6000
 
 test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks, and its examples
 	$(call BOTH,$(call ON_RANKS,8) tests/torch,\
@@ -154,8 +158,8 @@ clean: ## Remove environments and builds
 	rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 faults: $(VENV)/.dev ## Break a rank in every phase, in every way, over every transport; interrupt every line of step, save and load
-	ZERORT_ALL_FAULTS=1 $(BIN)/python -m pytest -q tests/jobs/test_phases_and_faults.py
-	ZERORT_STRIDE=1 $(BIN)/python -m pytest -q tests/unit/test_interrupts.py
+	$(call BOTH,ZERORT_ALL_FAULTS=1 $(BIN)/python -m pytest -q tests/jobs/test_phases_and_faults.py,\
+	  ZERORT_STRIDE=1 $(BIN)/python -m pytest -q tests/unit/test_interrupts.py)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "zerort needs Python >= 3.10, found " + sys.version.split()[0] + ". Say which: make PYTHON=python3.11")'

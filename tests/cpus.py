@@ -17,7 +17,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from numpy._core._multiarray_umath import __cpu_dispatch__ as numpy_dispatch
+try:
+    from numpy._core._multiarray_umath import __cpu_dispatch__ as numpy_dispatch
+except ImportError:  # NumPy 1
+    from numpy.core._multiarray_umath import __cpu_dispatch__ as numpy_dispatch
 
 ROOT = Path(__file__).resolve().parents[1]
 ON_RANKS = ("-m", "zerort.testing", "2", "3", "--", "-p", "no:hypothesispytest")
@@ -28,7 +31,7 @@ UNIT = (
     *(f"tests/unit/test_engine_{one}.py" for one in ("float64", "runtime", "checkpoint")),
 )
 RANKS = (*ON_RANKS, "tests/ranks/test_walk.py", "tests/ranks/test_deterministic.py")
-TORCH = (*ON_RANKS, "tests/torch/test_losses.py", "tests/torch/test_weights.py")
+TORCH = (*ON_RANKS, "tests/torch/test_losses.py", "tests/torch/test_weights.py", "tests/torch/test_ways_to_train.py")
 SOME = ("-m", "pytest", "-q", "tests/unit/test_native_optim.py", "tests/unit/test_engine_float64.py")
 SOME_ON_RANKS = (
     *("-m", "zerort.testing", "3", "--", "-p", "no:hypothesispytest", "tests/torch/test_losses.py"),
@@ -76,18 +79,20 @@ def main() -> int:
         print(f"Expected rows out of {', '.join(KERNELS)}; got {', '.join(sorted(unknown))}.")
         return 2
     flags = cpu_flags()
-    failed = []
+    ran, failed = [], []
     for name in names:
         row = KERNELS[name]
         if platform.machine() != "x86_64" or (row.needs and row.needs not in flags):
             print(f"== {name}: LEFT OUT, this {platform.machine()} CPU has no such kernels", flush=True)
             continue
+        ran.append(name)
         print(f"== {name}: {' '.join(f'{key}={value!r}' for key, value in row.environment.items())}", flush=True)
         for words in row.suites:
             done = subprocess.run([sys.executable, *words], cwd=ROOT, env=os.environ | row.environment, check=False)
             if done.returncode:
                 failed.append(f"{name}: python {' '.join(words)}")
-    print("\n".join([f"*** FAILED under {one}" for one in failed] or [f"== passed: {' '.join(names)}"]), flush=True)
+    passed = f"== passed: {' '.join(ran)}" if ran else "== nothing ran"
+    print("\n".join([f"*** FAILED under {one}" for one in failed] or [passed]), flush=True)
     return 1 if failed else 0
 
 

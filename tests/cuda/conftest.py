@@ -58,7 +58,7 @@ def job(tmp_path):
     """Run a script, in one piece or several, on some ranks, each with a GPU."""
     from gpu_jobs import PRELUDE
 
-    def run(ranks, *code, timeout=60.0, **settings):
+    def run(ranks, *code, timeout=120.0, **settings):
         script = tmp_path / "job.py"
         script.write_text(PRELUDE + "".join(map(textwrap.dedent, code)))
         env = hardware.environment(**{"devices": ranks, **settings})

@@ -15,7 +15,7 @@ from zerort.errors import CollectiveError, CollectiveTimeoutError  # noqa: E402
 
 @pytest.fixture
 def group(tmp_path):
-    with open_group(kind="nccl", options=GroupOptions(timeout=1.0, flight_dir=str(tmp_path))) as group:
+    with open_group(kind="nccl", options=GroupOptions(timeout=3.0, flight_dir=str(tmp_path))) as group:
         yield group
 
 
@@ -35,18 +35,18 @@ def inside(group):
     def start(seconds):
         threads.append(threading.Thread(target=stay, args=(seconds,)))
         threads[0].start()
-        entered.wait(10)
+        assert entered.wait(60)
         return left
 
     yield start
     go.set()
-    threads[0].join(10)
+    threads[0].join(60)
     assert not threads[0].is_alive()
 
 
 def until_broken(group):
     """Wait until the watch has broken the group; give up if it does not."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while group._transport.broken is None and time.monotonic() < until:
         time.sleep(0.01)
 
@@ -65,7 +65,7 @@ def test_a_call_that_does_not_end_on_the_gpu_breaks_the_group(group):
     gate, ones = threading.Event(), cupy.ones(1000)
     with cupy.cuda.Stream(non_blocking=True) as busy:
         cupy.cuda.Stream.null.synchronize()
-        busy.launch_host_func(lambda _: gate.wait(20), None)
+        busy.launch_host_func(lambda _: gate.wait(120), None)
         ticket = group.all_reduce(ones)
     until_broken(group)
     gate.set()  # NCCL's abort waits for what is on the GPU before it
@@ -90,10 +90,10 @@ def test_closing_closes_everything_whatever_one_part_says(group):
 
 def test_an_entry_that_does_not_return_breaks_the_group(group, inside):
     """NCCL may block whoever enters it, to connect to a rank that is gone, say."""
-    left = inside(20)
+    left = inside(120)
     until_broken(group)
     assert isinstance(group._transport.broken, CollectiveTimeoutError)
-    assert "finish #7 all_reduce within 1.0 s" in str(group._transport.broken)
+    assert "finish #7 all_reduce within 3.0 s" in str(group._transport.broken)
     assert not left
 
 
@@ -121,7 +121,7 @@ def test_whoever_the_end_throws_out_of_nccl_hears_why(group):
             until_broken(group)
             raise RuntimeError("NCCL_ERROR_INTERNAL_ERROR")
 
-    with pytest.raises(CollectiveTimeoutError, match=r"finish #7 all_reduce within 1\.0 s"):
+    with pytest.raises(CollectiveTimeoutError, match=r"finish #7 all_reduce within 3\.0 s"):
         be_thrown_out()
     with pytest.raises(CollectiveTimeoutError, match="finish #7 all_reduce"), watch.entry("#8 all_gather"):
         pytest.fail("someone came in")
@@ -134,7 +134,7 @@ def test_an_abort_that_does_not_come_to_its_end_is_told(group, monkeypatch):
     gate, ones = threading.Event(), cupy.ones(1000)
     with cupy.cuda.Stream(non_blocking=True) as busy:
         cupy.cuda.Stream.null.synchronize()
-        busy.launch_host_func(lambda _: gate.wait(20), None)
+        busy.launch_host_func(lambda _: gate.wait(120), None)
         group.all_reduce(ones)
     group.barrier().wait()  # the hosts': it comes when the call before it is in NCCL
     try:

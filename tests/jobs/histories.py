@@ -5,12 +5,13 @@
 Every process writes down when it began and ended what. Afterwards the history is checked as that of one register: a
 read returns what some save wrote; none that another save had replaced before the read began; and nothing that returned
 is lost. Who was refused was told the number of a process that was there. Prints the counts; exits with 1 and the
-violations if there are any.
+violations if there are any, or if too little happened. Its processes end with it.
 """
 
 from __future__ import annotations
 
 import collections
+import ctypes
 import json
 import os
 import random
@@ -31,6 +32,7 @@ from zerort.layout import FlatLayout, Partition
 
 LAYOUT = FlatLayout.build({"w": (5120,), "b": (64,)})
 PARTITION = Partition.build(LAYOUT.numel, 1)
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 LONGEST = 90.0
 """Seconds, after which a run is over in any case."""
 
@@ -103,9 +105,13 @@ ROLES = {
 
 
 def start(role: str, path: Path, log: Path, stamps: list[int]) -> int:
+    parent = os.getpid()
     child = os.fork()
     if child:
         return child
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # which ends those that are stopped, too
+    if os.getppid() != parent:
+        os._exit(1)
     code = 1
     try:
         diary = Diary(log, role)
@@ -133,26 +139,28 @@ def disturb(path: Path, log: Path, *, seed: int, saves: int) -> dict[str, int]:
     workers = {role: begin(role) for role in ROLES}
     stopped: dict[str, float] = {}
     until = time.monotonic() + LONGEST
-    while time.monotonic() < until and log.read_text().count('"saved"') < saves:
-        time.sleep(chance.uniform(0.01, 0.05))
-        role = chance.choice(sorted(set(ROLES) - set(stopped)) or sorted(ROLES))
-        for other in [one for one, when in stopped.items() if when < time.monotonic()]:
-            os.kill(workers[other], signal.SIGCONT)
-            del stopped[other]
-        if chance.random() < 0.3:
-            os.kill(workers[role], signal.SIGKILL)
-            counts["kills"] += 1
-        elif chance.random() < 0.3 and len(stopped) < 2:
-            os.kill(workers[role], signal.SIGSTOP)
-            stopped[role] = time.monotonic() + chance.uniform(0.05, 0.4)
-            counts["stops"] += 1
-        for one, worker in workers.items():
-            if os.waitpid(worker, os.WNOHANG)[0]:
-                stopped.pop(one, None)
-                workers[one] = begin(one)
-    for worker in workers.values():
-        os.kill(worker, signal.SIGKILL)
-        os.waitpid(worker, 0)
+    try:
+        while time.monotonic() < until and log.read_text().count('"saved"') < saves:
+            time.sleep(chance.uniform(0.01, 0.05))
+            role = chance.choice(sorted(set(ROLES) - set(stopped)) or sorted(ROLES))
+            for other in [one for one, when in stopped.items() if when < time.monotonic()]:
+                os.kill(workers[other], signal.SIGCONT)
+                del stopped[other]
+            if chance.random() < 0.3:
+                os.kill(workers[role], signal.SIGKILL)
+                counts["kills"] += 1
+            elif chance.random() < 0.3 and len(stopped) < 2:
+                os.kill(workers[role], signal.SIGSTOP)
+                stopped[role] = time.monotonic() + chance.uniform(0.05, 0.4)
+                counts["stops"] += 1
+            for one, worker in workers.items():
+                if os.waitpid(worker, os.WNOHANG)[0]:
+                    stopped.pop(one, None)
+                    workers[one] = begin(one)
+    finally:
+        for worker in workers.values():
+            os.kill(worker, signal.SIGKILL)
+            os.waitpid(worker, 0)
     return counts
 
 
@@ -210,6 +218,8 @@ def main(directory: str, seed: int, saves: int) -> int:
     wrong = violations(events)
     if len(left) != 2:
         wrong.append(f"left behind: {left}")
+    if counts["saved"] <= saves or counts["read"] <= 2 or not counts["kills"]:  # two of each are this process's
+        wrong.append(f"too little happened in {LONGEST:.0f} s for {saves} saves")
     print(f"seed {seed}: {json.dumps(counts)}, {len(wrong)} violations")
     print(*wrong[:10], sep="\n")
     return 1 if wrong else 0

@@ -1,11 +1,15 @@
 """A part of the tests that fails does not stop the others, and the end says which it was."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from zerort.native.rendezvous import is_alive
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,35 +41,67 @@ def test_every_size_runs_and_all_that_failed_are_listed(tmp_path):
 FAKE = """#!/bin/sh
 for word; do part=$word; done
 echo "part $part"
+case " $STUCK " in *" $part "*) echo $$ > pid-$part; exec sleep 1000 ;; esac
 case " $BROKEN " in *" $part "*) exit 1 ;; esac
 """
 
 
-@pytest.mark.parametrize("broken", ["", "lint", "types test-ranks test-cpu"])
-def test_every_part_of_make_test_runs_and_all_that_failed_are_listed(broken, tmp_path):
-    """With a make in make's place that only says what it was asked for."""
+@pytest.fixture
+def make_test(tmp_path):
+    """Start `make test` with a make in make's place that only says what it was asked for."""
     fake = tmp_path / "make"
     fake.write_text(FAKE)
     fake.chmod(0o755)
     makefile = tmp_path / "Makefile"
     makefile.write_text((ROOT / "Makefile").read_text())
-    words = ["make", "test", f"MAKE={fake}", "VENV=env", "CUDA=", "-o", "env/.torch"]
+    given = (f"MAKE={fake}", "MPI=mpich", "VENV=env", "CUDA=")
+    words = ["make", "--no-print-directory", "test", *given, "-o", "env/.torch"]
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / ".torch").touch()
-    done = subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        cwd=tmp_path,
-        env=os.environ | {"BROKEN": broken},
-    )
-    lines = done.stdout.splitlines()
+    outer = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MPI", "VENV")  # of the make that runs this test
+    clean = {name: value for name, value in os.environ.items() if name not in outer}
+
+    def start(**environment):
+        return subprocess.Popen(
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=tmp_path,
+            env=clean | environment,
+            start_new_session=True,
+        )
+
+    return start
+
+
+@pytest.mark.parametrize("broken", ["", "lint", "types test-ranks test-cpu"])
+def test_every_part_of_make_test_runs_and_all_that_failed_are_listed(make_test, broken):
+    with make_test(BROKEN=broken) as process:
+        output, _ = process.communicate(timeout=60)
+    lines = [line for line in output.splitlines() if not line.startswith("make: *** ")]
     parts = {line.removeprefix("part ") for line in lines if line.startswith("part ")}
     assert parts == {
         *("lint", "contracts", "types", "test-unit", "test-cuda-alone", "test-jobs"),
         *("test-ranks", "test-torch", "test-cuda-ranks", "test-cpu"),
     }
-    assert bool(done.returncode) == bool(broken), done.stdout + done.stderr
+    assert bool(process.returncode) == bool(broken), output
     assert lines[-1] == (f"*** FAILED with mpich: {broken}" if broken else "All of make test passed with mpich.")
+
+
+def test_an_interrupt_ends_what_runs_beside_too(make_test, tmp_path):
+    notes = [tmp_path / "pid-types", tmp_path / "pid-test-jobs"]
+    with make_test(STUCK="types test-jobs") as process:
+        while not all(note.exists() and note.read_text().strip() for note in notes):
+            assert process.poll() is None
+            time.sleep(0.01)
+        pids = [int(note.read_text()) for note in notes]
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        process.wait(timeout=60)
+    assert process.returncode != 0
+    until = time.monotonic() + 60
+    while running := [pid for pid in pids if is_alive(pid)]:
+        if time.monotonic() > until:
+            os.kill(running[0], signal.SIGKILL)
+            pytest.fail("it runs on")
+        time.sleep(0.01)

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-OPEN = """
+
+def opened(timeout):
+    """Return the first lines of a script: ``group``, of the kind that is its argument."""
+    return f"""
 kind = sys.argv[1]
-options = zr.GroupOptions.from_environment(timeout=6.0)
+options = zr.GroupOptions.from_environment(timeout={timeout})
 if kind == "hierarchical":
     from mpi4py import MPI
     from zerort.comm.bootstrap import best_transport
@@ -21,13 +24,14 @@ else:
     group = zr.open_group(kind=kind, options=options)
 """
 
+
 KINDS = ["node", pytest.param("mpi", id="over-mpi"), "hierarchical"]  # pytest-mpi takes an id "mpi" for its marker
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_rank_is_named_with_what_it_last_did(job, kind, tmp_path):
     code = (
-        OPEN
+        opened(timeout=6.0)
         + """
 group.all_reduce(np.ones(3), name="before").wait()
 if group.rank == 1:
@@ -66,7 +70,7 @@ say("rank", group.rank, "done")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_leaves_is_noticed_at_once(job, kind):
     code = (
-        OPEN.replace("timeout=6.0", "timeout=40.0")
+        opened(timeout=40.0)
         + """
 group.barrier().wait()
 if group.rank == 2:
@@ -89,7 +93,7 @@ except RankFailedError as error:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unhandled_exception_ends_the_job(job, kind):
     code = (
-        OPEN.replace("timeout=6.0", "timeout=300.0")
+        opened(timeout=300.0)
         + """
 group.barrier().wait()
 if group.rank == 1:
@@ -122,7 +126,7 @@ group.barrier().wait() if group.rank else time.sleep(100)
 def test_a_killed_rank_ends_the_job_and_leaves_nothing_behind(job, kind):
     """The fixture compares shared memory before and after."""
     code = (
-        OPEN.replace("timeout=6.0", "timeout=300.0")
+        opened(timeout=300.0)
         + """
 array = group.empty(1 << 20, "float32")
 for step in range(1000000):
@@ -186,7 +190,7 @@ zr.open_group(options=zr.GroupOptions(timeout=2.0))
 def test_an_error_in_the_middle_of_a_collective_reaches_all(job, kind):
     """One rank fails after all have met; a call queued behind it must not stand in for what it never finished."""
     code = (
-        OPEN.replace("timeout=6.0", "timeout=60.0")
+        opened(timeout=60.0)
         + """
 array = group.empty(300_000, "float32")
 array[:] = group.rank + 1
@@ -316,13 +320,13 @@ open_gate(group.rank)
 def test_a_rank_that_goes_while_memory_is_made_is_blamed_on_every_host(job):
     """Its own host notices; the other one must hear of it, and not take both ranks there for the culprits."""
     code = (
-        OPEN.replace("timeout=4.0", "timeout=40.0")
+        opened(timeout=40.0)
         + """
 group.barrier().wait()
 if group.rank == 1:
     def go(nbytes):
         group._transport._node.leave()
-        time.sleep(6)
+        wait_for_gates(0, 2, 3)
         raise MemoryError
     group._transport._node.allocate = go
 began = time.monotonic()
@@ -330,6 +334,7 @@ try:
     group.empty(1000, "float32")
 except (CollectiveError, MemoryError) as error:
     say("rank", group.rank, "after", int(time.monotonic() - began), "s:", str(error).splitlines()[0])
+open_gate(group.rank)
 """
     )
     result = job(4, code, args=["hierarchical"])

@@ -87,9 +87,10 @@ def test_a_rank_of_a_node_that_dies_is_named_by_all_others(script, tmp_path, dea
         pytest.skip("not built")
     control = open_control(3, "/dev/shm", sees_processes=True)
     words = [str(death.victim), death.form, death.moment]
+    path = script(ON_A_NODE)
     ranks = [
         subprocess.Popen(
-            [sys.executable, script(ON_A_NODE), control.path, str(rank), *words],
+            [sys.executable, path, control.path, str(rank), *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -85,11 +86,15 @@ def training(tmp_path):
         env=without_launcher(),
         cwd=tmp_path,
     ) as process:
-        for line in process.stdout:
-            if re.search(r"step\s+\d+", line):
-                break
-        yield process
-        process.kill()
+        limit = threading.Timer(90, process.kill)  # its end is what ends the reading
+        limit.start()
+        try:
+            assert any(re.search(r"step\s+\d+", line) for line in process.stdout)
+            limit.cancel()
+            yield process
+        finally:
+            limit.cancel()
+            process.kill()
 
 
 def test_an_example_that_is_told_to_stop_saves_and_ends(training, tmp_path):

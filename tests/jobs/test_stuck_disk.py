@@ -10,7 +10,7 @@ from zerort.checkpoint.save import save
 from zerort.checkpoint import Value
 from zerort.layout import FlatLayout, Partition
 layout = FlatLayout.build({"w": (300, 1000)})
-group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=4.0))
+group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=10.0))
 partition = Partition.build(layout.numel, group.size)
 mine = np.ones(partition.counts[group.rank], np.float32)
 values = [Value(kind="parameter", layout=layout, partition=partition, mine=mine)]
@@ -48,7 +48,7 @@ def test_slow_deletes_after_a_save_are_waited_for(job, tmp_path):
 save(path, group, values, meta={})
 real = os.unlink
 def slow(*words, **options):
-    time.sleep(2.0)
+    time.sleep(4.0)
     real(*words, **options)
 if group.rank == 0:
     os.unlink = slow

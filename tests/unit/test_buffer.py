@@ -57,7 +57,7 @@ def test_a_move_that_is_not_in_the_table_is_refused():
         redistribute(group, np.ones(2), placement=R, to=P, partition=Partition.build(2, 1), out=np.ones(2))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(leaves=st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24]), data=st.data())
 def test_a_tree_has_the_same_bits_whoever_sums_it(leaves, data):
     values = [value_of(leaf, 129) for leaf in range(leaves)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -164,7 +165,9 @@ def test_an_operation_that_never_returns_costs_one_save_at_most(tmp_path):
     stuck = 0
     for at in range(1, total + 1, 1 if EVERY else 3):
         kept = read_manifest(path).meta["number"]
-        child = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of threads that the child lacks
+            child = os.fork()
         if child == 0:
             code = 1
             try:

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerort import trace
@@ -276,7 +276,7 @@ def cuts(draw):
     return ranks, weights, draw(st.sampled_from([1, 3, 64]))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(
     shapes=st.lists(st.lists(st.integers(0, 40), max_size=2).map(tuple), max_size=5),
     dtype=st.sampled_from(sorted(ITEMSIZES)),

@@ -34,16 +34,19 @@ class TestThreads(GroupContract):
 
 def test_a_missing_thread_is_named():
     stories = {}
+    others = [threading.Event() for _ in range(3)]
 
     def body(group):
         group.barrier(name="before").wait()
         if group.rank == 1:
-            time.sleep(2.5)
+            assert others[0].wait(60)
+            assert others[2].wait(60)
         with pytest.raises(CollectiveTimeoutError) as caught:
             group.all_reduce(np.ones(2), name="loss").wait()
         stories[group.rank] = str(caught.value)
+        others[group.rank].set()
 
-    run_threads(3, body, options=GroupOptions(timeout=1.0))
+    run_threads(3, body, options=GroupOptions(timeout=4.0))
     for rank in (0, 2):
         assert "got no rank 1." in stories[rank]
         assert "rank 1: missing; last in #0 barrier() 'before'" in stories[rank]

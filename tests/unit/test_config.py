@@ -126,13 +126,13 @@ def test_sizes_are_written_short(nbytes: int, text: str) -> None:
 
 
 @given(st.integers(1, 1023), st.integers(0, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_round_sizes_survive_the_way_there_and_back(amount: int, power: int) -> None:
     assert parse_bytes(format_bytes(amount * 1024**power)) == amount * 1024**power
 
 
 @given(st.integers(0, 2**60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_is_written_is_close(nbytes: int) -> None:
     number = format_bytes(nbytes).rstrip("BiKMGTP")
     unit = format_bytes(nbytes)[len(number) :]
@@ -142,7 +142,7 @@ def test_what_is_written_is_close(nbytes: int) -> None:
 
 
 @given(st.integers(0, 2**60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_is_written_can_be_read_and_rounded_up_is_not_less(nbytes: int) -> None:
     assert format_bytes(parse_bytes(format_bytes(nbytes))) == format_bytes(nbytes)
     text = format_bytes(nbytes, up=True)

@@ -280,7 +280,7 @@ SPECS = {
 }
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     stage=st.sampled_from(STAGES),
     size=st.integers(1, 5),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import tempfile
 import warnings
 from unittest import mock
 
@@ -192,29 +193,34 @@ def test_a_directory_that_cannot_be_is_refused_on_every_rank(tmp_path):
     assert os.listdir(tmp_path / "directory") == []
 
 
-def test_memory_in_a_disks_place_is_said_loudly(tmp_path):
+@pytest.fixture
+def in_memory():
+    """A directory of its own in /dev/shm, where that is memory."""
+    if not os.path.ismount("/dev/shm"):
+        pytest.skip("/dev/shm is no mount of its own here")
+    with tempfile.TemporaryDirectory(prefix="zerort-test-", dir="/dev/shm") as directory:
+        yield directory
+
+
+def test_memory_in_a_disks_place_is_said_loudly(in_memory):
     def body(group):
-        tiers = Tiers(group, scratch="/dev/shm/zerort-test-tiers", options=SMALL, ledger=Ledger())
+        tiers = Tiers(group, scratch=in_memory, options=SMALL, ledger=Ledger())
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             tiers.prepare(4096, what="unit 'a'")
         assert any("which is memory (tmpfs)" in str(one.message) for one in found)
         tiers.close()
 
-    os.makedirs("/dev/shm/zerort-test-tiers", exist_ok=True)
-    try:
-        run_threads(1, body)
-        assert os.listdir("/dev/shm/zerort-test-tiers") == []
-    finally:
-        os.rmdir("/dev/shm/zerort-test-tiers")
+    run_threads(1, body)
+    assert os.listdir(in_memory) == []
 
 
 # -- a runtime ---------------------------------------------------------------------------------------------------------
 
 
-def test_scratch_that_is_not_there_is_refused_on_every_rank_with_the_disk_it_would_be_on():
+def test_scratch_that_is_not_there_is_refused_on_every_rank_with_the_disk_it_would_be_on(in_memory):
     """The disk is not mounted, say: what it should hold would fill another one."""
-    missing = "/dev/shm/zerort-not-mounted/run"
+    missing = f"{in_memory}/not-mounted/run"
 
     def body(group):
         with pytest.raises(StorageError, match=r"got none: .* would be on /dev/shm \(tmpfs on .*create_scratch=True"):

@@ -16,7 +16,7 @@ cuts = st.builds(Cut, size=st.integers(1, 9), granule=st.sampled_from([64, 128, 
 
 
 @given(shapes, cuts)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_ranges_tile_the_buffer_and_start_at_granules(tensors: dict[str, tuple[int, ...]], cut: Cut) -> None:
     layout, partition = cut.of(tensors)
     end = 0
@@ -29,7 +29,7 @@ def test_ranges_tile_the_buffer_and_start_at_granules(tensors: dict[str, tuple[i
 
 
 @given(shapes, cuts)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_equal_shards_are_equal_and_padded_behind_the_last_parameter_only(
     tensors: dict[str, tuple[int, ...]], cut: Cut
 ) -> None:
@@ -44,7 +44,7 @@ def test_equal_shards_are_equal_and_padded_behind_the_last_parameter_only(
 
 
 @given(shapes, cuts)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_shard_is_longer_than_the_longest_of_a_fair_cut_rounded_up_to_granules(
     tensors: dict[str, tuple[int, ...]], cut: Cut
 ) -> None:

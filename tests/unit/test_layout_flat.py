@@ -26,7 +26,7 @@ layouts = st.builds(
 
 
 @given(shapes, st.sampled_from(list(ITEMSIZES)), st.integers(1, 70))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_build_places_every_parameter_once_aligned_and_in_order(
     given_shapes: dict[str, tuple[int, ...]], dtype: str, alignment: int
 ) -> None:
@@ -47,7 +47,7 @@ def test_build_places_every_parameter_once_aligned_and_in_order(
 
 
 @given(layouts, st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_overlaps_are_exactly_the_parameters_elements_in_the_range(layout: FlatLayout, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, layout.numel))
     last = data.draw(st.integers(first, layout.numel))

@@ -41,7 +41,7 @@ def owners(partition: Partition) -> list[int]:
 
 
 @given(st.integers(0, 5000), weights, st.sampled_from([1, 2, 3, 7, 16, 64, 4096]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_build_tiles_exactly_starts_at_blocks_and_is_fair(
     numel: int, shares: list[int | float | Fraction], alignment: int
 ) -> None:
@@ -59,7 +59,7 @@ def test_build_tiles_exactly_starts_at_blocks_and_is_fair(
 
 
 @given(st.integers(0, 5000), st.integers(1, 40), st.sampled_from([1, 5, 64]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_equal_ranks_get_equal_parts_wherever_that_is_possible(numel: int, size: int, alignment: int) -> None:
     partition = Partition.build(numel, size, alignment=alignment)
     assert partition == Partition.build(numel, size, weights=[0.1] * size, alignment=alignment)
@@ -71,21 +71,21 @@ def test_equal_ranks_get_equal_parts_wherever_that_is_possible(numel: int, size:
 
 
 @given(weights, st.integers(0, 1000), st.integers(1, 10**6), st.integers(1, 10**6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_only_proportions_matter(shares: list[float], numel: int, up: int, down: int) -> None:
     scaled = [Fraction(share) * up / down for share in shares]
     assert Partition.build(numel, len(shares), weights=shares) == Partition.build(numel, len(shares), weights=scaled)
 
 
 @given(partitions())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_owner_agrees_with_the_ranges(partition: Partition) -> None:
     assert [partition.owner(index) for index in range(partition.numel)] == owners(partition)
     assert partition.offsets == tuple(partition.of(rank).first for rank in range(partition.size))
 
 
 @given(partitions(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_overlaps_partition_the_range_asked_for(partition: Partition, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, partition.numel))
     last = data.draw(st.integers(first, partition.numel))
@@ -97,7 +97,7 @@ def test_overlaps_partition_the_range_asked_for(partition: Partition, data: st.D
 
 
 @given(st.integers(0, 300).flatmap(lambda numel: st.tuples(*[partitions(numel)] * 2)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_reshard_moves_every_element_once_from_its_owner_to_its_next(pair: tuple[Partition, Partition]) -> None:
     before, after = pair
     moves = before.reshard(after)

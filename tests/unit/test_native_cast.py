@@ -86,7 +86,7 @@ def test_every_tie_between_halves_goes_to_even(form, half: np.dtype) -> None:
 
 
 @needs_native
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     half=st.sampled_from([BFLOAT16, FLOAT16]),
     numel=st.integers(0, 3000),

@@ -77,14 +77,14 @@ def test_all_forms_agree_on_large_data(nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.binary(max_size=2000), cut=st.integers(0, 2000))
 def test_goes_on_from_a_value(form, data: bytes, cut: int) -> None:
     assert form(data[cut:], form(data[:cut])) == form(data)
 
 
 @pytest.mark.parametrize("combine", COMBINES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(a=st.binary(max_size=300), b=st.binary(max_size=3000))
 def test_combines(combine, a: bytes, b: bytes) -> None:
     assert combine(reference.crc32c(a), reference.crc32c(b), len(b)) == reference.crc32c(a + b)

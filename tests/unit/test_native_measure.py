@@ -57,7 +57,7 @@ def test_square_sum_keeps_to_the_promised_order(form, name: str) -> None:
 
 
 @needs_native
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     name=st.sampled_from(sorted(DTYPES)),
     numel=st.integers(0, 5000),

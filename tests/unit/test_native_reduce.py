@@ -56,7 +56,7 @@ def test_native_equals_numpy_bitwise(name: str, reduction: str) -> None:
 
 
 @needs_native
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     name=st.sampled_from(sorted(DTYPES)),
     reduction=st.sampled_from(REDUCTIONS),

@@ -66,7 +66,7 @@ _SIZE = 700_001
 _RANGE = st.tuples(st.integers(0, _SIZE), st.integers(0, _SIZE)).map(sorted)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.sampled_from(["read", "write"]), _RANGE, st.integers(0, 63)), max_size=8),
     st.booleans(),

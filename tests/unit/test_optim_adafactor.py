@@ -119,7 +119,7 @@ class Whole:
         self.p = self.p - rate * o.weight_decay * self.p - rate * u
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     size=st.integers(1, 8),
     fractions=st.lists(st.floats(0, 1), min_size=7 * len(SHAPES), max_size=7 * len(SHAPES)),
@@ -243,7 +243,7 @@ def test_a_part_beyond_its_tensor_is_refused() -> None:
         next(optimizer.update_parts_([part]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(rows=st.integers(1, 30), cols=st.integers(1, 30), data=st.data(), limit=st.integers(1, 50))
 def test_pieces_tile_the_range(rows: int, cols: int, data: st.DataObject, limit: int) -> None:
     first = data.draw(st.integers(0, rows * cols))

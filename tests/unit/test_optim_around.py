@@ -91,7 +91,7 @@ def test_square_sums_by_block(dtype: type) -> None:
         square_sums(grad, 0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(blocks=st.integers(0, 40), cuts=st.lists(st.integers(0, 40), max_size=7), seed=st.integers(0, 2**32 - 1))
 def test_the_norm_does_not_depend_on_how_blocks_lie_over_ranks(blocks: int, cuts: list[int], seed: int) -> None:
     block = 50

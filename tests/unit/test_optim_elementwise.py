@@ -70,7 +70,7 @@ def test_updates_follow_the_formula(optimizer: ElementwiseOptimizer, dtype: str,
     np.testing.assert_allclose(param, want, rtol=bound, atol=5 * bound)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     optimizer=st.sampled_from(OPTIMIZERS),
     numel=st.integers(0, 300),
