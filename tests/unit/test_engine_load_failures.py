@@ -12,7 +12,7 @@ import pytest
 
 import zerort as zr
 from zerort.checkpoint import reader, verify
-from zerort.errors import CallError, CheckpointError, CorruptCheckpointError, StorageError
+from zerort.errors import CallError, CheckpointError, CorruptCheckpointError, StorageError, ZerortError
 from zerort.testing import run_threads
 
 RNG = np.random.default_rng(3)
@@ -94,10 +94,8 @@ def test_after_parameters_alone_failed_to_load_those_of_another_checkpoint_may_b
     run(body)
 
 
-@pytest.mark.parametrize("error", [MemoryError("no slab"), CallError("of a reader"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [MemoryError("no slab"), CallError("of a reader")])
 def test_any_error_of_reading_tears(tmp_path, error):
-    """One rank: nobody else is left waiting for the one that was interrupted."""
-
     def body(rt):
         step(rt)
         rt.save(tmp_path / "good")
@@ -111,6 +109,25 @@ def test_any_error_of_reading_tears(tmp_path, error):
             rt.save(tmp_path / "laundered")
         rt.load(tmp_path / "good")
         step(rt)
+
+    run(body, ranks=1)
+
+
+def test_an_interrupt_of_reading_tears_and_breaks_the_group(tmp_path):
+    """One rank: nobody else is left waiting for the one that was interrupted."""
+
+    def body(rt):
+        step(rt)
+        rt.save(tmp_path / "good")
+        with (
+            mock.patch.object(reader, "_sum_and_deliver", side_effect=KeyboardInterrupt),
+            mock.patch.object(reader.Fetch, "in_phase", False),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            rt.load(tmp_path / "good")
+        with pytest.raises(ZerortError):
+            rt.save(tmp_path / "laundered")
+        assert not (tmp_path / "laundered" / "manifest.json").exists()
 
     run(body, ranks=1)
 
