@@ -25,6 +25,7 @@ def on_a_thread(work):
     thread.start()
     thread.join()
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # started in the background of a script, it would be ignored
 before = signal.getsignal(signal.SIGINT)
 """
 
