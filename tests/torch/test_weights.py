@@ -74,7 +74,7 @@ def test_loading_what_differs_between_ranks_is_refused(node):
         pytest.skip("needs another rank")
     with opened(node) as rt:
         model = zt.shard(make(GPT), rt)
-        with pytest.raises(zr.errors.CallError, match=r"Expected the same .*values of unit"):
+        with pytest.raises(zr.errors.CallError, match=r"Expected the same .*values of the root unit"):
             model.load_state_dict(make(GPT, seed=rt.rank).state_dict())
 
 
