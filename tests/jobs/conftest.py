@@ -11,6 +11,7 @@ from zerort.testing import run_job
 
 # Started in the background of a script, this process ignores Ctrl-C, and so would the jobs that are to be interrupted.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as under nohup
 
 PRELUDE = """
 import json, os, signal, sys, time
