@@ -1,4 +1,4 @@
-"""What the training examples share: their options, and what rank 0 shows while they train. Imports no framework."""
+"""What the training examples share: their options, and what rank 0 shows while they train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import zerort as zr
-from zerort.comm.environment import sees_terminal
+from zerort.comm.bootstrap.environment import sees_terminal
 from zerort.config import format_bytes
 
 __all__ = ["PLANS", "Screen", "add_options", "check_options", "console_of", "whole"]

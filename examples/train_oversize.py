@@ -30,7 +30,7 @@ from common import console_of, whole  # examples/common.py
 from memory_limit import limit_memory, peak_nbytes, resident_nbytes  # examples/memory_limit.py
 from zerort.config import format_bytes, parse_bytes
 from zerort.errors import PlanError, RankFailedError, SharedMemoryError, ZerortError
-from zerort.offload import inspect
+from zerort.storage import inspect
 from zerort.workload import ByteModel, ByteText
 
 NBYTES = 16  # of a parameter, its gradient, its master weight and two moments

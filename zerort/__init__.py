@@ -32,7 +32,7 @@ from zerort.engine import (
     mesh,
 )
 from zerort.engine import open_runtime as open
-from zerort.engine.forecast import forecast
+from zerort.engine.sizing.forecast import forecast
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.optim import (
     SGD,

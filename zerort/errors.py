@@ -24,7 +24,7 @@
         ├── CorruptCheckpointError        its bytes are not those that were written
         └── CheckpointInUseError          somebody else saves in that directory
 
-Messages read ``Expected X, got Y.`` and then the cure. Imports nothing.
+Messages read ``Expected X, got Y.`` and then the cure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The protocols that the rooms share: what a device, a stream and an event must be able to do.
 
-They are structural: `zerort.device.host` fulfils them with NumPy and threads, a CUDA device with CuPy. The contract
-suites in `zerort.testing` say what an implementation must hold beyond its signatures. Imports nothing of zerort.
+They are structural: `zerort.device.host` fulfils them with NumPy and threads, `zerort.device.cuda` with CuPy. The
+contract suites in `zerort.testing` say what an implementation must hold beyond its signatures.
 """
 
 from __future__ import annotations

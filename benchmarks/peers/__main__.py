@@ -21,7 +21,7 @@ import traceback
 from typing import Any
 
 from peers.work import CONFIGS, METHODS, REFERENCE, Running, Work
-from zerort.comm.environment import launched_rank, launched_size
+from zerort.comm.bootstrap.environment import launched_rank, launched_size
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from zerort.cli.tables import new_table
+from zerort.cli.bench.collectives.tables import new_table
 
 FLOOR = "single"
 OURS = "zero3"

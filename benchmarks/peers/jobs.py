@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from peers.work import Method
-from zerort.comm.environment import find_launcher, without_launcher
+from zerort.comm.bootstrap.environment import find_launcher, without_launcher
 
 PATIENCE = 900.0
 """Seconds that ranks may take for an answer: DeepSpeed compiles when it is built first, and must not be killed then."""

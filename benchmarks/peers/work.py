@@ -1,4 +1,4 @@
-"""What every method trains: the same model, first values, batches and AdamW. Imports no torch, so that it is cheap."""
+"""What every method trains: the same model, first values, batches and AdamW."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from zerort.engine import Runtime, TensorSpec, Unit
 from zerort_numpy.view import Life, View, as_view
 
 if TYPE_CHECKING:
-    from zerort.engine.tensors import Frozen
+    from zerort.engine.model.tensors import Frozen
     from zerort.typing import Array
 
 __all__ = ["NumpyUnit", "register"]

@@ -28,7 +28,7 @@ from zerort.errors import CallError
 from zerort.native.dtypes import BFLOAT16
 
 if TYPE_CHECKING:
-    from zerort.device.cuda import CudaDevice
+    from zerort.device.cuda.device import CudaDevice
     from zerort.typing import Array, Device
 
 __all__ = [

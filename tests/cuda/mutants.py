@@ -24,9 +24,10 @@ import mutants_offload
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FILES = (
-    *("device/cuda*.py", "comm/nccl*.py", "optim/kernels_cuda.py", "buffer/*.py", "engine/*.py"),
-    *(f"offload/{name}.py" for name in ("staging", "careful", "bridged", "passage", "later", "memory")),
-    *(f"offload/{name}.py" for name in ("pipeline", "run", "slots")),
+    *("device/cuda/*.py", "comm/transports/nccl/*.py", "optim/kernels_cuda.py", "buffer/*.py", "engine/**/*.py"),
+    *(f"storage/stores/{name}.py" for name in ("bridged", "passage", "later")),
+    *(f"streaming/{name}.py" for name in ("staging", "careful", "pipeline", "run", "slots")),
+    "testing/memory_store.py",
 )
 """What is looked through for synchronisations, under zerort/."""
 

@@ -48,29 +48,29 @@ ENGINE = (
     ),
     # -- parameters ------------------------------------------------------------------------------------------------
     Mutant(
-        "engine/host_parameters.py",
+        "engine/residence/host_parameters.py",
         'self.written.on(self._group.device.lane("copy in"))',
         "pass",
         (TIERS, "an_update_is_the_same_on_either_side"),
         ranks=2,
     ),
     Mutant(
-        "engine/host_parameters.py",
+        "engine/residence/host_parameters.py",
         "self._group.after(here)",
         "pass",
         (SEEDS, "no_order_of_streams"),
         ranks=2,
     ),
     Mutant(
-        "engine/unit.py",
+        "engine/model/unit.py",
         "views = self._runtime.device.arrive(ticket)",
         "views = ticket.result",
         (SEEDS, "no_order_of_streams"),
         ranks=2,
     ),
-    Mutant("engine/gathered.py", "self.fetched.wait()", "pass", (SEEDS, "no_order_of_streams"), ranks=2),
+    Mutant("engine/model/gather.py", "self.fetched.wait()", "pass", (SEEDS, "no_order_of_streams"), ranks=2),
     Mutant(
-        "engine/gathered.py",
+        "engine/model/gather.py",
         "self._runtime.device.arrive(fetched)  # if it was gathered ahead and not used: it is read until then",
         "pass",
         (ORDER, "a_gather_that_nobody_used_leaves_its_slot"),
@@ -78,30 +78,42 @@ ENGINE = (
     ),
     # -- gradients -------------------------------------------------------------------------------------------------
     Mutant(
-        "engine/summed.py",
+        "engine/residence/gradients.py",
         "gradient = reduction.wait()",
         "gradient = reduction.result",
         (SEEDS, "no_order_of_streams"),
         ranks=2,
     ),
     Mutant(
-        "engine/summed.py",
+        "engine/residence/gradients.py",
         "self.column.write(0, gradient).wait()",
         "self.column.write(0, gradient)",
         (SEEDS, "no_order_of_streams"),
         ranks=2,
     ),
-    Mutant("engine/summed.py", "slot.release(after=ticket)", "slot.release()", (SEEDS, "no_order_of_streams"), ranks=2),
-    # -- the step --------------------------------------------------------------------------------------------------
-    Mutant("engine/step.py", "rt.stage.finish()", "pass", (ORDER, "a_digest_is_of_what_was_written"), ranks=2),
     Mutant(
-        "engine/step.py",
+        "engine/residence/gradients.py",
+        "slot.release(after=ticket)",
+        "slot.release()",
+        (SEEDS, "no_order_of_streams"),
+        ranks=2,
+    ),
+    # -- the step --------------------------------------------------------------------------------------------------
+    Mutant("engine/step/step.py", "rt.stage.finish()", "pass", (ORDER, "a_digest_is_of_what_was_written"), ranks=2),
+    Mutant(
+        "engine/step/step.py",
         "section.parameters.wait()  # a gather in place may write to this rank's range, too: the same values",
         "pass",
         (ORDER, "a_digest_is_of_what_was_written"),
         ranks=2,
     ),
-    Mutant("engine/stage.py", "self._staging.finish()", "pass", (ORDER, "a_digest_is_of_what_was_written"), ranks=2),
+    Mutant(
+        "engine/residence/stage.py",
+        "self._staging.finish()",
+        "pass",
+        (ORDER, "a_digest_is_of_what_was_written"),
+        ranks=2,
+    ),
     Mutant("engine/runtime.py", "self.stage.finish()", "pass", (ORDER, "a_checkpoint_is_of_what_was_written"), ranks=2),
     Mutant(
         "engine/runtime.py",
@@ -111,28 +123,28 @@ ENGINE = (
         ranks=2,
     ),
     Mutant(
-        "engine/update.py",
+        "engine/step/update.py",
         "section.parameters.written = joined([back for _, back in pairs], result=None)",
         "pass",
         (TIERS, "an_update_is_the_same_on_either_side"),
         ranks=2,
     ),
     Mutant(
-        "engine/update.py",
+        "engine/step/update.py",
         "return rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))",
         "rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))",
         (ORDER, "what_comes_back_late_is_what_a_disk_gets"),
         ranks=2,
     ),
     Mutant(
-        "engine/saving.py",
+        "engine/persist/saving.py",
         "rt.device.settle()",
         "pass",
         (ORDER, "a_checkpoint_is_of_what_was_written"),
         ranks=2,
     ),
     Mutant(
-        "engine/snapshot.py",
+        "engine/persist/snapshot.py",
         'shard.all_gather(mine, out=whole, counts=partition.counts, name="load").wait()',
         'shard.all_gather(mine, out=whole, counts=partition.counts, name="load")',
         (ORDER, "a_checkpoint_is_of_what_was_written"),
@@ -148,30 +160,32 @@ NOT_OF_THE_GPU = {
         "ticket.wait()": "for its error; `settle` orders what is computed",
         "array, out=array, name=self.name, eager=False, after=self.reduction": "calls over GPUs take turns",
     },
-    "engine/copies.py": {
+    "engine/step/copies.py": {
         'everyone = rt.world.all_gather(mine, name="reduced").wait().reshape(rt.world.size, len(units))': _OF_THE_HOST,
         "bucket.wait()": "the end of calls that failed",
     },
     "buffer/slots.py": {
         "slot.busy.wait()  # not only for what comes next: the memory goes": "a stream holds the arrays of its work",
     },
-    "engine/assignment.py": {
+    "engine/model/assignment.py": {
         'rt.world.barrier(name="assign").wait()  # nobody reads what is about to change': "ranks that share memory",
     },
-    "engine/column.py": {
+    "engine/residence/chunked_array.py": {
         "return self.read(self.cuts[at], np.empty(self._numel(at), self.dtype)).wait()": _OF_A_DISK,
     },
-    "engine/column_parameters.py": {"self.column.write(begin - self._own.first, source).wait()": _OF_THE_HOST},
-    "engine/gathered.py": {
+    "engine/residence/column_parameters.py": {
+        "self.column.write(begin - self._own.first, source).wait()": _OF_THE_HOST
+    },
+    "engine/model/gather.py": {
         "self._runtime.mesh.shard.barrier(name=f\"slot for {self._name or 'root unit'}\"[:60]).wait()": "shared slots",
     },
-    "engine/host_parameters.py": {
+    "engine/residence/host_parameters.py": {
         "self._whole.wait()": "whoever lets a slot go has waited",
     },
-    "engine/resting_parameters.py": {
+    "engine/residence/resting_parameters.py": {
         "self._spread.wait()": "whoever lets a slot go has waited",
     },
-    "engine/host_memory.py": {
+    "engine/residence/host_memory.py": {
         'self._group.device.lane(name).submit(lambda: None, name="close").wait(_LAST_COPY)': (
             "the emulated device keeps memory that copies use; CUDA does not promise that"
         ),
@@ -180,14 +194,14 @@ NOT_OF_THE_GPU = {
         "wait()": "the end: for errors, and for what the lines below give back",
         'return self.mesh.shard.all_reduce(values, name="statistics").wait()': _OF_THE_HOST,
     },
-    "engine/snapshot.py": {
+    "engine/persist/snapshot.py": {
         "section.parameters.restore().wait()": "for its error; whoever looks at them waits for the same Ticket",
     },
-    "engine/state.py": {
+    "engine/step/state.py": {
         "self.master.write(first, master).wait()": _OF_A_DISK,
         "param.write(first, rounded).wait()": _OF_A_DISK,
     },
-    "engine/step.py": {
+    "engine/step/step.py": {
         'everyone = rt.world.all_gather(mine, name="step").wait().reshape(rt.world.size, -1)': _OF_THE_HOST,
         "flat = rt.mesh.shard.all_gather(np.concatenate(sums), counts=[sum(row) for row in counts], "
         'name="norm").wait()': _OF_THE_HOST,
@@ -195,11 +209,11 @@ NOT_OF_THE_GPU = {
             "ranks that share memory"
         ),
     },
-    "engine/tiers.py": {"self._pipeline.finish()": _OF_A_DISK},
-    "engine/values.py": {
+    "engine/residence/tiers.py": {"self._pipeline.finish()": _OF_A_DISK},
+    "engine/model/values.py": {
         'rt.world.broadcast(whole.reshape(-1), name="initial values").wait()': _OF_THE_HOST,
     },
-    "engine/units.py": {
+    "engine/model/units.py": {
         "section.bucket.wait()": "for its error; `settle` orders what is computed",
     },
 }

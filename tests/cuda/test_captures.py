@@ -11,8 +11,8 @@ cupy = pytest.importorskip("cupy")
 
 from zerort.comm import open_group  # noqa: E402
 from zerort.config import GroupOptions  # noqa: E402
-from zerort.device.cuda import CudaDevice  # noqa: E402
-from zerort.device.cuda_library import has_passed  # noqa: E402
+from zerort.device.cuda.device import CudaDevice  # noqa: E402
+from zerort.device.cuda.library import has_passed  # noqa: E402
 
 runtime = cupy.cuda.runtime
 

@@ -18,7 +18,12 @@ watch._finish = lambda verb: (finish(verb), say("rank", rank, "did", verb))
 
 
 def test_ranks_that_close_together_destroy_the_communicator(job):
-    result = job(2, "import zerort.comm.nccl\nzerort.comm.nccl._CLOSED_WITHIN = 20.0\n", HOW, "group.close()")
+    result = job(
+        2,
+        "import zerort.comm.transports.nccl.transport\nzerort.comm.nccl._CLOSED_WITHIN = 20.0\n",
+        HOW,
+        "group.close()",
+    )
     assert result.code == 0, result.output
     assert ranks_that("did destroy", result.output) == ["0", "1"], result.output
 

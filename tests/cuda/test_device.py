@@ -13,9 +13,9 @@ cupy = pytest.importorskip("cupy")
 
 from gpu_jobs import ranks_that  # noqa: E402
 
-from zerort.device.cuda import LANES, CudaDevice  # noqa: E402
-from zerort.device.cuda_order import CudaOrder  # noqa: E402
-from zerort.device.host_stream import HostStream  # noqa: E402
+from zerort.device.cuda.device import LANES, CudaDevice  # noqa: E402
+from zerort.device.cuda.order import CudaOrder  # noqa: E402
+from zerort.device.host.stream import HostStream  # noqa: E402
 from zerort.errors import CallError, ClosedError, DeviceError, DeviceMemoryError  # noqa: E402
 from zerort.testing.device_contract import DeviceContract  # noqa: E402
 
@@ -373,7 +373,7 @@ def test_a_fault_of_the_gpu_is_an_error_and_nothing_hangs(job, tmp_path):
         1,
         """
         import cupy, functools, gc, weakref
-        from zerort.device.cuda import CudaDevice
+        from zerort.device.cuda.device import CudaDevice
         write = cupy.RawKernel('extern "C" __global__ void write(char *p) { *(volatile char *)64 = 1; }', "write")
         device = CudaDevice(0)
         stream, array = device.stream("faulty"), device.empty(100, "uint8")

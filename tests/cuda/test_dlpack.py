@@ -13,7 +13,7 @@ import hardware  # noqa: E402
 from arrays import put  # noqa: E402
 from foreign import Framework, Stream  # noqa: E402
 
-from zerort.device.cuda import CudaDevice  # noqa: E402
+from zerort.device.cuda.device import CudaDevice  # noqa: E402
 from zerort.native.dtypes import numpy_dtype  # noqa: E402
 
 NUMEL = 50_000

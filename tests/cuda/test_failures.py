@@ -12,15 +12,15 @@ pytest.importorskip("cupy")
 import hardware
 from gpu_jobs import PRELUDE, ranks_that
 
-from zerort.comm.node import open_control
+from zerort.comm.transports.node.transport import open_control
 
 
 def test_a_killed_rank_is_named_and_the_gpu_is_freed(tmp_path):
     """Rank 1 dies when the others' GPUs are in the middle of a collective with it."""
     code = """
     import cupy
-    from zerort.comm.nccl_bootstrap import open_on_gpus
-    from zerort.comm.node import NodeTransport
+    from zerort.comm.transports.nccl.opening import open_on_gpus
+    from zerort.comm.transports.node.transport import NodeTransport
     rank, options = int(sys.argv[1]), zr.GroupOptions.from_environment(timeout=30.0)
     host = NodeTransport(
         sys.argv[2], rank, 3, name="world", options=options, in_native=zr.native.AVAILABLE, sees_processes=True
@@ -152,7 +152,7 @@ def test_a_rank_that_cannot_pin_makes_all_fall_back(job):
         if rank == 1:
             os.environ["CUSIM_PINNED_MB"] = "1"
         import cupy
-        from zerort.comm.nccl_pinned import open_pinned
+        from zerort.comm.transports.nccl.pinned import open_pinned
         with open_group() as group:
             device = group._transport.device
             with warnings.catch_warnings(record=True) as caught:

@@ -9,8 +9,8 @@ from gpu_jobs import ranks_that
 OPEN = """
 import cupy
 from mpi4py import MPI
-from zerort.comm.bootstrap import best_transport
-from zerort.comm.nccl_bootstrap import open_on_gpus
+from zerort.comm.bootstrap.opening import best_transport
+from zerort.comm.transports.nccl.opening import open_on_gpus
 
 def open_over(kind, hosts, timeout=40.0):
     # Ranks of one machine that think they are on several.
@@ -53,7 +53,7 @@ def test_below_thread_multiple_only_the_callers_thread_talks_to_mpi(job):
         """,
         OPEN,
         """
-        from zerort.comm.exchange import Alarm
+        from zerort.comm.transports.exchange import Alarm
         group = open_over("mpi", [0, 1])
         exchange = group._transport.host._exchange
         assert group._transport.runs_on == "caller"

@@ -11,11 +11,11 @@ cupy = pytest.importorskip("cupy")
 
 import zerort as zr  # noqa: E402
 from zerort.comm import open_group  # noqa: E402
-from zerort.comm.nccl_pinned import open_pinned  # noqa: E402
+from zerort.comm.transports.nccl.pinned import open_pinned  # noqa: E402
 from zerort.config import GroupOptions  # noqa: E402
-from zerort.engine.host_memory import HostMemory  # noqa: E402
 from zerort.engine.ledger import Ledger  # noqa: E402
-from zerort.engine.tiers import Tiers  # noqa: E402
+from zerort.engine.residence.host_memory import HostMemory  # noqa: E402
+from zerort.engine.residence.tiers import Tiers  # noqa: E402
 from zerort.errors import ClosedError  # noqa: E402
 
 HOST, NVME = zr.Tier.HOST, zr.Tier.NVME

@@ -13,8 +13,8 @@ cupy = pytest.importorskip("cupy")
 from arrays import put  # noqa: E402
 
 from zerort import native  # noqa: E402
-from zerort.device.cuda import CudaDevice  # noqa: E402
-from zerort.device.cuda_module import KernelModule  # noqa: E402
+from zerort.device.cuda.device import CudaDevice  # noqa: E402
+from zerort.device.cuda.kernel_module import KernelModule  # noqa: E402
 from zerort.errors import CallError  # noqa: E402
 from zerort.optim import SGD, AdamW, Lion, clip_factor, norm_of, square_sums, square_sums_of  # noqa: E402
 from zerort.optim import kernels_cuda as cuda  # noqa: E402

@@ -126,7 +126,7 @@ def test_cupy_without_nccl_is_told_so(job):
         """
         if rank == 0:
             sys.modules["cupy.cuda.nccl"] = None
-            from zerort.device.cuda_report import describe_gpus
+            from zerort.device.cuda.report import describe_gpus
             facts = describe_gpus()
             say("the doctor knows", facts["nccl"], "nvidia-nccl-cu12" in facts["nccl_error"], not facts["pin_error"])
         try:
@@ -146,14 +146,14 @@ def test_a_rank_that_cannot_join_nccl_is_an_error_on_every_rank(job):
         """
         import resource
         from mpi4py import MPI
-        from zerort.comm.bootstrap import best_transport
-        from zerort.comm.nccl_bootstrap import open_nccl
-        from zerort.device.cuda import CudaDevice
-        from zerort.device.cuda_library import load_nccl
+        from zerort.comm.bootstrap.opening import best_transport
+        from zerort.comm.transports.nccl.opening import open_nccl
+        from zerort.device.cuda.device import CudaDevice
+        from zerort.device.cuda.library import load_nccl
         host = best_transport(MPI.COMM_WORLD, name="world", options=zr.GroupOptions(timeout=12.0))
         device = CudaDevice(rank)
         load_nccl()
-        import zerort.comm.nccl
+        import zerort.comm.transports.nccl.transport
         if rank == 1:
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
@@ -176,7 +176,7 @@ def test_gpus_that_are_slow_to_open_are_no_missing_ranks(job):
         import importlib.abc
         class Slow(importlib.abc.MetaPathFinder):
             def find_spec(self, name, path, target=None):
-                if name in ("zerort.device.cuda", "zerort.comm.nccl"):
+                if name in ("zerort.device.cuda.device", "zerort.comm.transports.nccl.transport"):
                     time.sleep(5)
         sys.meta_path.insert(0, Slow())
         with open_group(timeout=8.0) as group:
@@ -194,8 +194,8 @@ def test_a_long_error_while_opening_is_told_to_every_rank(job, kind):
         2,
         f"""
         from mpi4py import MPI
-        from zerort.comm.bootstrap import best_transport
-        from zerort.comm.nccl_bootstrap import _together
+        from zerort.comm.bootstrap.opening import best_transport
+        from zerort.comm.transports.nccl.opening import _together
         host = best_transport(MPI.COMM_WORLD, name="world", options=zr.GroupOptions(timeout=5.0), kind="{kind}")
         def step():
             if rank == 1:

@@ -7,8 +7,8 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
-from zerort.device.cuda import CudaDevice  # noqa: E402
-from zerort.device.cuda_pinned import PinnedMemory  # noqa: E402
+from zerort.device.cuda.device import CudaDevice  # noqa: E402
+from zerort.device.cuda.pinned import PinnedMemory  # noqa: E402
 from zerort.errors import CallError, ClosedError, DeviceMemoryError  # noqa: E402
 
 PAGE = mmap.PAGESIZE

@@ -10,9 +10,10 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
-from zerort.device.cuda import CudaDevice  # noqa: E402
-from zerort.device.cuda_pinned import PinnedMemory  # noqa: E402
-from zerort.offload import MemoryStore, Part, Pipeline  # noqa: E402
+from zerort.device.cuda.device import CudaDevice  # noqa: E402
+from zerort.device.cuda.pinned import PinnedMemory  # noqa: E402
+from zerort.streaming import Part, Pipeline  # noqa: E402
+from zerort.testing.memory_store import MemoryStore  # noqa: E402
 
 NUMEL, CHUNKS = 1024, 8
 SLOT = NUMEL * 4

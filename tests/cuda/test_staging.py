@@ -14,13 +14,13 @@ import hardware  # noqa: E402
 from arrays import put  # noqa: E402
 
 from zerort import native  # noqa: E402
-from zerort.device.cuda import CudaDevice  # noqa: E402
-from zerort.device.cuda_pinned import PinnedMemory  # noqa: E402
+from zerort.device.cuda.device import CudaDevice  # noqa: E402
+from zerort.device.cuda.pinned import PinnedMemory  # noqa: E402
 from zerort.errors import CallError, ClosedError  # noqa: E402
 from zerort.native.dtypes import numpy_dtype  # noqa: E402
-from zerort.offload.hops import Hop, slot_nbytes_of  # noqa: E402
-from zerort.offload.staging import Staging  # noqa: E402
 from zerort.optim.kernels import kernels_for  # noqa: E402
+from zerort.streaming.hops import Hop, slot_nbytes_of  # noqa: E402
+from zerort.streaming.staging import Staging  # noqa: E402
 
 SETTINGS = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
 PLACES = ["device", "host"]
@@ -406,7 +406,7 @@ def test_what_makes_no_sense_is_refused(device, pinned):
 
 
 def test_speeds_are_measured_and_one_place_is_chosen(device, pinned):
-    from zerort.offload.update_place import Traffic, choose_place, measure
+    from zerort.streaming.update_place import Traffic, choose_place, measure
 
     memory = pinned.empty(1024**2, "uint8")
     speeds = measure(device, pinned=memory)

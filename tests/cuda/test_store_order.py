@@ -9,9 +9,11 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
-from zerort.device.cuda import CudaDevice  # noqa: E402
-from zerort.device.cuda_pinned import PinnedMemory  # noqa: E402
-from zerort.offload import BridgedStore, Hop, MemoryStore, Staging  # noqa: E402
+from zerort.device.cuda.device import CudaDevice  # noqa: E402
+from zerort.device.cuda.pinned import PinnedMemory  # noqa: E402
+from zerort.storage import BridgedStore  # noqa: E402
+from zerort.streaming import Hop, Staging  # noqa: E402
+from zerort.testing.memory_store import MemoryStore  # noqa: E402
 
 SLOT = 4096
 

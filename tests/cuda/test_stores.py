@@ -10,11 +10,13 @@ cupy = pytest.importorskip("cupy")
 import hardware  # noqa: E402
 from arrays import put  # noqa: E402
 
-from zerort.device.cuda import CudaDevice  # noqa: E402
-from zerort.device.cuda_pinned import PinnedMemory  # noqa: E402
+from zerort.device.cuda.device import CudaDevice  # noqa: E402
+from zerort.device.cuda.pinned import PinnedMemory  # noqa: E402
 from zerort.errors import CallError  # noqa: E402
-from zerort.offload import BridgedStore, Hop, MemoryStore, NvmeStore, Part, Pipeline, Staging  # noqa: E402
 from zerort.optim.kernels import kernels_for  # noqa: E402
+from zerort.storage import BridgedStore, NvmeStore  # noqa: E402
+from zerort.streaming import Hop, Part, Pipeline, Staging  # noqa: E402
+from zerort.testing.memory_store import MemoryStore  # noqa: E402
 from zerort.testing.store_contract import StoreContract  # noqa: E402
 
 SLOT = 64 * 1024

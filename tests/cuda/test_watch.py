@@ -130,7 +130,7 @@ def test_whoever_the_end_throws_out_of_nccl_hears_why(group):
 @hardware.only_emulated("how long an abort takes is up to NCCL")
 def test_an_abort_that_does_not_come_to_its_end_is_told(group, monkeypatch):
     """NCCL waits for what is on the GPU before its calls, and that may be for ever."""
-    monkeypatch.setattr("zerort.comm.nccl_watch._DEADLINE", 0.1)
+    monkeypatch.setattr("zerort.comm.transports.nccl.watch._DEADLINE", 0.1)
     gate, ones = threading.Event(), cupy.ones(1000)
     with cupy.cuda.Stream(non_blocking=True) as busy:
         cupy.cuda.Stream.null.synchronize()

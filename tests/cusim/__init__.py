@@ -1,7 +1,5 @@
 """An emulated CUDA device: the real, unmodified CuPy wheel, run on the CPU. See README.md.
 
-May import: the standard library; `cupy` only after `start()`.
-
     import cusim
 
     cusim.start()             # before cupy is imported; builds the emulator when it has changed

@@ -1,13 +1,9 @@
 """Build: compiles ``src/*.cpp`` with g++ into a cache, one directory per state of sources and tools.
 
-May import: `cusim.errors`. The emulator declares no CUDA type of its own: CUDA's headers come from the
-``nvidia-cuda-runtime`` wheel, found beside CuPy's. A process that finds the directory whole uses it; ranks that start
-together wait for the one that builds.
-
-    build/cusim/objects/<hash>.o        one per source, so that a change compiles what it touched
-    build/cusim/<hash>/libcusim.so      the emulator
-    build/cusim/<hash>/libcuda.so.1     and its other names: empty, and needing libcusim.so
-    build/cusim/<hash>/kernels/         CuPy's cache of compiled kernels (CUPY_CACHE_DIR)
+build/cusim/objects/<hash>.o        one per source, so that a change compiles what it touched
+build/cusim/<hash>/libcusim.so      the emulator
+build/cusim/<hash>/libcuda.so.1     and its other names: empty, and needing libcusim.so
+build/cusim/<hash>/kernels/         CuPy's cache of compiled kernels (CUPY_CACHE_DIR)
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Run CuPy's own tests on the emulated device: ``python tests/cusim/cupy_tests.py``, a few minutes.
-
-May import: the standard library. CuPy's tests are in its source package, which pip brings; those of what the emulator
-does not support (README.md) are left out by name, with the reason. The figures in README.md are what
-this program prints.
-"""
+"""Run CuPy's own tests on the emulated device: ``python tests/cusim/cupy_tests.py``, a few minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps the emulator from starting. May import: nothing."""
+"""What keeps the emulator from starting."""
 
 
 class CusimError(RuntimeError):

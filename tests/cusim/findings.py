@@ -1,4 +1,4 @@
-"""Findings: what programs did wrong, as the emulator saw it; another seed to look again. May import: `cusim.start`."""
+"""Findings: what programs did wrong, as the emulator saw it; another seed to look again."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Freed arrays: what CuPy's memory pool takes back must no longer be in use, and is poisoned.
-
-May import: `cupy`, `cusim.start`. The emulator sees what the pool takes from the device and gives back to it, not what
-happens inside. Here each array's memory knows when it goes. An array that goes while a stream other than its own still
-uses it is a race: the pool gives its memory out again in the order of the stream that the array was made on. When that
-stream has nothing left to do, the memory is poisoned, so that stale views read NaN.
-"""
+"""Freed arrays: what CuPy's memory pool takes back must no longer be in use, and is poisoned."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Start: loads the emulator before CuPy is imported, and relinks CuPy's extension modules as they load.
-
-May import: `cusim.build`, `cusim.errors`; `cusim.frees` once cupy is there. Nothing here runs unless `start` is called:
-by a conftest, or in child processes by ``hook/sitecustomize.py``, which `environment` puts on their path.
-"""
+"""Start: loads the emulator before CuPy is imported, and relinks CuPy's extension modules as they load."""
 
 from __future__ import annotations
 

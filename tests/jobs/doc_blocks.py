@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerort.comm.environment import without_launcher
+from zerort.comm.bootstrap.environment import without_launcher
 from zerort.testing import run_job
 
 ROOT = Path(__file__).parents[2]

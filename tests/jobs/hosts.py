@@ -13,7 +13,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from zerort.comm.environment import find_launcher
+from zerort.comm.bootstrap.environment import find_launcher
 from zerort.testing.jobs import JobResult, wait_for_job
 
 STAND_IN_FOR_SSH = """#!/bin/bash

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from zerort.comm.environment import find_launcher, without_launcher
+from zerort.comm.bootstrap.environment import find_launcher, without_launcher
 from zerort.testing.jobs import wait_for_job
 
 PRELUDE = "import os, numpy as np, zerort as zr\ndef say(*w): os.write(1, (' '.join(map(str, w)) + chr(10)).encode())\n"

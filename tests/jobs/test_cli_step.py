@@ -79,7 +79,7 @@ def test_plans_that_learn_something_else_fail_the_benchmark(tmp_path: Path) -> N
         f"""
 import sys
 from zerort.cli.main import main
-from zerort.engine.state import OptimizerState
+from zerort.engine.step.state import OptimizerState
 right = OptimizerState.update_chunk_
 
 def spoiled(self, at, param, grad, state, **options):

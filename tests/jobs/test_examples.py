@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zerort.comm.environment import without_launcher
+from zerort.comm.bootstrap.environment import without_launcher
 from zerort.testing import run_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -15,7 +15,7 @@ RUN = """
 import os, signal, sys
 import numpy as np
 import zerort as zr
-from zerort.engine.step import digest_of
+from zerort.engine.step.step import digest_of
 from zerort.errors import StorageError
 
 NVME = zr.Tier.NVME
@@ -43,7 +43,7 @@ EVERY = (
     RUN
     + """
 from zerort.checkpoint import exists, read_manifest, verify
-from zerort.offload.faults import injected
+from zerort.storage.files.faults import injected
 from zerort.testing import run_threads
 
 where, ranks, stride = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

@@ -9,7 +9,7 @@ how, kind = sys.argv[1:]
 options = zr.GroupOptions.from_environment()
 if kind == "hierarchical":
     from mpi4py import MPI
-    from zerort.comm.bootstrap import best_transport
+    from zerort.comm.bootstrap.opening import best_transport
     world = MPI.COMM_WORLD
     machine = world.Split(world.rank // 2, world.rank)
     group = zr.Group(best_transport(world, name="world", options=options, kind=kind, machine=machine))

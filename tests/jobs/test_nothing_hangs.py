@@ -14,8 +14,8 @@ kind = sys.argv[1]
 options = zr.GroupOptions.from_environment(timeout={timeout})
 if kind == "hierarchical":
     from mpi4py import MPI
-    from zerort.comm.bootstrap import best_transport
-    from zerort.comm.failure import abort_job_on_exception
+    from zerort.comm.bootstrap.opening import best_transport
+    from zerort.comm.guard.failure import abort_job_on_exception
     abort_job_on_exception()
     world = MPI.COMM_WORLD
     machine = world.Split(world.rank // 2, world.rank)

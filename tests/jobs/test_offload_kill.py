@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from zerort.offload import NvmeStore
+from zerort.storage import NvmeStore
 
 WORK = """
-from zerort.offload import NvmeStore, Part, Pipeline
+from zerort.storage import NvmeStore; from zerort.streaming import Part, Pipeline
 
 group = zr.open_group()
 store = NvmeStore(sys.argv[1], rank=group.rank)
@@ -55,8 +55,8 @@ def test_a_killed_job_leaves_what_the_next_one_cleans_up(tmp_path: Path, job) ->
 EVERY = """
 import os, signal, sys
 import numpy as np
-from zerort.offload import NvmeStore, Part, Pipeline
-from zerort.offload.faults import injected
+from zerort.storage import NvmeStore; from zerort.streaming import Part, Pipeline
+from zerort.storage.files.faults import injected
 
 def work(number):
     with injected(f"kill@{number}"), NvmeStore(sys.argv[1]) as store:
@@ -97,7 +97,7 @@ def test_a_kill_at_any_operation_leaves_what_the_next_run_cleans_up(tmp_path: Pa
 ENDS = """
 import os, signal, sys, threading
 import numpy as np
-from zerort.offload import NvmeStore, Part, Pipeline
+from zerort.storage import NvmeStore; from zerort.streaming import Part, Pipeline
 
 with NvmeStore(sys.argv[1]) as store:
     store.create("value", 4_000_000)

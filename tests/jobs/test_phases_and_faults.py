@@ -18,8 +18,8 @@ KINDS = ("node", "mpi", "hierarchical")
 
 RUN = """
 from mpi4py import MPI
-from zerort.comm.bootstrap import best_transport
-from zerort.comm.failure import abort_job_on_exception
+from zerort.comm.bootstrap.opening import best_transport
+from zerort.comm.guard.failure import abort_job_on_exception
 phase, fault, kind, scratch, path = sys.argv[1:]
 world = MPI.COMM_WORLD
 culprit = world.rank == 1

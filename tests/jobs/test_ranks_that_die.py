@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from zerort import native
-from zerort.comm.node import open_control
+from zerort.comm.transports.node.transport import open_control
 from zerort.native.rendezvous import is_alive
 
 TELL = """
@@ -35,7 +35,7 @@ def tell_of_the_others(group):
 ON_A_NODE = (
     TELL
     + """
-from zerort.comm.node import NodeTransport
+from zerort.comm.transports.node.transport import NodeTransport
 control, rank, victim, form, moment = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
 options = zr.GroupOptions.from_environment(timeout=25.0)
 native = form == "native"
@@ -116,7 +116,7 @@ def test_a_rank_that_dies_is_named_on_every_host(job, kind):
         + """
 import subprocess
 from mpi4py import MPI
-from zerort.comm.bootstrap import best_transport
+from zerort.comm.bootstrap.opening import best_transport
 world, kind = MPI.COMM_WORLD, sys.argv[1]
 options = zr.GroupOptions.from_environment(timeout=25.0)
 if world.rank == 1:

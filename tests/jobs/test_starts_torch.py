@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 
-from zerort.comm.environment import without_launcher
+from zerort.comm.bootstrap.environment import without_launcher
 
 TRAIN = """
 import sys, zerort as zr

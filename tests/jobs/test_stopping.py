@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zerort.checkpoint import read_manifest, verify
-from zerort.comm.environment import find_launcher, without_launcher
+from zerort.comm.bootstrap.environment import find_launcher, without_launcher
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

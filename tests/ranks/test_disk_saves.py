@@ -13,7 +13,7 @@ from zerort import trace
 from zerort.checkpoint import read_manifest, verify
 from zerort.comm import open_group
 from zerort.errors import StorageError
-from zerort.offload.faults import injected
+from zerort.storage.files.faults import injected
 
 WORLD = MPI.COMM_WORLD
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size > 4, reason="1 to 4 ranks")]

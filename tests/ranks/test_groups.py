@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from zerort.comm import Group, open_group
-from zerort.comm.bootstrap import best_transport, open_node
+from zerort.comm.bootstrap.opening import best_transport, open_node
 from zerort.errors import BootstrapError
 from zerort.native import rendezvous
 from zerort.testing.group_contract import GroupContract

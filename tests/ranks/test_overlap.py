@@ -11,7 +11,7 @@ from mpi4py import MPI
 import zerort as zr
 from zerort import trace
 from zerort.comm import Group, open_group
-from zerort.comm.bootstrap import best_transport
+from zerort.comm.bootstrap.opening import best_transport
 from zerort.testing.tolerance import rounding
 
 WORLD = MPI.COMM_WORLD

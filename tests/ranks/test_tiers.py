@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import zerort as zr
 from zerort.comm import Group, open_group
-from zerort.comm.bootstrap import best_transport
+from zerort.comm.bootstrap.opening import best_transport
 
 WORLD = MPI.COMM_WORLD
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size > 4, reason="1 to 4 ranks")]

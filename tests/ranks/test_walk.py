@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import zerort as zr
 from zerort.comm import Group, open_group
-from zerort.comm.bootstrap import best_transport
+from zerort.comm.bootstrap.opening import best_transport
 from zerort.testing.tolerance import OVER_STEPS, rounding
 from zerort.workload.byte_model import ByteModel
 from zerort.workload.byte_text import ByteText

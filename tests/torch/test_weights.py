@@ -13,7 +13,7 @@ from training import LR, assert_same, make, make_wide, train_plain, train_sharde
 import zerort as zr
 import zerort_torch as zt
 from zerort.comm import open_group
-from zerort.engine import snapshot
+from zerort.engine.persist import snapshot
 
 WORLD = MPI.COMM_WORLD
 pytestmark = pytest.mark.mpi

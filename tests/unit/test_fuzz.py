@@ -22,14 +22,14 @@ from manifest_files import OTHERS, sealed, text_of
 import zerort as zr
 from zerort.checkpoint import lease
 from zerort.checkpoint.manifest import decode
-from zerort.cli.models import read_model
-from zerort.comm.board import Board, board_nbytes
-from zerort.comm.call import Call
-from zerort.comm.standing import Standing
-from zerort.comm.verdict import mismatch_error, tell_story
+from zerort.cli.plan.models import read_model
+from zerort.comm.guard.call import Call
+from zerort.comm.guard.standing import Standing
+from zerort.comm.guard.verdict import mismatch_error, tell_story
+from zerort.comm.transports.node.board import Board, board_nbytes
 from zerort.config import parse_bytes
 from zerort.errors import CheckpointError, RankFailedError, ZerortError
-from zerort.offload.faults import parse
+from zerort.storage.files.faults import parse
 
 EXECUTIONS = int(os.environ.get("ZERORT_EXECUTIONS", "10000"))
 FIRST = int(os.environ.get("ZERORT_FUZZ_SEED", "0"))

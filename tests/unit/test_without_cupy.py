@@ -37,7 +37,7 @@ def test_every_other_module_can_be_imported():
     "program",
     [
         "from zerort.comm import open_group\nopen_group(kind='nccl')",
-        "from zerort.device.cuda import CudaDevice",
+        "from zerort.device.cuda.device import CudaDevice",
         "from zerort.optim import kernels_cuda",
     ],
     ids=["group", "device", "kernels"],

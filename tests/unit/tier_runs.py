@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 
 import zerort as zr
-from zerort.offload.faults import injected
+from zerort.storage.files.faults import injected
 from zerort.testing.threads import run_threads
 
 NVME = zr.Tier.NVME

@@ -1,15 +1,13 @@
 """Flat buffers: one 1-D array for many tensors, how it lies over the ranks, and how it is moved.
 
-    redistribute.py   the placement table as code: which collective turns one placement into another
-    tree.py           sums in one fixed pairwise tree, whichever rank computed what
-    gatherable.py     ranges that ranks hold, and the whole that they look at
-    flat.py           FlatBuffer: pack, view, restore, release
-    slots.py          memory that takes turns: gathered forms and gradient buckets
-    bucket.py         GradientBucket: fills tensor by tensor, fires its reduction when full
-    kernels.py        what buckets compute with, on the host or on a GPU
-    views.py          tensors by name, for as long as their buffer is gathered
-
-May import: comm, device, trace, layout, native, errors.
+redistribute.py   the placement table as code: which collective turns one placement into another
+tree.py           sums in one fixed pairwise tree, whichever rank computed what
+gatherable.py     ranges that ranks hold, and the whole that they look at
+flat.py           FlatBuffer: pack, view, restore, release
+slots.py          memory that takes turns: gathered forms and gradient buckets
+bucket.py         GradientBucket: fills tensor by tensor, fires its reduction when full
+kernels.py        what buckets compute with, on the host or on a GPU
+views.py          tensors by name, for as long as their buffer is gathered
 """
 
 from zerort.buffer.bucket import GradientBucket

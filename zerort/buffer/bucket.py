@@ -8,7 +8,7 @@
 A bucket that rests SHARDED lives in a slot from the first gradient to the end of the reduction; from then to the step
 this rank's range of the sum is kept. Any other is resident: a whole array per rank, which also sums the rounds
 (micro-steps) that are reduced at once. A `tree` bucket sums its rounds in one fixed pairwise tree, and is reduced by
-`settle`. May import: comm, device, layout, native.
+`settle`.
 
 [Note: late memory]
 Memory is fullest when backward begins: all activations are there, and no gradient. Each unit's gradients take the place

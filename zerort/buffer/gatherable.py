@@ -1,7 +1,4 @@
-"""`Gatherable`: what buffers have in common that ranks hold in ranges and look at as a whole.
-
-May import: comm, device, layout, native, errors.
-"""
+"""`Gatherable`: what buffers have in common that ranks hold in ranges and look at as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What buckets compute with, given from above: the host's kernels, or a GPU's. May import: native, typing."""
+"""What buckets compute with, given from above: the host's kernels, or a GPU's."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@
     PARTIAL → REPLICATED    all_reduce        the whole in, the sum out
     REPLICATED → SHARDED    a slice           nothing moves between ranks
 
-The table itself is `zerort.layout.TRANSITIONS`; nothing else decides which collective is called. May import: comm,
-device, layout.
+The table itself is `zerort.layout.TRANSITIONS`; nothing else decides which collective is called.
 """
 
 from __future__ import annotations

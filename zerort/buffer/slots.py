@@ -8,7 +8,7 @@
     not lasting       made when they are leased, as large as the lease says, and gone after the step; or brought along
                       by whoever leases. For ranks that read each other's own memory in place
 
-Slots are leased and released in the order of the program, which is the same everywhere. May import: device, errors.
+Slots are leased and released in the order of the program, which is the same everywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Views`: tensors by name, for as long as their buffer is gathered. May import: errors."""
+"""`Views`: tensors by name, for as long as their buffer is gathered."""
 
 from __future__ import annotations
 

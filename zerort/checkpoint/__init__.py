@@ -9,7 +9,7 @@
                                           blocks.py failure.py              O_DIRECT and threads · errors on all ranks
 
 A checkpoint is a directory: a data file per saving rank and one ``manifest.json``, renamed into place when everything
-else is on the disk. No pickle. May import: buffer, comm, device, trace, config, layout, native, errors.
+else is on the disk. No pickle.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Convert stored elements to the dtype they are wanted in: floats to floats, by way of float32 where it has to be.
-
-May import: native, errors.
-"""
+"""Convert stored elements to the dtype they are wanted in: floats to floats, by way of float32 where it has to be."""
 
 from __future__ import annotations
 

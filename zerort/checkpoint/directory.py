@@ -7,8 +7,7 @@
     saver.lease                    who saves there at the moment (lease.py)
 
 A save counts from the moment its manifest is renamed onto ``manifest.json``; before that the files of the one before
-are untouched, after that they are deleted. Only names of these forms are ever deleted. May import: errors,
-offload.{disk, second_names}.
+are untouched, after that they are deleted. Only names of these forms are ever deleted.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from zerort.checkpoint.failure import storage_error
 from zerort.checkpoint.lease import LEASE
 from zerort.checkpoint.manifest import DATA_NAME, Manifest, decode
 from zerort.errors import CheckpointError, StorageError
-from zerort.offload import disk
-from zerort.offload.second_names import TRIAL
+from zerort.storage.files import disk
+from zerort.storage.files.hard_links import TRIAL
 
 __all__ = [
     "MANIFEST",

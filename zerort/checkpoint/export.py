@@ -1,6 +1,6 @@
 """`export`: the full tensors of one kind as one safetensors file, block by block.
 
-However large the model, memory holds a few blocks. The file appears whole or not at all. May import: checkpoint.*.
+However large the model, memory holds a few blocks. The file appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from zerort.checkpoint.safetensors import plan_file
 from zerort.errors import CallError
 from zerort.layout import itemsize
 from zerort.native.dtypes import numpy_dtype
-from zerort.offload import disk
-from zerort.offload.blocks import aligned_buffer
+from zerort.storage.files import disk
+from zerort.storage.files.blocks import aligned_buffer
 from zerort.typing import Array
 
 __all__ = ["export"]

@@ -9,7 +9,7 @@ checksums for the manifest.
 
 [Note: Phase] O_DIRECT moves whole pages between whole pages. A large extent is stored at the same distance from a page
 boundary as it has in memory (its phase): read back to where it came from, all of it but its ends goes straight into
-place, without a copy. May import: layout.
+place, without a copy.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Say what a file system refused, and let no rank fail alone.
 
-    together(group, work)      work() on this rank; if it fails on any rank, all raise
-    patiently(group, work)     the same for work that may take longer than a group waits for a rank
-    storage_error(error, …)    an OSError in our words: the path, needed and free bytes, and the cure
-
-May import: comm, errors, offload.refusal.
+together(group, work)      work() on this rank; if it fails on any rank, all raise
+patiently(group, work)     the same for work that may take longer than a group waits for a rank
+storage_error(error, …)    an OSError in our words: the path, needed and free bytes, and the cure
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ import numpy as np
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.comm.group import Group
 from zerort.errors import StorageError
-from zerort.offload import activity
-from zerort.offload.refusal import free_nbytes, no_room, refusal
-from zerort.offload.workers import lend
+from zerort.storage.files import activity
+from zerort.storage.files.failures import free_nbytes, no_room, refusal
+from zerort.storage.files.workers import lend
 
 __all__ = ["free_nbytes", "patiently", "room_error", "storage_error", "together"]
 

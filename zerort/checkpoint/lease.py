@@ -10,8 +10,7 @@
 
 An owner on this machine is gone when the kernel has dropped its lock: a kill -9 holds nobody up. One elsewhere is gone
 if its lock can be had and it has given no sign of life for 60 s; so is any, where the file system has no locks. What a
-save will delete is listed before the fence, so a successor's files are never among it. May import: checkpoint.schema,
-errors, forks, offload.{disk, scratch, workers}.
+save will delete is listed before the fence, so a successor's files are never among it.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from typing import Final, NamedTuple
 from zerort import forks
 from zerort.checkpoint.schema import COUNT, expect
 from zerort.errors import CheckpointInUseError
-from zerort.offload import disk
-from zerort.offload.scratch import Owner, is_dead, this_owner
-from zerort.offload.workers import lend
+from zerort.storage.files import disk
+from zerort.storage.files.workers import lend
+from zerort.storage.scratch import Owner, is_dead, this_owner
 
 __all__ = ["LEASE", "LEASE_SECONDS", "Lease"]
 

@@ -4,8 +4,7 @@
 
 Of a value over several disks, those files that lie on the checkpoint's are linked; the rest is written like what is in
 memory. A linked file's extents are pieces of tensors, as in any data file. Their checksums are put together from those
-that the store keeps of every grain; only a grain in which a tensor begins or ends is read. May import: layout, native,
-offload, checkpoint.*.
+that the store keeps of every grain; only a grain in which a tensor begins or ends is read.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from zerort.checkpoint.manifest import DataFile
 from zerort.checkpoint.value import Held, Linkable, Value
 from zerort.layout import itemsize
 from zerort.native import crc32c, crc32c_combine
-from zerort.offload.blocks import BLOCK_NBYTES, run_workers
-from zerort.offload.chunk import GRAIN_NBYTES, LinkedFile
-from zerort.offload.shares import Share
+from zerort.storage.files.blocks import BLOCK_NBYTES, run_workers
+from zerort.storage.stores.chunk_file import GRAIN_NBYTES, LinkedFile
+from zerort.storage.stores.extents import Share
 from zerort.typing import Array
 
 __all__ = ["LinkedExtent", "Links", "linkable", "make_links", "ranges_of"]

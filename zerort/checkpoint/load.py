@@ -1,10 +1,8 @@
 """`load`: fill every value by tensor name, whatever ranks, layout, partition and dtype it was saved with.
 
-    agree      one manifest on all ranks; it holds what is asked for             nothing is changed yet
-    open       every file that is needed is there and has its size               nothing is changed yet
-    read       extents that overlap this rank's range, checked and converted     any failure: all raise
-
-May import: comm, trace, checkpoint.*.
+agree      one manifest on all ranks; it holds what is asked for             nothing is changed yet
+open       every file that is needed is there and has its size               nothing is changed yet
+read       extents that overlap this rank's range, checked and converted     any failure: all raise
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from zerort.checkpoint.value import Value, check_values
 from zerort.comm.agreement import expect_same, gather_json, raise_together
 from zerort.comm.group import Group
 from zerort.errors import CheckpointError
-from zerort.offload.blocks import worker_count
+from zerort.storage.files.blocks import worker_count
 
 __all__ = ["load", "plan_fetches"]
 

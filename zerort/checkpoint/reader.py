@@ -4,8 +4,7 @@
     file ── preadv ──> this rank's range                                      where pages fall on pages ([Note: Phase])
 
 A `Fetch` is one stored extent and the place for a part of it; neighbours in a file are read with one call. An extent is
-read whole even if a part of it is wanted, since its checksum covers the whole. May import: native,
-offload.blocks, checkpoint.*.
+read whole even if a part of it is wanted, since its checksum covers the whole.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from zerort.errors import CorruptCheckpointError
 from zerort.layout import itemsize
 from zerort.native import address_of, crc32c
 from zerort.native.dtypes import numpy_dtype
-from zerort.offload.blocks import BLOCK_NBYTES, BlockFile, run_workers
+from zerort.storage.files.blocks import BLOCK_NBYTES, BlockFile, run_workers
 from zerort.typing import Array
 
 __all__ = ["Damage", "Fetch", "ShardFiles", "damage_error", "deliver", "fetch_all", "open_checkpoint", "span_of"]

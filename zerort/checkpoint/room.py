@@ -6,8 +6,7 @@
     the next step  writes what rests there to new files, as the linked ones stay as they are
 
 So a run that saves after each step needs room for what rests on the disk twice, not three times, and for what is in
-memory twice. A save elsewhere on that disk keeps its files for good, and the run needs as much once more. May import:
-checkpoint.directory, checkpoint.failure, checkpoint.sweep, offload.preflight.
+memory twice. A save elsewhere on that disk keeps its files for good, and the run needs as much once more.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import os
 from zerort.checkpoint.directory import stale_names
 from zerort.checkpoint.failure import free_nbytes, room_error
 from zerort.checkpoint.sweep import freed_nbytes, wait_for_sweeps
-from zerort.offload.mounts import disk_of
+from zerort.storage.files.mounts import disk_of
 
 __all__ = ["beside_nbytes", "expect_room"]
 

@@ -1,6 +1,6 @@
 """The head of a safetensors file: an 8-byte length, JSON, then the tensors' bytes without a gap.
 
-Written by hand because the library wants all tensors in memory at once. May import: errors, layout.
+Written by hand because the library wants all tensors in memory at once.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     clean      rank 0: what was there before and is no part of it
 
 A rank that dies anywhere leaves the checkpoint of before. What it leaves lying is deleted by the next save that
-succeeds. May import: comm, trace, checkpoint.*.
+succeeds.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from zerort.checkpoint.writer import write_shard
 from zerort.comm.agreement import expect_same, gather_json
 from zerort.comm.group import Group
 from zerort.errors import CallError, CheckpointError, StorageError
-from zerort.offload import disk
-from zerort.offload.blocks import BlockFile, worker_count
+from zerort.storage.files import disk
+from zerort.storage.files.blocks import BlockFile, worker_count
 from zerort.typing import Array
 
 __all__ = ["Saved", "save"]

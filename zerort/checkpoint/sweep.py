@@ -3,7 +3,7 @@
 A save is over when its manifest is in place. Deleting a gigabyte can take a third as long again (a disk mounted with
 ``discard`` tells the device of every block), and nobody has to wait for it: small amounts are deleted at once, large
 ones by a thread. The next save waits for that thread, and so does the end of the process, but not for ever: what is
-left then, the next save finds. May import: offload.{disk, workers}.
+left then, the next save finds.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from zerort.offload import disk
-from zerort.offload.workers import lend
+from zerort.storage.files import disk
+from zerort.storage.files.workers import lend
 
 __all__ = ["AT_ONCE_NBYTES", "freed_nbytes", "sweep", "wait_for_sweeps"]
 

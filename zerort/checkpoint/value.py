@@ -3,7 +3,6 @@
 A value comes with the integers that say where everything lies: its `FlatLayout` names the tensors, its `Partition` the
 ranks. So a checkpoint is written by tensor name, and read back under any other layout and partition. What rests below
 memory (`Resting`) passes through it block by block.
-May import: device, layout, native, offload.shares, typing, errors.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from zerort.device import Ticket
 from zerort.errors import CallError
 from zerort.layout import FlatLayout, Partition
 from zerort.native import address_of, crc32c
-from zerort.offload.shares import Share
+from zerort.storage.stores.extents import Share
 from zerort.typing import Array
 
 __all__ = ["JSON", "PAGE_NBYTES", "Held", "Linkable", "Resting", "Value", "as_json", "check_values", "describe_values"]

@@ -1,6 +1,6 @@
 """`verify`: read every byte of a checkpoint and say which are not those that were written.
 
-One process, no group, nothing kept in memory but a few blocks. May import: checkpoint.*.
+One process, no group, nothing kept in memory but a few blocks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from zerort.checkpoint.failure import storage_error
 from zerort.checkpoint.manifest import Manifest
 from zerort.checkpoint.reader import Damage, Fetch, fetch_all, open_checkpoint
-from zerort.offload.blocks import worker_count
+from zerort.storage.files.blocks import worker_count
 
 __all__ = ["verify"]
 

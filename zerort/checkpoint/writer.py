@@ -4,7 +4,6 @@
     resting values ── read ──> aligned block ── crc32c, pwritev ──> file
 
 An extent may span two blocks, which different threads write; the sums of its parts are put together at the end.
-May import: native, offload.blocks, checkpoint.*.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from zerort.checkpoint.extents import Shard
 from zerort.checkpoint.value import Resting, Value
 from zerort.native import copy_into, crc32c, crc32c_combine
-from zerort.offload.blocks import BLOCK_NBYTES, BlockFile, run_workers
+from zerort.storage.files.blocks import BLOCK_NBYTES, BlockFile, run_workers
 from zerort.typing import Array
 
 __all__ = ["write_shard"]

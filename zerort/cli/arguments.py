@@ -1,7 +1,7 @@
 """Read the words of the command line: sizes, counts, lists of names, files to write.
 
 Each function turns text into a value or raises ``argparse.ArgumentTypeError``, which argparse prints as one line, with
-exit code 2. May import: config, errors.
+exit code 2.
 """
 
 from __future__ import annotations

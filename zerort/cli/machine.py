@@ -1,4 +1,4 @@
-"""Describe where a figure was taken, for the head of a table and for JSON. May import: native, comm.environment."""
+"""Describe where a figure was taken, for the head of a table and for JSON."""
 
 from __future__ import annotations
 

@@ -1,20 +1,18 @@
 """The tree of commands and who serves each; everything heavy is imported by the one that is asked for.
 
-    zerort                          exit code 0: help
-    zerort doctor [DIR]                       0: nothing is bad        1: something is
-    zerort bench collectives                  0: all data was right    1: some was wrong, or it could not run
-    zerort bench optimizer                    2: the command line was wrong
-    zerort bench step
-    zerort bench checkpoint
-    zerort bench nvme
-    zerort bench offload
-    zerort bench copies
-    zerort plan MODEL                         0: it fits             1: it does not
-    zerort ckpt inspect PATH                  0: it is fine          1: it is damaged
-    zerort ckpt verify PATH                   2: it is not a checkpoint
-    zerort ckpt export PATH OUT
-
-May import: everything of cli.
+zerort                          exit code 0: help
+zerort doctor [DIR]                       0: nothing is bad        1: something is
+zerort bench collectives                  0: all data was right    1: some was wrong, or it could not run
+zerort bench optimizer                    2: the command line was wrong
+zerort bench step
+zerort bench checkpoint
+zerort bench nvme
+zerort bench offload
+zerort bench copies
+zerort plan MODEL                         0: it fits             1: it does not
+zerort ckpt inspect PATH                  0: it is fine          1: it is damaged
+zerort ckpt verify PATH                   2: it is not a checkpoint
+zerort ckpt export PATH OUT
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ from zerort.cli.arguments import (
     parse_sizes,
     serve_help,
 )
-from zerort.cli.checkpoint_arguments import add_bench_checkpoint, add_ckpt
-from zerort.cli.cuda_arguments import add_bench_copies
-from zerort.cli.offload_arguments import add_bench_nvme, add_bench_offload
-from zerort.cli.plan_arguments import add_plan
-from zerort.comm.bootstrap import KINDS
+from zerort.cli.bench.copies.arguments import add_bench_copies
+from zerort.cli.bench.disk.arguments import add_bench_nvme, add_bench_offload
+from zerort.cli.ckpt.arguments import add_bench_checkpoint, add_ckpt
+from zerort.cli.plan.arguments import add_plan
+from zerort.comm.bootstrap.opening import KINDS
 from zerort.config import ZERO
 from zerort.errors import ZerortError
 from zerort.layout.dtypes import TRAINABLE
@@ -227,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say_why(error: Exception, *, code: int = 1) -> int:
-    from zerort.comm.environment import launched_rank
+    from zerort.comm.bootstrap.environment import launched_rank
 
     # What ranks raise together reads the same everywhere: once is enough.
     if not launched_rank():
@@ -236,24 +234,24 @@ def _say_why(error: Exception, *, code: int = 1) -> int:
 
 
 def _serve_doctor(options: argparse.Namespace, words: list[str]) -> int:
-    from zerort.cli.doctor import run_doctor
+    from zerort.cli.doctor.command import run_doctor
 
     return run_doctor(options.directory, as_json=options.json)
 
 
 def _serve_collectives(options: argparse.Namespace, words: list[str]) -> int:
-    from zerort.cli.bench_collectives import run_collectives
+    from zerort.cli.bench.collectives.command import run_collectives
 
     return run_collectives(options, words)
 
 
 def _serve_optimizer(options: argparse.Namespace, words: list[str]) -> int:
-    from zerort.cli.bench_optimizer import run_optimizer
+    from zerort.cli.bench.optimizer.command import run_optimizer
 
     return run_optimizer(options)
 
 
 def _serve_step(options: argparse.Namespace, words: list[str]) -> int:
-    from zerort.cli.bench_step import run_step
+    from zerort.cli.bench.step.command import run_step
 
     return run_step(options, words)

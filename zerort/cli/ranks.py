@@ -2,7 +2,6 @@
 
 The launcher and all it starts live in a session of their own. However this process leaves (Ctrl-C, SIGTERM, a timeout,
 an error), the launcher is asked to end its ranks, and what is left of that session a little later is killed.
-May import: comm.environment.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from zerort.comm.environment import find_launcher, without_launcher
+from zerort.comm.bootstrap.environment import find_launcher, without_launcher
 
 __all__ = ["Finished", "run_here", "run_ranks"]
 

@@ -2,7 +2,7 @@
 
 A launcher hands its ranks pipes, so rank 0 cannot see the terminal behind them, or terminals with nobody behind. The
 process that starts the ranks can see, and tells it (`Screen.words`). Lines and tables keep their natural width: a table
-folded to 80 columns cannot be read, nor grepped. May import: rich, comm.environment.
+folded to 80 columns cannot be read, nor grepped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from zerort.comm.environment import sees_terminal
+from zerort.comm.bootstrap.environment import sees_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

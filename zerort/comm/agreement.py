@@ -4,7 +4,7 @@
     raise_together(group, error)   one rank's error becomes the same error on every rank
     expect_same(group, value)      a value that has to be the same everywhere, or all raise what differs
 
-For the seldom moments only (opening, registering, saving): each costs two collectives. May import: errors, comm.group.
+For the seldom moments only (opening, registering, saving): each costs two collectives.
 """
 
 from __future__ import annotations

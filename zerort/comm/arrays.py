@@ -1,7 +1,7 @@
 """Arrays that are not NumPy's: what a group must know of them to carry them, and how any array is looked at.
 
 A transport that reaches other memory than the host's names it with a `DeviceArrays`; its groups then take both kinds of
-arrays. May import: native, typing.
+arrays.
 """
 
 from __future__ import annotations

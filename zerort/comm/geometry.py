@@ -7,7 +7,7 @@
     all_to_all      take what s holds for me         put it at s's place       copy
 
 A transport that can serve a `Geometry` serves all five. An all_reduce is a reduce_scatter and an all_gather over the
-same even split. Only integers live here. May import: layout.
+same even split. Only integers live here.
 """
 
 from __future__ import annotations

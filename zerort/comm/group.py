@@ -4,8 +4,7 @@
     empty  empty_shared  free  split  save_trace  close                               each has happened when it returns
 
 A `Launcher` checks arguments, numbers the calls and keeps them in order on one stream; a `Transport` carries them out.
-A rank whose arguments are wrong still meets the others, so that all of them raise. May import: device, trace, config,
-comm.*.
+A rank whose arguments are wrong still meets the others, so that all of them raise.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from zerort import forks, trace
-from zerort.comm import checks, failure
-from zerort.comm.call import Call, call_site
-from zerort.comm.checks import Given
+from zerort.comm.guard import checks, failure
+from zerort.comm.guard.call import Call, call_site
+from zerort.comm.guard.checks import Given
+from zerort.comm.guard.standing import Standing
 from zerort.comm.launch import Fill, Launcher
-from zerort.comm.standing import Standing
 from zerort.comm.transport import Transport
 from zerort.device import Ticket
 from zerort.errors import CallError

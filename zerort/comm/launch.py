@@ -4,7 +4,7 @@
     together    something that needs all ranks and has happened when it returns
 
 A call that was made before, with the same arrays from the same line, takes the transport's shortcut if it has one, here
-and now: the first lines of `launch` are what a small collective costs in Python. May import: device, trace, comm.*.
+and now: the first lines of `launch` are what a small collective costs in Python.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from zerort import trace
-from zerort.comm import checks
-from zerort.comm.call import INVALID, Call, call_site, users_frame
-from zerort.comm.checks import Given
+from zerort.comm.guard import checks
+from zerort.comm.guard.call import INVALID, Call, call_site, users_frame
+from zerort.comm.guard.checks import Given
+from zerort.comm.guard.verdict import broken_error
 from zerort.comm.prepared import PreparedCalls
 from zerort.comm.transport import DONE, STALE, Transport
-from zerort.comm.verdict import broken_error
 from zerort.device import Done, Ticket
 from zerort.errors import (
     BootstrapError,

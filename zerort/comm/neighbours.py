@@ -1,6 +1,6 @@
 """What processes of one machine can find out about each other: whether they see each other, and each other's memory.
 
-Containers may hide both. Each question is asked by all ranks at once and answered for all alike. May import: native.
+Containers may hide both. Each question is asked by all ranks at once and answered for all alike.
 """
 
 from __future__ import annotations

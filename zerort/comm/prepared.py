@@ -2,7 +2,7 @@
 
 A training loop makes the same calls over the same arrays again and again; checking them anew each time would cost more
 than a small collective itself. A call is known again by its arrays' identity and the line that makes it, and its arrays
-still have to lie where they lay. May import: comm.arrays, comm.call, comm.transport.
+still have to lie where they lay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import CodeType
 from typing import Any
 
 from zerort.comm.arrays import address_of_any, is_writeable
-from zerort.comm.call import Call
+from zerort.comm.guard.call import Call
 from zerort.comm.transport import Transport
 from zerort.typing import Array
 

@@ -6,7 +6,7 @@
     spread  tell whoever waits that this rank failed, and why
 
 `zerort.comm.Group` checks arguments and keeps order; a transport only ever sees calls that make sense on this rank, one
-at a time. May import: errors, config, trace, device, comm.{arrays, call, geometry, standing, verdict}.
+at a time.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from zerort import trace
 from zerort.comm.arrays import DeviceArrays
-from zerort.comm.call import Call
-from zerort.comm.standing import Standing
-from zerort.comm.verdict import (
+from zerort.comm.guard.call import Call
+from zerort.comm.guard.standing import Standing
+from zerort.comm.guard.verdict import (
     Sighting,
     Trouble,
     failed_error,
@@ -35,7 +35,7 @@ from zerort.trace import FlightRecorder
 from zerort.typing import Array, Device
 
 if TYPE_CHECKING:
-    from zerort.device.cuda_stream import CudaStream
+    from zerort.device.cuda.stream import CudaStream
 
 __all__ = ["DONE", "STALE", "Transport"]
 

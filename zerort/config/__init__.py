@@ -13,7 +13,7 @@
     group.py       GroupOptions, and what the environment can set (`ENVIRONMENT`)
     sizes.py       bytes as people write them
 
-All values are frozen and prove themselves. Imports only `zerort.errors` and `zerort.layout`.
+All values are frozen and prove themselves.
 """
 
 from zerort.config.budget import Budget

@@ -1,7 +1,6 @@
 """`Budget`: how much there is of each memory, per rank, instead of tiers that somebody chose.
 
-A runtime that is opened with one, or ``zerort plan``, finds the tiers: `zerort.engine.budget` decides. Imports only
-`zerort.errors`, `zerort.config.residence` and `zerort.config.sizes`.
+A runtime that is opened with one, or ``zerort plan``, finds the tiers: `zerort.engine.sizing.budget` decides.
 """
 
 from __future__ import annotations

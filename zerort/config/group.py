@@ -1,6 +1,6 @@
 """`GroupOptions`: how a group works, and the environment that can set it (`ENVIRONMENT`).
 
-Frozen, and proven when made. Imports only `zerort.errors` and `zerort.config.sizes`.
+Frozen, and proven when made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`Plan`: what lives where, as tiers that somebody chose. The plans nothing can serve are rows (`_LAWS`).
-
-Imports only `zerort.errors`, `zerort.layout`, `zerort.config.residence` and `zerort.config.budget`.
-"""
+"""`Plan`: what lives where, as tiers that somebody chose. The plans nothing can serve are rows (`_LAWS`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where values live: a `Residence` is how they lie over the ranks, and in which memory; `ZERO` has the rows of stages.
-
-Imports only `zerort.errors` and `zerort.layout`.
-"""
+"""`Residence`: how values lie over the ranks, and in which memory; `ZERO` has the rows of ZeRO's stages."""
 
 from __future__ import annotations
 

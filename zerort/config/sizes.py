@@ -1,4 +1,4 @@
-"""Bytes as people write them. Imports only `zerort.errors`."""
+"""Bytes as people write them."""
 
 from __future__ import annotations
 

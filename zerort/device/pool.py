@@ -1,8 +1,7 @@
 """`SlabPool`: a fixed number of equal slabs, leased and released, allocated once and reused for ever.
 
 First touch of fresh memory runs at 1–2 GB/s, a tenth of what a warm buffer gives, so buffers on the hot path are
-leased, not allocated. A slab has exactly the size asked for: nothing is rounded up to a power of two. May import:
-typing.
+leased, not allocated. A slab has exactly the size asked for: nothing is rounded up to a power of two.
 """
 
 from __future__ import annotations

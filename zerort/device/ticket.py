@@ -1,7 +1,7 @@
 """`Ticket`: the one currency for work that has not happened yet.
 
 A Ticket ties three things together: the event that tells when the work is done, its result, and what must stay alive
-until then. A verb that returns a Ticket has not happened yet; a verb that returns None has. May import: typing.
+until then. A verb that returns a Ticket has not happened yet; a verb that returns None has.
 """
 
 from __future__ import annotations

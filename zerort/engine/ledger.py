@@ -1,4 +1,4 @@
-"""`Ledger`: what a runtime counts between two steps, bytes by collective and tier, waits. May import: trace."""
+"""`Ledger`: what a runtime counts between two steps, bytes by collective and tier, waits."""
 
 from __future__ import annotations
 

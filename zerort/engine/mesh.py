@@ -5,7 +5,7 @@
                                         copies 0 ─────── 4, 1 ─────── 5, …    shards are held twice
 
 Hybrid sharding: gathers stay among ``shard`` neighbours (one host, say), and only shards of gradients cross between
-copies. May import: comm, errors.
+copies.
 """
 
 from __future__ import annotations

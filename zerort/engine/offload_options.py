@@ -1,9 +1,7 @@
 """`OffloadOptions`: how values stream between memories and a disk. Frozen, proven when made, set by the environment.
 
-    zr.open(plan=…, scratch="/mnt/nvme", offload=zr.OffloadOptions(depth=4, checksum=False))
-    ZERORT_SCRATCH=/mnt/nvme0:/mnt/nvme1  ZERORT_OFFLOAD_DEPTH=4
-
-May import: config, errors.
+zr.open(plan=…, scratch="/mnt/nvme", offload=zr.OffloadOptions(depth=4, checksum=False))
+ZERORT_SCRATCH=/mnt/nvme0:/mnt/nvme1  ZERORT_OFFLOAD_DEPTH=4
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`open_runtime`: all ranks open a runtime with the same arguments, or all raise.
-
-May import: comm, offload, optim, engine.*.
-"""
+"""`open_runtime`: all ranks open a runtime with the same arguments, or all raise."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from zerort.comm.agreement import expect_same, raise_together
 from zerort.config import Budget, Plan, Tier
 from zerort.device import HostDevice
 from zerort.engine.mesh import Mesh, mesh
-from zerort.engine.nouns import check_nouns, check_ranks
 from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
+from zerort.engine.opening_checks import check_nouns, check_ranks
 from zerort.engine.option_names import unknown_options
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.runtime import Runtime
 from zerort.errors import PlanError, ZerortError
-from zerort.offload.mounts import expect_directory
 from zerort.optim import AdamW, ElementwiseOptimizer, LossScale, Optimizer, ParameterGroup
+from zerort.storage.files.mounts import expect_directory
 
 __all__ = ["open_runtime"]
 

@@ -4,7 +4,6 @@
     gradient_accumulation_steps      micro_steps=4: …
 
 The rows of `_ELSEWHERE` are names that people bring along from torch, FSDP, DeepSpeed, Accelerate, Lightning, Horovod.
-May import: errors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`RuntimeOptions`: how a runtime trains. Frozen, and proven when made.
-
-May import: optim, errors, engine.offload_options.
-"""
+"""`RuntimeOptions`: how a runtime trains. Frozen, and proven when made."""
 
 from __future__ import annotations
 

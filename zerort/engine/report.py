@@ -1,4 +1,4 @@
-"""What a runtime tells: `StepReport` of every step, `MemoryReport`, `Restored`. May import: config."""
+"""What a runtime tells: `StepReport` of every step, `MemoryReport`, `Restored`."""
 
 from __future__ import annotations
 

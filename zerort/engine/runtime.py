@@ -20,27 +20,27 @@ from zerort import forks
 from zerort.comm import Group
 from zerort.config import Budget, Plan
 from zerort.device import HostDevice
-from zerort.engine.allotment import Allotment, announce
-from zerort.engine.attachment import Attachment, within
-from zerort.engine.copies import reduced_alike
-from zerort.engine.host_memory import HostMemory
+from zerort.engine.binding import Attachment, within
+from zerort.engine.context import SectionSetup
 from zerort.engine.ledger import Ledger
 from zerort.engine.mesh import Mesh
+from zerort.engine.model.prefetch import Prefetcher
+from zerort.engine.model.registration import register_unit
+from zerort.engine.model.slot_set import SlotSet
+from zerort.engine.model.tensors import Frozen, TensorSpec
+from zerort.engine.model.unit import Unit
+from zerort.engine.model.units import Units
 from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.options import RuntimeOptions
-from zerort.engine.prefetch import Prefetcher
-from zerort.engine.registration import register_unit
 from zerort.engine.report import MemoryReport, Restored, StepReport
-from zerort.engine.section_setup import SectionSetup
-from zerort.engine.slot_set import SlotSet
-from zerort.engine.stage import Stage
-from zerort.engine.step import take_step
+from zerort.engine.residence.host_memory import HostMemory
+from zerort.engine.residence.stage import Stage
+from zerort.engine.residence.tiers import Tiers
+from zerort.engine.sizing.planner import Allotment, announce
+from zerort.engine.sizing.working import offload_within
+from zerort.engine.step.copies import reduced_alike
+from zerort.engine.step.step import take_step
 from zerort.engine.stopping import Stopping, unbroken
-from zerort.engine.tensors import Frozen, TensorSpec
-from zerort.engine.tiers import Tiers
-from zerort.engine.unit import Unit
-from zerort.engine.units import Units
-from zerort.engine.working import offload_within
 from zerort.errors import ClosedError, ZerortError
 from zerort.layout import Placement
 from zerort.optim import Optimizer, ParameterGroup, warn_of_unmatched
@@ -277,7 +277,9 @@ class Runtime:
         Returns:
             The directory.
         """
-        from zerort.engine.saving import save  # here: it takes a third of the time that all of zerort takes to import
+        from zerort.engine.persist.saving import (
+            save,  # here: it takes a third of the time that all of zerort takes to import
+        )
 
         self.check_whole("save")
         with unbroken("save", self.mesh.groups), within(self.attachments):
@@ -294,7 +296,7 @@ class Runtime:
         Raises:
             CheckpointError: It is damaged, or of another model or optimizer; on every rank.
         """
-        from zerort.engine.saving import load
+        from zerort.engine.persist.saving import load
 
         self.check_open("load")
         with unbroken("load", self.mesh.groups), within(self.attachments):
@@ -306,7 +308,7 @@ class Runtime:
         Raises:
             CheckpointError: It is damaged, or of another model or optimizer; on every rank.
         """
-        from zerort.engine.last_step import resume
+        from zerort.engine.persist.last_step import resume
 
         self.check_open("resume")
         with unbroken("resume", self.mesh.groups), within(self.attachments):

@@ -6,7 +6,7 @@
 
 Handlers are set while a runtime is open, from the main thread only, and only where nobody else has set one. A signal
 that no step has told of when the last runtime closes is sent again, to whoever handles it then. `unbroken` is for what
-interrupts a verb all the same. May import: comm, errors.
+interrupts a verb all the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from zerort.comm import Group
-from zerort.comm.failure import write_lines
+from zerort.comm.guard.failure import write_lines
 from zerort.errors import StopRequested
 
 __all__ = ["Stopping", "unbroken"]

@@ -8,7 +8,7 @@ resharder and byte forecast.
 
     parameters ── FlatLayout ──> [0, numel) ── Partition ──> rank 0 | rank 1 | … | rank size-1
 
-Every range is half open: ``[first, last)``. Imports only `zerort.errors` and the standard library.
+Every range is half open: ``[first, last)``.
 """
 
 from __future__ import annotations

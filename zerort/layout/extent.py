@@ -1,9 +1,7 @@
 """Say where one parameter lies in a flat buffer, and which part of it a range of the buffer covers.
 
-    buffer   0 ─────────── offset ═══════════ last ───── numel
-                             └── one Extent ──┘
-
-Imports only `zerort.errors` and `zerort.layout`'s integer checks.
+buffer   0 ─────────── offset ═══════════ last ───── numel
+└── one Extent ──┘
 """
 
 from __future__ import annotations

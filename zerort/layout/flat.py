@@ -7,8 +7,7 @@
 
 Every parameter starts at a multiple of the alignment, and the buffer ends at one, or at a larger multiple that ranks
 can share equally (`end` and `numel` then differ). The alignment counts elements, not bytes: so a bfloat16 buffer and
-the float32 state that belongs to it have the same offsets, and one `Partition` serves both. Imports only
-`zerort.errors` and its own room.
+the float32 state that belongs to it have the same offsets, and one `Partition` serves both.
 """
 
 from __future__ import annotations

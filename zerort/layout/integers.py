@@ -2,7 +2,7 @@
 
 `as_int` is for the doors (``build``), where NumPy's integers are welcome and leave as Python's; `prove_int` is for
 ``__post_init__``, where a value proves that it holds Python's only, because layouts are hashed, compared between ranks
-and written as JSON. Imports only `zerort.errors`.
+and written as JSON.
 """
 
 from __future__ import annotations

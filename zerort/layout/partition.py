@@ -8,8 +8,7 @@
 
 Ranges follow the ranks' order and tile the whole exactly. Uneven and empty ranges are ordinary: weights follow the
 ranks' capacity, and nothing is padded to make counts equal. Ranks build their partitions apart from each other and
-must not disagree by one element, so there is no rounding here, only whole numbers. Imports only `zerort.errors` and
-its own room.
+must not disagree by one element, so there is no rounding here, only whole numbers.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@
 
 A dash is a move that does not exist: a partial sum comes out of a computation, never out of another placement. The
 picture and `TRANSITIONS` are the same table; nothing else in zerort decides which collective a move needs.
-Imports only `zerort.errors`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Name what a `Partition` answers: a range, a piece of a range at a rank, a move of a range between ranks.
 
 All three are plain tuples with names, so they unpack, compare and travel as JSON. Every range is half open,
-``[first, last)``, and counts elements. Imports nothing.
+``[first, last)``, and counts elements.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each function turns a user's hyperparameters into the factors of the update loop, in the order of the struct of that
 name in ``src/optim.h``. Both forms round them to the parameter's dtype and apply them alike, which is why they agree to
 the bit.
-Plain tuples: named ones would double the cost of a call on a small array. Imports nothing.
+Plain tuples: named ones would double the cost of a call on a small array.
 """
 
 from __future__ import annotations

@@ -37,8 +37,6 @@ schedules, clipping and loss scaling work at once. Complete::
 Element i may depend on element i only: shards begin and end anywhere. An optimizer that needs more, such as the norm
 of a whole tensor, is a `TensorOptimizer`: it yields what its rank can add and is sent the sum over all ranks; state
 that is no element's own has a `StateSpec` with a shape, and is the same on every rank. See `Adafactor`.
-
-May import: native, layout, config, errors, typing.
 """
 
 from __future__ import annotations

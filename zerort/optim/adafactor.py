@@ -8,7 +8,6 @@ ranks together. They are asked for in two rounds of sums, for all tensors at onc
 
 Sums are float64, so how a tensor is cut moves the result by rounding only. Updates are computed twice, once for their
 squares and once for good: keeping them would take as much memory as the gradient.
-May import: native, errors, typing, and this room.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """AdamW, SGD and Lion: the fused kernels of the array's device with their settings and the names of their state.
 
-    optimizer   state per parameter element                bytes (of float64 parameters twice as many)
-    AdamW       exp_avg, exp_avg_sq                         8
-    SGD         momentum_buffer, or none without momentum   4 or 0
-    Lion        exp_avg                                     4
-
-May import: errors, typing, and this room.
+optimizer   state per parameter element                bytes (of float64 parameters twice as many)
+AdamW       exp_avg, exp_avg_sq                         8
+SGD         momentum_buffer, or none without momentum   4 or 0
+Lion        exp_avg                                     4
 """
 
 from __future__ import annotations

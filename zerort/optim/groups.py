@@ -6,7 +6,7 @@
     ]
 
 The first group that matches decides; what it does not override, and tensors that no group matches, follow the
-optimizer itself. May import: errors, and this room.
+optimizer itself.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@
 
 **Bound.** All give the host's bits, except `square_sum`, which adds in another order: within 1e-12 of it, relatively.
 Kernels are queued on the current stream and return at once; only `square_sum` and `first_nonfinite`, which return
-numbers, wait. The source is `kernels_cuda.cu`, compiled by NVRTC when first used (`device.cuda_module`). May import:
-errors, native, device.cuda_library, device.cuda_module.
+numbers, wait. The source is `kernels_cuda.cu`, compiled by NVRTC when first used (`device.cuda.kernel_module`).
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from typing import Any, NamedTuple, SupportsInt
 
 import numpy as np
 
-from zerort.device.cuda_library import cupy
-from zerort.device.cuda_module import KernelModule
+from zerort.device.cuda.kernel_module import KernelModule
+from zerort.device.cuda.library import cupy
 from zerort.errors import CallError
 from zerort.native.dtypes import DTYPE_CODES
 from zerort.native.scalars import adamw_scalars, lion_scalars, sgd_scalars

@@ -4,7 +4,7 @@
     interval without  scale * growth, at most maximum
 
 `LossScale` is what a user decides, `LossScaler` what a run has come to. All ranks see the same overflows, so they come
-to the same scale. May import: errors, and this room.
+to the same scale.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 
 A block's sum depends on its elements alone, and the sums are added in an order that their number alone decides: where
 blocks are cut at the same elements, the norm is the same to the bit on any number of ranks.
-May import: device, errors, typing, and the checks and kernels of this room.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 An optimizer holds no arrays: parameters, gradients and states are the caller's, 1-D, of the rank's own shard. So one
 optimizer serves every tensor, rank and plan. Concrete ones are frozen, slotted, keyword-only dataclasses that prove
-their fields. May import: errors, typing, and the checks of this room.
+their fields.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     b  b  b  b  b
     c  c  .  .  .      c: the beginning of a row
 
-Integers only. Imports nothing.
+Integers only.
 """
 
 from __future__ import annotations

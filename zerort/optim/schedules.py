@@ -4,7 +4,7 @@
     warmup_linear   ╱╲___           rises over `warmup`, falls in a line to `floor` at update `total`
     warmup_cosine   ╱‾╲__           the same, falling along half a cosine
 
-What they return are frozen values: they compare, print and pickle. May import: the checks of this room.
+What they return are frozen values: they compare, print and pickle.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@
     threads.py           `run_threads`: N ranks as threads of this process
     jobs.py              `run_job`: N ranks as processes under mpirun, with a timeout that dumps every rank's stacks
 
-``python -m zerort.testing 1 2 3 4 8 -- tests/ranks`` runs pytest under mpirun at each of these sizes. May import:
-everything.
+``python -m zerort.testing 1 2 3 4 8 -- tests/ranks`` runs pytest under mpirun at each of these sizes.
 """
 
 from zerort.testing.jobs import JobResult, run_job

@@ -2,7 +2,6 @@
 
 The data are small whole numbers that depend on rank and place, so every dtype sums them exactly and a byte from the
 wrong rank or the wrong place shows. A transport of a device's arrays overrides `put`; the host's travel as well then.
-May import: comm, pytest.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """`DeviceContract`: what every device holds: aligned memory, streams that keep order, tickets that tell the truth.
 
-    class TestMine(DeviceContract):
-        @pytest.fixture
-        def device(self):
-            with HostDevice() as device:
-                yield device
-
-May import: device, pytest.
+class TestMine(DeviceContract):
+@pytest.fixture
+def device(self):
+with HostDevice() as device:
+yield device
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
             return lambda body: run_threads(4, body)      # calls body(group) on every rank of a fresh group
 
 Here stands how groups behave when ranks disagree, are wrong, or have closed; what their collectives deliver stands in
-`CollectiveContract`, and what holds for calls made again and again in `RepeatContract`. May import: comm, pytest.
+`CollectiveContract`, and what holds for calls made again and again in `RepeatContract`.
 """
 
 from __future__ import annotations

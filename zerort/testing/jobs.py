@@ -1,7 +1,7 @@
 """`run_job`: N ranks as processes under mpirun; one that hangs is shown with every rank's stacks, then ended.
 
 The processes of a job are found by a mark in their environment, not by parentage: a launcher puts daemons between
-itself and its ranks. May import: comm.environment.
+itself and its ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerort.comm.environment import find_launcher, without_launcher
+from zerort.comm.bootstrap.environment import find_launcher, without_launcher
 
 __all__ = ["JobResult", "run_job", "wait_for_job"]
 

@@ -1,7 +1,7 @@
 """Ranks under pytest: a test that fails on one rank fails on all, and rank 0 tells the story.
 
 A ``conftest.py`` takes these in by name; ``python -m zerort.testing 1 2 3 4 8 -- tests/ranks`` then makes each size one
-mpirun of ``pytest --with-mpi``. May import: comm, config.
+mpirun of ``pytest --with-mpi``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from zerort.comm.failure import abort_job_on_exception
+from zerort.comm.guard.failure import abort_job_on_exception
 from zerort.config import GroupOptions
 
 __all__ = ["options", "pytest_configure", "pytest_runtest_makereport"]

@@ -1,7 +1,7 @@
 """`RepeatContract`: calls that are made again and again, as a training loop makes them. Part of `GroupContract`.
 
 A transport may take a shortcut for a call that it knows; nothing but its speed may tell. Each test makes the same call
-from the same line more than twice. May import: comm, trace, pytest.
+from the same line more than twice.
 """
 
 from __future__ import annotations

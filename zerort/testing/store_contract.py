@@ -6,8 +6,7 @@
             with NvmeStore(tmp_path) as store:
                 yield store
 
-A store whose callers' arrays lie elsewhere overrides `StoreContract.put` and `StoreContract.get`. May import: offload,
-pytest.
+A store whose callers' arrays lie elsewhere overrides `StoreContract.put` and `StoreContract.get`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import pytest
 
 from zerort.device import Ticket
 from zerort.errors import CallError, ClosedError
-from zerort.offload.store import Store
+from zerort.storage.stores.store import Store
 from zerort.typing import Array
 
 __all__ = ["StoreContract"]

@@ -1,4 +1,4 @@
-"""`run_threads`: a body run by N ranks that are threads of this process. May import: comm, config."""
+"""`run_threads`: a body run by N ranks that are threads of this process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from zerort.comm.group import Group
-from zerort.comm.threads import Meeting, ThreadsTransport
 from zerort.config import GroupOptions
+from zerort.testing.threads_transport import Meeting, ThreadsTransport
 
 __all__ = ["run_threads"]
 

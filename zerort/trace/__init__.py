@@ -6,7 +6,7 @@
 
 To look at a trace, gather `rank_events` of all ranks on one of them, `write_chrome` the file there, and open it in
 https://ui.perfetto.dev (or ``chrome://tracing``): one process per rank, one line per track. A flight record is JSON;
-the first row whose ``finished_ns`` is null is where that rank stood. Imports only `zerort.errors` and `zerort.layout`.
+the first row whose ``finished_ns`` is null is where that rank stood.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     rank 1 (node-a)   main  ▇▇▇▇▇▇▇▇▇ step
 
 A payload is plain JSON, and so can be gathered by any means. It carries its rank's offset to the wall clock, and by it
-the ranks line up: exactly enough on one host, as well as NTP does between hosts. Imports only its own room.
+the ranks line up: exactly enough on one host, as well as NTP does between hosts.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
     1042       all_gather       …   …              null          running      <- this rank stands here
 
 Every collective writes one row, so writing is kept to a clock reading, one list and one store; all formatting waits
-until someone asks. Rows of different ranks are compared by ``sequence``. Imports only its own room, `zerort.errors` and
-`zerort.layout`.
+until someone asks. Rows of different ranks are compared by ``sequence``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     byte_text.py    ByteText: what it learns, in batches that any number of ranks can share
     walk.py         Walk: the ZeRO walk over it; Reference: the same training without zerort
 
-What the example trains, the tests compare and ``zerort bench step`` measures. May import: engine and below.
+What the example trains, the tests compare and ``zerort bench step`` measures.
 """
 
 from zerort.workload.byte_model import ByteModel

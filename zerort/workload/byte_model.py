@@ -13,8 +13,7 @@ of one unit, so a sharded loop never needs more than one unit whole.
 
 Everything is computed in the parameters' dtype (16-bit ones: in float32), in one matmul for all tokens. The same
 arguments give the same bits. With CuPy's arrays as parameters it computes on the GPU, with the same lines: NumPy's
-functions ask their arguments who computes (NEP 13 and 18), and what is new is made ``like=`` them. May import: optim,
-typing.
+functions ask their arguments who computes (NEP 13 and 18), and what is new is made ``like=`` them.
 """
 
 from __future__ import annotations

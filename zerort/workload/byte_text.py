@@ -1,7 +1,7 @@
 """`ByteText`: text that is on every machine, in batches that depend on the step alone.
 
 The text is the source code of Python's standard library. A batch is drawn from (seed, step) and then shared out, so a
-place in the data is just an integer, and any number of ranks sees the same rows in a step. May import: typing.
+place in the data is just an integer, and any number of ranks sees the same rows in a step.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     Walk(rt, model, text)    register, then ``train(steps)``: gather, compute, reduce, step
     Reference(model, text)   the same micro-batches, plain arrays, an AdamW written as in a textbook
 
-What the tests at all numbers of ranks compare, and what ``zerort bench step`` measures. May import: everything.
+What the tests at all numbers of ranks compare, and what ``zerort bench step`` measures.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import zerort as zr
-from zerort.comm.nccl_moves import NcclMoves
+from zerort.comm.transports.nccl.moves import NcclMoves
 from zerort.native import cast_into
 from zerort.native.dtypes import numpy_dtype
 

@@ -11,7 +11,7 @@ import gpu_runs
 import zerort as zr
 from zerort.comm import open_group
 from zerort.device import HostDevice
-from zerort.engine.step import digest_of
+from zerort.engine.step.step import digest_of
 from zerort.layout import FlatLayout
 
 pytestmark = pytest.mark.mpi

@@ -2,7 +2,7 @@
 // same, meet, compare, move, part. From Python each of these steps costs as much as a small collective itself.
 //
 // Only what needs no more than the others' windows is done here. For anything else (a rank that does not come soon, calls
-// that differ, arrays in private memory) it returns how far it came, and zerort/comm/node.py goes on from there. What is
+// that differ, arrays in private memory) it returns how far it came, and zerort/comm/transports/node/transport.py goes on from there. What is
 // decided here is decided there in the same way: ranks of one meeting may take either path.
 #include <cstring>
 #include <stdexcept>
@@ -110,7 +110,7 @@ class PreparedCall {
     if (version_ != peers_.version() || !out_.is(out, Access::write)) return kStale;
     if (!source.is(out) && !source_.is(source, Access::read)) return kStale;
     log_.begin(facts_, sequence);
-    std::memcpy(header_, &sequence, sizeof sequence);  // little-endian, as zerort/comm/call.py packs it
+    std::memcpy(header_, &sequence, sizeof sequence);  // little-endian, as zerort/comm/guard/call.py packs it
     peers_.show(header_, slab_nbytes_ != 0 ? staged() : source_place_, out_place_);
     const Status met = come(true);
     if (met != Status::met) return kMeeting + int(met);

@@ -14,7 +14,7 @@
 
 namespace zerort {
 
-constexpr std::size_t kHeaderBytes = 192;  // one rank's call, packed by zerort/comm/call.py
+constexpr std::size_t kHeaderBytes = 192;  // one rank's call, packed by zerort/comm/guard/call.py
 constexpr std::size_t kAgreedBytes = 96;   // its first bytes, which must be equal on all ranks
 constexpr std::size_t kCacheLine = 64;
 

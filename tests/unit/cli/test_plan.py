@@ -1,0 +1,310 @@
+"""``zerort plan``: reads a model from whatever describes it, shows what goes where, says whether it fits, and why."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import zerort as zr
+from zerort.cli.main import main
+from zerort.cli.plan.models import read_model
+from zerort.comm import open_group
+from zerort.comm.bootstrap.opening import environment
+from zerort.engine.model.tensors import TensorSpec
+
+MIB = 1024**2
+
+
+@pytest.fixture(autouse=True)
+def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "launched_rank", lambda: None)
+
+
+@pytest.fixture
+def params(tmp_path: Path) -> str:
+    """Twelve blocks of 1 Mi parameters each, and a table of integers."""
+    block = {"w": [1024, 1023], "b": {"shape": [1024], "dtype": "float32"}}
+    path = tmp_path / "params.json"
+    path.write_text(
+        json.dumps({**{f"block{n}": block for n in range(12)}, "ids": {"t": {"shape": [10], "dtype": "int64"}}})
+    )
+    return str(path)
+
+
+def plan(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[list[str]]]:
+    """Run the command; return its exit code and the words of its lines."""
+    code = main(["plan", *words])
+    return code, [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+# ── what it says ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_model_that_fits_whole(params: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines = plan(capsys, params, "--ranks", "2", "--host", "1GiB")
+    assert code == 0
+    assert " ".join(lines[0]).endswith("units, float32, int64; 1 of them stay as they are: no optimizer trains int64")
+    assert ["parameter", "24MiB", "0B"] in lines
+    assert ["gradient", "24MiB", "0B"] in lines
+    assert ["state", "48MiB", "0B"] in lines
+    assert ["gradient", "buckets", "8MiB"] in lines
+    assert ["disk:", "nothing", "goes", "there"] in lines
+    assert lines[-1] == ["fits"]
+
+
+def test_float64_takes_twice_the_bytes_and_no_master_weights(params: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines = plan(capsys, params, "--ranks", "2", "--host", "1GiB", "--dtype", "float64")
+    assert code == 0
+    assert ["parameter", "48MiB", "0B"] in lines
+    assert ["gradient", "48MiB", "0B"] in lines
+    assert ["state", "96MiB", "0B"] in lines
+    assert main(["plan", params, "--host", "1GiB", "--dtype", "float64", "--gradient-dtype", "bfloat16"]) != 0
+    told = capsys.readouterr().err
+    assert "Expected gradient_dtype to be float64 or float32 for parameters of float64, got bfloat16" in told
+
+
+def test_a_model_that_streams(params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    words = ["--ranks", "2", "--device", "1MiB", "--host", "79MiB", "--nvme", "1GiB", "--json", str(out)]
+    code, lines = plan(capsys, params, *words, "--read-speed", "2", "--write-speed", "1")
+    assert code == 0
+    assert lines[-1] == ["fits"]
+    text = "\n".join(map(" ".join, lines))
+    assert "budget: 80MiB of memory (device and host are one memory on a machine without a GPU)" in text
+    assert "at 2.00 GB/s read, 1.00 GB/s written" in text
+    document = json.loads(out.read_text())
+    assert document["fits"]
+    assert document["reason"] == ""
+    assert len(document["per_rank"]) == 2
+    for rank in document["per_rank"]:
+        assert sum(rank["memory"].values()) <= 80 * MIB
+        assert rank["nvme"]["state"] == rank["step"]["read"] == rank["step"]["written"] > 0
+        assert rank["nvme"]["parameter"] == rank["nvme"]["gradient"] == 0
+    moved = 2 * document["per_rank"][0]["nvme"]["state"]
+    assert document["step"]["seconds"] == pytest.approx(moved / 2e9 + moved / 1e9)
+
+
+def test_without_a_budget_every_plan_is_answered(
+    params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "plans.json"
+    code, lines = plan(capsys, params, "--ranks", "2", "--json", str(out))
+    assert code == 0
+    #       plan     parameter gradient state  besides  all
+    whole, half = "48MiB", "24MiB"
+    assert ["zero0", whole, whole, "96MiB", "0B", "192MiB"] in lines
+    assert ["zero1", whole, whole, "48MiB", "0B", "144MiB"] in lines
+    assert ["zero2", whole, half, "48MiB", "8MiB", "128MiB"] in lines
+    assert ["zero3", half, half, "48MiB", "8MiB", "104MiB"] in lines
+    told = json.loads(out.read_text())["plans"]
+    model = read_model(params)
+    frozen = {unit: unit == "ids" for unit in model}
+    for stage in range(4):
+        expected = zr.forecast(model, plan=zr.Plan.zero(stage), optimizer=zr.AdamW(lr=1e-3), size=2, frozen=frozen)
+        assert all(getattr(expected, part) == nbytes for part, nbytes in told[f"zero{stage}"].items()), stage
+    code, lines = plan(capsys, params, "--ranks", "2", "--stage", "1")
+    assert [line[0] for line in lines if line[:1] and line[0].startswith("zero")] == ["zero1"]
+
+
+def test_frozen_names_that_are_not_there_are_told(params: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines = plan(capsys, params, "--host", "1GiB", "--frozen", "zzz*", "--frozen", "w")
+    assert code == 0
+    warnings = [" ".join(line) for line in lines if line[:1] == ["warning:"]]
+    assert warnings == ["warning: --frozen 'zzz*' matches no tensor; names are like 'w'"]
+
+
+def test_the_environment_says_how_values_stream(
+    params: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [params, "--ranks", "2", "--host", "90MiB", "--nvme", "1TiB"]
+    before = plan(capsys, *words)
+    monkeypatch.setenv("ZERORT_OFFLOAD_CHUNK_BYTES", "8192")
+    assert plan(capsys, *words) != before
+    monkeypatch.setenv("ZERORT_OFFLOAD_CHUNK_BYTES", "many")
+    assert main(["plan", *words]) == 2
+    assert "Expected ZERORT_OFFLOAD_CHUNK_BYTES to be a size" in capsys.readouterr().err
+
+
+def test_more_machines_share_the_work(params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    documents = []
+    for machines in ("1", "2"):
+        out = tmp_path / f"{machines}.json"
+        words = ("--ranks", "4", "--machines", machines, "--host", "60MiB", "--nvme", "1GiB", "--json", str(out))
+        assert plan(capsys, params, *words)[0] == 0
+        documents.append(json.loads(out.read_text()))
+    one, two = (document["per_rank"][0]["memory"] for document in documents)
+    assert one["gathered"] == 0
+    assert two["gathered"] == 2 * 4 * MIB  # two units in slots: shards of other machines are not in reach
+
+
+def test_a_disk_is_measured(params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("--ranks", "2", "--host", "80MiB", "--nvme", "1GiB")
+    code, lines = plan(capsys, params, *words, "--scratch", str(tmp_path))
+    assert code == 0
+    assert any(line[:1] == ["disk:"] and "GB/s" in line for line in lines)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["params.json"]
+    code, lines = plan(capsys, params, *words)
+    assert any("--scratch DIR measures how long that takes" in " ".join(line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            ["--host", "80MiB"],
+            r"does not fit: Expected at least 104\.01MiB of memory per rank, with nothing on a disk: ",
+        ),
+        (["--host", "10MiB", "--nvme", "1TiB"], "does not fit: Expected at least .* of memory per rank, whatever"),
+        (
+            ["--host", "90MiB", "--nvme", "1TiB", "--stage", "0"],
+            "does not fit: Expected at least .* what stays in memory 192MiB",
+        ),
+    ],
+)
+def test_what_does_not_fit_says_why(
+    params: str, words: list[str], reason: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "plan.json"
+    code, lines = plan(capsys, params, "--ranks", "2", *words, "--json", str(out))
+    assert code == 1
+    assert re.match(reason, " ".join(lines[-1]))
+    assert not json.loads(out.read_text())["fits"]
+
+
+def test_a_disk_without_room_is_named(params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "huge.json"
+    path.write_text(json.dumps({f"block{n}": {"w": [1024, 1024, 256]} for n in range(500)}))
+    words = ("--ranks", "2", "--host", "9GiB", "--nvme", "100TiB", "--scratch", str(tmp_path))
+    code, lines = plan(capsys, str(path), *words)
+    assert code == 1
+    assert re.match(rf"does not fit: 2 ranks would put \S+ into {tmp_path}, which has \S+ free\.", " ".join(lines[-1]))
+
+
+# ── what it reads ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+W = TensorSpec((3, 4), "bfloat16")
+
+
+def test_a_parameter_list_by_unit_or_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "params.json"
+    path.write_text('{"embed": {"table": [5, 2]}, "block.0": {"w": {"shape": [3, 4], "dtype": "bfloat16"}}}')
+    assert read_model(str(path)) == {"embed": {"table": TensorSpec((5, 2))}, "block.0": {"w": W}}
+    path.write_text('{"layers.0.w": [3, 4], "layers.0.n.b": [4], "norm.g": [], "scale": [1]}')
+    assert read_model(str(path), dtype="bfloat16") == {
+        "layers.0": {"w": W, "n.b": TensorSpec((4,), "bfloat16")},
+        "norm": {"g": TensorSpec((), "bfloat16")},
+        "": {"scale": TensorSpec((1,), "bfloat16")},
+    }
+
+
+def test_the_head_of_a_safetensors_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    arrays = {"model.layers.0.w": np.zeros((3, 4), np.float16), "model.ids": np.zeros(5, np.int64)}
+    save_file(arrays, path, metadata={"made": "here"})
+    expected = {"model.layers.0": {"w": TensorSpec((3, 4), "float16")}, "model": {"ids": TensorSpec((5,), "int64")}}
+    assert read_model(str(path)) == expected
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(arrays, path.name)}))
+    assert read_model(str(index)) == expected
+    with path.open("r+b") as file:  # all but the head is never looked at
+        file.truncate(8 + struct.unpack("<Q", file.read(8))[0])
+    assert read_model(str(path)) == expected
+    assert read_model(str(path), dtype="bfloat16")["model"]["ids"].dtype == "int64"
+
+
+def test_a_checkpoint(tmp_path: Path) -> None:
+    with open_group(kind="solo") as group, zr.open(group=group) as rt:
+        rt.register("block0", {"w": W})
+        rt.save(tmp_path / "c")
+    assert read_model(str(tmp_path / "c"), dtype="bfloat16") == {"block0": {"w": W}}
+
+
+def test_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code = "import numpy as np, zerort as zr\n"
+    code += "def units():\n    c = (np.int64(7),)\n"
+    code += "    return {'a': {'w': np.zeros((3, 4), 'float16'), 'b': zr.TensorSpec((2,)), 'c': c}}\n"
+    code += "def broken():\n    raise OSError('no such luck')\n"
+    (tmp_path / "zerort_test_model.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    assert read_model("zerort_test_model:units") == {
+        "a": {"w": TensorSpec((3, 4), "float16"), "b": TensorSpec((2,)), "c": TensorSpec((7,))}
+    }
+    assert main(["plan", "zerort_test_model:broken", "--host", "1GiB"]) == 2
+    assert "Expected zerort_test_model:broken to return a model, got OSError: no such luck" in capsys.readouterr().err
+    assert main(["plan", "zerort_test_model:none", "--host", "1GiB"]) == 2
+    assert "got AttributeError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("p.json", "{", "to hold JSON, got something else"),
+        ("p.json", "[1, 2]", "Expected tensors by name, or by unit and name"),
+        ("p.json", "{}", "Expected a model with tensors, got none in"),
+        ("p.json", '{"a": {}}', "Expected a model with tensors, got none in"),
+        (
+            "p.json",
+            '{"a": {"w": {"shape": [1], "size": 3}}}',
+            "and 'dtype' for 'a.w', got the key 'size'",
+        ),
+        ("p.json", '{"a": {"w": {"dtype": "float32"}}}', "Expected 'shape' and 'dtype' for 'a.w', got no shape"),
+        ("p.json", '{"w": [1, -2]}', "Expected the shape of 'w' as a list of whole numbers, got [1, -2]"),
+        ("p.json", '{"w": {"shape": [1], "dtype": "float99"}}', "Expected a dtype such as float32, bfloat16, float16"),
+        ("p.json", '{"weight_map": {"w": "lost.safetensors"}}', "names beside it, got no 'lost.safetensors'"),
+        ("m.safetensors", "short", "to begin with the length of its head, as safetensors do; got 0"),
+        ("m.safetensors", "\x02" + "\0" * 7 + "[]", "to be a JSON object, got list"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(
+    name: str, content: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(content)
+    assert main(["plan", str(tmp_path / name), "--host", "1GiB"]) == 2
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["nowhere.json", "--host", "1GiB"], "got 'nowhere.json', which is not there"),
+        ([".", "--host", "1GiB"], "Expected a checkpoint"),
+        (["PARAMS", "--nvme", "1TiB"], "Expected a budget of memory to compute in, got none."),
+        (["PARAMS", "--host", "1GiB", "--read-speed", "2"], "Expected --read-speed and --write-speed together"),
+        (["PARAMS", "--host", "1GiB", "--ranks", "3", "--machines", "2"], "Expected --ranks to be a multiple of"),
+    ],
+)
+def test_wrong_words_are_one_line(
+    words: list[str],
+    complaint: str,
+    params: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", *(params if word == "PARAMS" else word for word in words)]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--host", "much"], "argument --host: Expected a size such as 8GiB, got 'much'."),
+        (["--read-speed", "-1"], "argument --read-speed: Expected a speed in GB/s above 0 such as 2.5, got '-1'."),
+        (["--stage", "4"], "argument --stage: invalid choice"),
+        (["--optimizer", "best"], "argument --optimizer: invalid choice: 'best'"),
+    ],
+)
+def test_options_that_cannot_be_read(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["plan", "params.json", *words])
+    assert end.value.code == 2
+    assert complaint in capsys.readouterr().err

@@ -1,0 +1,8 @@
+"""``zerort bench``: each benchmark in a folder, all over one way of timing (timing.py).
+
+collectives/    every collective against MPI and the memory limit
+step/           a training step under several plans against the same computing without the runtime
+disk/           stores, streamed updates and checkpoints against the disk itself
+optimizer/      fused updates against the memory limit and torch
+copies/         a GPU's copies and streamed updates
+"""

@@ -1,0 +1,1 @@
+"""``zerort bench copies``: one GPU's memory filled from the host and emptied to it, and updates streamed through it."""

@@ -1,0 +1,1 @@
+"""``zerort ckpt``: look at, verify and export checkpoints, in one process."""

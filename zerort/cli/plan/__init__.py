@@ -1,0 +1,1 @@
+"""``zerort plan``: what a model takes of each memory, under every plan or within a budget."""

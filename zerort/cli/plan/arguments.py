@@ -1,0 +1,84 @@
+"""The words of ``zerort plan``, and who serves them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from zerort.cli.arguments import output_file, parse_count, parse_directory, parse_ranks
+from zerort.config import ZERO, parse_bytes
+from zerort.errors import CallError
+from zerort.layout.dtypes import TRAINABLE
+
+__all__ = ["OPTIMIZERS", "add_plan"]
+
+Command = Callable[..., argparse.ArgumentParser]
+"""What adds a command: (parents, name, serve, help=, text=)."""
+
+OPTIMIZERS = ("adamw", "lion", "sgd", "sgd-momentum", "adafactor")
+_DTYPES = tuple(TRAINABLE)
+
+_PLAN = """\
+Say what a model will take of each memory under a budget, what of it goes to the disk, and how many seconds of reading
+and writing that costs each step; without a budget, what each plan takes. Nothing is loaded and nothing is trained. Exit
+code 0: it fits; 1: it does not.
+
+examples:
+  zerort plan model.safetensors --ranks 8
+  zerort plan model.safetensors --ranks 8 --host 8GiB --nvme 200GiB
+  zerort plan params.json --ranks 2 --host 3GiB --nvme 40GiB --dtype bfloat16 --scratch /mnt/nvme
+  zerort plan run/checkpoint --ranks 4 --host 16GiB --read-speed 3.2 --write-speed 1.8
+  zerort plan mymodel:parameters --ranks 8 --device 2GiB --host 8GiB --nvme 1TiB --json plan.json
+
+MODEL is one of
+  params.json              {"block0": {"w": [1024, 1024], "b": {"shape": [1024], "dtype": "bfloat16"}}, …}: tensors by
+                           unit and name, or by name alone; a dtype that is not given is float32
+  model.safetensors        the head of the file is read, or of all files of a model.safetensors.index.json
+  a directory              a checkpoint of zerort; its parameters are float32, --dtype says what they are trained in
+  module:function          called without arguments, returns what params.json holds; arrays and TensorSpecs will do
+
+Sizes are per rank. On a machine without a GPU, device and host are one memory, and their sum counts."""
+
+
+def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser], command: Command) -> None:
+    """Add ``zerort plan``."""
+    one = command(commands, "plan", _serve_plan, help="what a model takes of memory and disk, and of time", text=_PLAN)
+    one.add_argument("model", metavar="MODEL", help="what to plan for; see above")
+    one.add_argument("--ranks", type=parse_ranks, default=1, metavar="N", help="that share the model (default: 1)")
+    for name, what in (("device", "the memory computing happens in"), ("host", "host memory"), ("nvme", "the disk")):
+        one.add_argument(f"--{name}", type=_size, default=0, metavar="S", help=f"of {what}, per rank (default: none)")
+    one.add_argument("--stage", type=int, choices=tuple(ZERO), help="ZeRO stage (default: 3; without a budget, all)")
+    one.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="whose state (default: adamw)")
+    one.add_argument("--dtype", choices=_DTYPES, help="of all floating-point parameters (default: as MODEL says)")
+    one.add_argument("--gradient-dtype", choices=_DTYPES, help="that gradients are summed in (default: as above)")
+    one.add_argument("--frozen", action="append", default=[], metavar="G", help="names of tensors that are not trained")
+    one.add_argument("--prefetch", type=parse_count(0), default=1, metavar="N", help="units gathered ahead (1)")
+    one.add_argument("--buckets", type=parse_count(1), default=2, metavar="N", help="gradient buckets (2)")
+    one.add_argument("--machines", type=parse_count(1), default=1, metavar="N", help="with a disk each (default: 1)")
+    one.add_argument("--scratch", type=parse_directory, metavar="DIR", help="measure this directory's disk")
+    one.add_argument("--read-speed", type=_speed, metavar="GB/S", help="of the disk, instead of measuring it")
+    one.add_argument("--write-speed", type=_speed, metavar="GB/S", help="of the disk, instead of measuring it")
+    one.add_argument("--json", type=output_file, metavar="F", help="also write it as JSON, every rank by itself")
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except CallError as error:
+        raise argparse.ArgumentTypeError(f"Expected a size such as 8GiB, got {text!r}.") from error
+
+
+def _speed(text: str) -> float:
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not 0 < speed < 1e6:
+        raise argparse.ArgumentTypeError(f"Expected a speed in GB/s above 0 such as 2.5, got {text!r}.")
+    return speed
+
+
+def _serve_plan(options: argparse.Namespace, words: list[str]) -> int:
+    from zerort.cli.plan.command import run_plan
+
+    return run_plan(options)

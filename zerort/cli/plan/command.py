@@ -1,0 +1,270 @@
+"""``zerort plan``: what a model takes of each memory under a budget, and what the disk costs each step.
+
+    exit code 0: it fits     1: it does not, and why     2: the words make no sense
+
+Without a budget: what it takes of memory under each plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from zerort.cli.arguments import UsageError
+from zerort.cli.bench.collectives.tables import new_table
+from zerort.cli.plan.models import Model, read_model
+from zerort.cli.screen import Screen
+from zerort.config import ZERO, Budget, Plan, format_bytes
+from zerort.engine.offload_options import OffloadOptions
+from zerort.engine.report import MemoryReport
+from zerort.engine.sizing.forecast import Outlook, Traffic
+from zerort.engine.sizing.requirements import PARTS, Blueprint
+from zerort.errors import CallError, PlanError
+from zerort.layout.dtypes import TRAINABLE
+from zerort.optim import SGD, Adafactor, AdamW, Lion, Optimizer
+from zerort.storage import DirectoryReport, inspect
+from zerort.trace.files import write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["run_plan"]
+
+_WORKING = {"buckets": "gradient buckets", "gathered": "gathered units", "streaming": "chunks on their way"}
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    """Plan, and show the plan. Return the exit code."""
+    screen = Screen()
+    model = read_model(options.model, dtype=options.dtype)
+    if options.ranks % options.machines:
+        raise UsageError(f"Expected --ranks to be a multiple of --machines, got {options.ranks} on {options.machines}.")
+    if bool(options.read_speed) != bool(options.write_speed):
+        raise UsageError("Expected --read-speed and --write-speed together, got one of them.")
+    has_budget = bool(options.device or options.host or options.nvme)
+    if has_budget and options.stage is None:
+        options.stage = 3
+    disk = _disk(options)
+    for line in _head(options, model):
+        screen.print(line)
+    names = {name: None for tensors in model.values() for name in tensors}
+    for glob in options.frozen:
+        if not fnmatch.filter(names, glob):
+            screen.print(f"warning: --frozen {glob!r} matches no tensor; names are like {next(iter(names), '')!r}")
+    document: dict[str, Any] = {"model": options.model, "ranks": options.ranks}
+    if has_budget:
+        document |= _within_budget(screen, options, model, disk)
+    else:
+        document |= _under_every_plan(screen, options, model)
+    if options.json is not None:
+        write_json(options.json, document)
+    return 1 if document.get("reason") else 0
+
+
+def _within_budget(
+    screen: Screen, options: argparse.Namespace, model: Model, disk: DirectoryReport | None
+) -> dict[str, Any]:
+    """Show what a budget makes of the model, and return it for JSON."""
+    try:
+        budget = Plan.fit(device=options.device, host=options.host, nvme=options.nvme, stage=options.stage)
+    except PlanError as error:
+        raise UsageError(f"{error} On the command line: --host 8GiB --nvme 200GiB.") from error
+    screen.print(f"budget: {_budget(budget)}")
+    document: dict[str, Any] = {"budget": asdict(budget)}
+    try:
+        forecasts = _forecasts(options, model, budget)
+        reason = _too_full(options, forecasts, disk)
+    except PlanError as error:
+        forecasts, reason = [], str(error)
+    if forecasts:
+        document |= _show(screen, options, budget, forecasts, disk)
+    screen.print(f"does not fit: {reason}" if reason else "fits")
+    return document | {"fits": not reason, "reason": reason}
+
+
+def _under_every_plan(screen: Screen, options: argparse.Namespace, model: Model) -> dict[str, Any]:
+    """Show what the model takes of memory under each plan, and return it for JSON."""
+    found = {}
+    for stage in ZERO if options.stage is None else (options.stage,):
+        forecasts = _forecasts(options, model, Plan.zero(stage))
+        found[f"zero{stage}"] = max((one.memory for one in forecasts), key=_in_memory)
+    table = new_table("bytes of memory on the rank that takes most")
+    for name in ("plan", *PARTS, "besides", "all"):
+        table.add_column(name, justify="left" if name == "plan" else "right", no_wrap=True)
+    for name, memory in found.items():
+        parts = [getattr(memory, part) for part in PARTS]
+        sizes = [*parts, _in_memory(memory) - sum(parts), _in_memory(memory)]
+        table.add_row(name, *map(format_bytes, sizes))
+    screen.print("")
+    screen.print(table)
+    screen.print("besides: gradient buckets and gathered units. Activations are your program's own.")
+    screen.print("What part of it goes to a disk within a budget: --host 8GiB --nvme 200GiB")
+    return {
+        "plans": {name: {part: getattr(memory, part) for part in (*PARTS, *_WORKING)} for name, memory in found.items()}
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Forecast:
+    """What one rank holds and moves."""
+
+    memory: MemoryReport
+    below: dict[str, int]
+    traffic: Traffic
+
+    @property
+    def in_memory(self) -> int:
+        """Bytes of memory, at rest and besides."""
+        return _in_memory(self.memory)
+
+
+def _in_memory(memory: MemoryReport) -> int:
+    return memory.resting + memory.buckets + memory.gathered + memory.streaming
+
+
+def _forecasts(options: argparse.Namespace, model: Model, plan: Plan | Budget) -> list[_Forecast]:
+    """Return every rank's forecast."""
+    blueprint = Blueprint(
+        units=model,
+        plan=plan if isinstance(plan, Plan) else Plan.zero(plan.stage),
+        optimizer=_optimizer(options.optimizer),
+        size=options.ranks,
+        frozen=_frozen(options, model),
+        gradient_dtype=options.gradient_dtype,
+    )
+    outlook = Outlook.of(
+        blueprint,
+        plan,
+        offload=_offload(),
+        prefetch=options.prefetch,
+        buckets=options.buckets,
+        one_memory=options.machines == 1,
+    )
+    return [
+        _Forecast(outlook.memory(rank), outlook.below(rank), outlook.traffic(rank)) for rank in range(options.ranks)
+    ]
+
+
+def _offload() -> OffloadOptions:
+    """Return how values will stream, if the environment stays as it is."""
+    try:
+        return OffloadOptions.from_environment()
+    except CallError as error:
+        raise UsageError(str(error)) from error
+
+
+def _frozen(options: argparse.Namespace, model: Model) -> Callable[[str], bool]:
+    """Return which names are not trained: as the user says, and what no optimizer can train."""
+    untrainable = {name for tensors in model.values() for name, spec in tensors.items() if spec.dtype not in TRAINABLE}
+    return lambda name: name in untrainable or any(fnmatch.fnmatchcase(name, glob) for glob in options.frozen)
+
+
+def _optimizer(name: str) -> Optimizer:
+    made: dict[str, Optimizer] = {
+        "adamw": AdamW(lr=1e-3),
+        "lion": Lion(lr=1e-3),
+        "sgd": SGD(lr=1e-3),
+        "sgd-momentum": SGD(lr=1e-3, momentum=0.9),
+        "adafactor": Adafactor(lr=1e-3),
+    }
+    return made[name]
+
+
+def _disk(options: argparse.Namespace) -> DirectoryReport | None:
+    """Return what the disk can do, as measured or as told; None if nobody has asked."""
+    measured = inspect(options.scratch, what="a sample") if options.scratch is not None else None
+    if not options.read_speed:
+        return measured
+    told = {"read_gbs": options.read_speed, "write_gbs": options.write_speed}
+    if measured is not None:
+        return replace(measured, **told)
+    return DirectoryReport(path="", free_nbytes=None, direct=True, alignment=None, **told)
+
+
+def _too_full(options: argparse.Namespace, forecasts: Sequence[_Forecast], disk: DirectoryReport | None) -> str:
+    """Return why the disk cannot take what it should; empty if it can, or if nobody knows."""
+    each = options.ranks // options.machines
+    needed = sum(sorted((one.memory.nvme for one in forecasts), reverse=True)[:each])
+    if disk is None or disk.free_nbytes is None or needed <= disk.free_nbytes:
+        return ""
+    return (
+        f"{each} rank{'s' * (each > 1)} would put {format_bytes(needed)} into {disk.path}, which has "
+        f"{format_bytes(disk.free_nbytes)} free. Free some, or name another disk."
+    )
+
+
+# ── what is shown ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _head(options: argparse.Namespace, model: Model) -> list[str]:
+    specs = [spec for tensors in model.values() for spec in tensors.values()]
+    numel = sum(math.prod(spec.shape) for spec in specs)
+    dtypes = ", ".join(dict.fromkeys(spec.dtype for spec in specs))
+    ranks = f"{options.ranks} rank{'s' * (options.ranks > 1)}"
+    stage = "" if options.stage is None else f", ZeRO-{options.stage}"
+    odd = [spec.dtype for spec in specs if spec.dtype not in TRAINABLE]
+    cold = f"; {len(odd)} of them stay as they are: no optimizer trains {', '.join(dict.fromkeys(odd))}" if odd else ""
+    return [
+        f"model: {options.model}: {numel:,} parameters in {len(specs)} tensors of {len(model)} units, {dtypes}{cold}",
+        f"training: {options.optimizer}{stage} on {ranks}, {options.machines} machine{'s' * (options.machines > 1)}",
+    ]
+
+
+def _budget(budget: Budget) -> str:
+    both = budget.device and budget.host
+    note = " (device and host are one memory on a machine without a GPU)" if both else ""
+    return f"{format_bytes(budget.memory)} of memory{note} and {format_bytes(budget.nvme)} of disk per rank"
+
+
+def _show(
+    screen: Screen,
+    options: argparse.Namespace,
+    budget: Budget,
+    forecasts: Sequence[_Forecast],
+    disk: DirectoryReport | None,
+) -> dict[str, Any]:
+    """Show the forecast of the rank that takes most, and return all of them for JSON."""
+    fullest = max(range(len(forecasts)), key=lambda rank: (forecasts[rank].in_memory, forecasts[rank].memory.nvme))
+    screen.print("")
+    screen.print(_table(f"bytes on rank {fullest}, which takes most", budget, forecasts[fullest]))
+    each = options.ranks // options.machines
+    read, written = (each * max(one.traffic[way] for one in forecasts) for way in range(2))
+    seconds = disk.seconds(read=read, written=written) if disk is not None else None
+    if read or written:
+        line = f"disk: each step reads {format_bytes(read)} and writes {format_bytes(written)} on each machine"
+        if disk is not None and seconds is not None:
+            line += f": {seconds:.2f} s at {disk.read_gbs:.2f} GB/s read, {disk.write_gbs:.2f} GB/s written"
+        else:
+            line += ". --scratch DIR measures how long that takes"
+        screen.print(line)
+    else:
+        screen.print("disk: nothing goes there")
+    return {
+        "per_rank": [
+            {
+                "memory": {name: getattr(one.memory, name) for name in (*PARTS, *_WORKING)},
+                "nvme": one.below,
+                "step": one.traffic._asdict(),
+            }
+            for one in forecasts
+        ],
+        "step": {"read": read, "written": written, "seconds": seconds, "per": "machine"},
+        "disk": None if disk is None else {"read_gbs": disk.read_gbs, "write_gbs": disk.write_gbs},
+    }
+
+
+def _table(title: str, budget: Budget, forecast: _Forecast) -> Table:
+    table = new_table(title)
+    for name in ("", "memory", "nvme"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True, min_width=10 if name else 0)
+    for part in PARTS:
+        table.add_row(part, format_bytes(getattr(forecast.memory, part)), format_bytes(forecast.below[part]))
+    for name, text in _WORKING.items():
+        table.add_row(text, format_bytes(getattr(forecast.memory, name)), "")
+    table.add_row("all", format_bytes(forecast.in_memory), format_bytes(forecast.memory.nvme), style="bold")
+    table.add_row("budget", format_bytes(budget.memory), format_bytes(budget.nvme))
+    return table

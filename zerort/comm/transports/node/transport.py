@@ -1,0 +1,427 @@
+"""Ranks of one machine over shared memory: nothing moves that need not, and no MPI is on the hot path.
+
+[Note: where an array lies]
+An array from `Group.empty` lies in a window that every rank has mapped: the others read it where it is. A small array
+of the user's own is copied into this rank's staging slab first; a large one is read in place with process_vm_readv or,
+where the kernel forbids that, goes through the slabs in rounds. Each rank says where its arrays lie when it meets the
+others, so ranks may mix. If every rank names the *same* memory as its out, the gathered form is that memory, once per
+node, and a gather is only the meeting.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from zerort import native, trace
+from zerort.comm.geometry import even_part
+from zerort.comm.guard.call import Call
+from zerort.comm.guard.standing import Standing
+from zerort.comm.guard.verdict import (
+    Sighting,
+    Trouble,
+    failed_error,
+    failed_trouble,
+    gone_trouble,
+    last_call,
+    late_error,
+)
+from zerort.comm.neighbours import can_read_each_other
+from zerort.comm.transport import DONE, STALE, Transport
+from zerort.comm.transports.node.board import Board, board_nbytes
+from zerort.comm.transports.node.flights import NodeFlights
+from zerort.comm.transports.node.memory import STAGING, NodeMemory
+from zerort.comm.transports.node.rounds import all_reduce_in_rounds, move_in_rounds
+from zerort.comm.transports.node.shortcut import Place, make_shortcut
+from zerort.comm.transports.node.split import split_node
+from zerort.comm.transports.node.window import SharedFile, Window, map_file
+from zerort.config import GroupOptions
+from zerort.errors import CollectiveError
+from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
+from zerort.native.rendezvous import (
+    BROKEN,
+    DISAGREE,
+    MEETING,
+    MET,
+    PARTING,
+    PRIVATE,
+    WAITING,
+    disallow_reading,
+    open_log,
+    open_rendezvous,
+    read_slot,
+)
+from zerort.typing import Array
+
+__all__ = ["NodeTransport", "open_control"]
+
+_LOOK_AFTER = 0.1
+"""Seconds of waiting after which a rank looks whether those it waits for still live."""
+
+_STAGE_NBYTES = 16 * 1024
+"""Arrays of a rank's own up to this size are staged even where others could read them: cheaper than a system call."""
+
+_CROWD_NBYTES = 64 * 1024
+"""Arrays in windows up to this size are staged where ranks share cores: cheaper than the parting that a staged array
+does not need, for which every rank must get its turn on a core."""
+
+_WHOLE_NBYTES = 64 * 1024
+"""All-reduces up to this size are summed whole by every rank: cheaper than a second meeting."""
+
+
+def open_control(size: int, directory: str, *, sees_processes: bool) -> SharedFile:
+    """Make the file in which ``size`` ranks of a node will meet. One rank does so, and closes it when all have."""
+    return SharedFile(directory, board_nbytes(size), named=not sees_processes)
+
+
+class NodeTransport(Transport):
+    """One rank's side of a rendezvous in shared memory.
+
+    Args:
+        control: Path of the file that `open_control` made.
+        in_native: Use the native rendezvous. The same on all ranks.
+        sees_processes: The ranks see each other's processes: then one that is not there has died. The same on all.
+    """
+
+    kind = "node"
+    one_memory = True
+
+    def __init__(
+        self,
+        control: str,
+        rank: int,
+        size: int,
+        *,
+        name: str,
+        options: GroupOptions,
+        in_native: bool,
+        sees_processes: bool,
+    ) -> None:
+        super().__init__(rank, size, name=name, options=options)
+        mapped = map_file(control)
+        self._control = Window(mapped, ((0, mapped.size),))
+        self._control_view = memoryview(mapped)  # type: ignore[arg-type]
+        self._board = Board(self._control_view, rank, size)
+        self._in_native = in_native
+        # With a core for each rank a spin answers in under 1 µs; with fewer it keeps the awaited rank off the core.
+        crowded = size > len(os.sched_getaffinity(0))
+        spins = 20 if crowded else 2000
+        self._crowd_up_to = min(_CROWD_NBYTES, options.staging_nbytes) if crowded else 0
+        self._log = open_log(options.flight_length, in_native=in_native)
+        self.flights = NodeFlights(options.flight_length, self._log)
+        self._link = open_rendezvous(
+            self._control.address, rank=rank, size=size, spins=spins, yields=4, in_native=in_native
+        )
+        self._sees_processes = sees_processes
+        self.memory = NodeMemory(
+            rank, size, options=options, link=self._link, tell=self.tell, sees_processes=sees_processes
+        )
+        self._left = False
+        self._stage_up_to = 0
+        self.reads_in_place = False
+
+    def start(self) -> None:
+        """Meet the others for the first time: make the slabs, and find out whether memory can be read in place."""
+        self.memory.start()
+        self.reads_in_place = can_read_each_other(self.tell, wanted=self._in_native and self.options.cross_memory)
+        slab = self.options.staging_nbytes
+        self._stage_up_to = min(_STAGE_NBYTES, slab) if self.reads_in_place else slab
+
+    # -- the whole of a call ---------------------------------------------------------------------------------------
+
+    def run(self, call: Call) -> None:
+        """Do one collective: by its shortcut, if it has one, else step by step."""
+        progress = STALE
+        if call.shortcut is not None and not trace.is_enabled():
+            progress = call.shortcut.run(call.sequence, call.source, call.out)
+        if progress == STALE:
+            call.shortcut = None
+            super().run(call)
+        elif progress != DONE:
+            self.resume(call, progress)
+
+    def shortcut(self, call: Call) -> Any:
+        """Return the native form of a call that the ranks can serve out of windows."""
+        places = self.memory.places_of(call)
+        source = self._source_place(call, places)
+        slab_nbytes = 0
+        if source is None:
+            source, slab_nbytes = (STAGING, self.memory.slab_offset()), self.options.staging_nbytes
+        if self._log is None or source[0] == PRIVATE:
+            return None
+        return make_shortcut(
+            self._link,
+            self._log,
+            call,
+            rank=self.rank,
+            size=self.size,
+            source=source,
+            out=places[2:],
+            slab_nbytes=slab_nbytes,
+        )
+
+    def resume(self, call: Call, progress: int) -> None:
+        """Go on where a shortcut stopped: someone is late, calls differ, or memory is not in windows."""
+        if progress >= PARTING:
+            self._wait(call, progress - PARTING)
+        else:
+            self._agree(call, progress - MEETING)
+            self._serve(call)
+
+    # -- meeting ---------------------------------------------------------------------------------------------------
+
+    def meet(self, call: Call) -> None:
+        """Say what this rank came for and where its arrays lie; wait for the others."""
+        places = self.memory.places_of(call)
+        place = self._source_place(call, places)
+        if place is None:
+            assert call.source is not None
+            place = self.memory.stage(call.source)
+        self._agree(call, self._link.meet(call.header(), *place, *places[2:], _LOOK_AFTER))
+
+    def _agree(self, call: Call, status: int) -> None:
+        if status != MET:
+            status = self._wait(call, status)
+        if status == DISAGREE or call.complaint:
+            raise self.disagree(call)
+
+    def _source_place(self, call: Call, places: tuple[int, int, int, int]) -> Place | None:
+        """Return where the others find this rank's source; None if it must be staged first."""
+        window, offset, _, _ = places
+        source = call.source
+        if source is None or source.size == 0:
+            return window, offset
+        if call.op == "broadcast" and call.root != self.rank:
+            return STAGING, 0  # nobody reads it
+        if window == PRIVATE:
+            return None if source.nbytes <= self._stage_up_to else (window, offset)
+        staged = source.nbytes <= self._crowd_up_to and call.geometry is not None
+        return None if staged and not self.memory.is_shared(window) else (window, offset)
+
+    def part(self, call: Call) -> None:
+        """Wait until every rank has come this far."""
+        status = self._link.part(_LOOK_AFTER)
+        if status != MET:
+            self._wait(call, status)
+
+    def tell(self, text: str) -> list[str]:
+        """Exchange texts on the board."""
+        call = Call(op="tell", site="")
+        self._board.write_news(text)
+        self.part(call)
+        news = self._board.read_news()
+        self.part(call)
+        return news
+
+    def _wait(self, call: Call, status: int) -> int:
+        began = time.monotonic()
+        while status == WAITING:
+            waited = time.monotonic() - began + _LOOK_AFTER
+            gone = [slot for slot in self._slots() if slot.left and not slot.arrived]
+            if gone or self.ending or waited >= self.options.timeout:
+                # A last look: the missing rank may have come while this one looked around.
+                status = self._link.wait(0.0)
+                if status == WAITING:
+                    raise self._give_up(call)
+            else:
+                status = self._link.wait(min(_LOOK_AFTER, self.options.timeout - waited))
+        if status == BROKEN:
+            raise self._give_up(call)
+        return status
+
+    def _serve(self, call: Call) -> None:
+        try:
+            super()._serve(call)
+        except CollectiveError:
+            raise
+        except RuntimeError as error:  # memory that cannot be read, it may be because its owner has gone
+            until, dead = time.monotonic() + _LOOK_AFTER, list[int]()
+            while not dead and time.monotonic() < until:  # one that is killed loses its memory first
+                dead = [rank for rank, slot in enumerate(self._slots()) if slot.died]
+            if not dead:
+                raise
+            raise self._give_up(call, dead=dead) from error
+
+    def _give_up(self, call: Call, *, dead: Sequence[int] | None = None) -> Exception:
+        """Break the group; ``dead`` are those to blame if all had arrived, else it is whoever did not."""
+        sightings = [
+            Sighting(
+                arrived=slot.arrived if dead is None else rank not in dead,
+                left=slot.left,
+                last=last_call(slot.header),
+                since=slot.since,
+                process=f"process {slot.pid}",
+                farewell=Standing.read(self._board.read_farewell(rank)),
+            )
+            for rank, slot in enumerate(self._slots())
+        ]
+        self._link.give_up()
+        failure = self._board.read_failure()
+        if failure is not None:
+            self.broken = failed_error(self.title, rank=failure[0], why=failure[1])
+        elif sightings[self.rank].arrived:
+            self.broken = self.missing(call, sightings)
+        else:
+            self.broken = late_error(**self.facts(call), rank=self.rank)
+        return self.broken
+
+    def spread(self, why: str) -> None:
+        """Leave the reason on the board, and wake whoever waits to read it."""
+        self._board.write_failure(why)
+        self._link.give_up()
+
+    def trouble(self, numbers: Sequence[int] | None = None) -> Trouble | None:
+        """Look at the board and at the other processes; ``numbers`` are what to call this node's ranks."""
+        called = range(self.size) if numbers is None else numbers
+        failure = self._board.read_failure()
+        if failure is not None:
+            return failed_trouble(called[failure[0]], failure[1])
+        gone = [called[rank] for rank, slot in enumerate(self._slots()) if slot.left and rank != self.rank]
+        return gone_trouble(gone) if gone else None
+
+    def _slots(self) -> list[Any]:
+        return [read_slot(self._control_view, rank, sees_processes=self._sees_processes) for rank in range(self.size)]
+
+    # -- moving ----------------------------------------------------------------------------------------------------
+
+    def move(self, call: Call) -> None:
+        """Take from the other ranks' memory what the geometry says."""
+        table, out = call.geometry, call.out
+        assert table is not None
+        assert out is not None
+        link = self._link
+        if not self.sources_are_readable():
+            move_in_rounds(self.memory, call, lambda: self.part(call))
+            return
+        width, address = out.itemsize, call.out_address
+        one_out = table.alike and self.one_out()
+        if table.reduces:
+            first, count = table.takes[self.rank]
+            if count:
+                link.reduce_sources(address, DTYPE_CODES[call.dtype], REDUCTION_CODES[call.reduction], first, count)
+        elif one_out:
+            # Every rank writes its own part of the one gathered array; nothing at all if it already lies there.
+            first, count = table.takes[self.rank]
+            link.copy_from_source(self.rank, first * width, address + table.places[self.rank] * width, count * width)
+        else:
+            for step in range(self.size):
+                rank = (self.rank + step) % self.size  # everybody starts at home: no two queue at one rank's memory
+                first, count = table.takes[rank]
+                if count:
+                    to = address + table.places[rank] * width
+                    link.copy_from_source(rank, first * width, to, count * width)
+        if one_out or not self.sources_are_staged():
+            self.part(call)
+
+    def all_reduce(self, call: Call) -> None:
+        """Reduce one's own part for everybody, in as few passes over memory as the arrays' places allow."""
+        source, out, link = call.source, call.out, self._link
+        assert source is not None
+        assert out is not None
+        dtype, reduction = DTYPE_CODES[call.dtype], REDUCTION_CODES[call.reduction]
+        first, count = even_part(call.numel, self.size, self.rank)
+        width, address = out.itemsize, call.out_address
+        sources_in_windows = link.sources_in_windows()
+        staged_whole = link.all_sources_in(STAGING) and out.nbytes <= _WHOLE_NBYTES
+        if not (self.reads_in_place or staged_whole or (sources_in_windows and link.outs_in_windows())):
+            all_reduce_in_rounds(self.memory, call, lambda: self.part(call))
+            return
+        if link.one_out():
+            link.reduce_sources(address + first * width, dtype, reduction, first, count)
+        elif sources_in_windows and link.outs_in_windows():
+            link.reduce_into_all(dtype, reduction, first, count)
+        elif staged_whole:
+            link.reduce_sources(address, dtype, reduction, 0, call.numel)
+            return
+        else:
+            link.reduce_sources(address + first * width, dtype, reduction, first, count)
+            self.part(call)  # every rank's own part stands in its own out: the others fetch it there
+            for step in range(1, self.size):
+                rank = (self.rank + step) % self.size
+                there, many = even_part(call.numel, self.size, rank)
+                link.copy_from_out(rank, there * width, address + there * width, many * width)
+        self.part(call)
+
+    def one_out(self) -> bool:
+        """Say whether every rank's out is one and the same memory."""
+        return bool(self._link.one_out())
+
+    def sources_are_readable(self) -> bool:
+        """Say whether every rank can read every other's source where it lies."""
+        return self.reads_in_place or bool(self._link.sources_in_windows())
+
+    def sources_are_staged(self) -> bool:
+        """Say whether all that the ranks read of each other are copies: then nobody need wait for the readers."""
+        return bool(self._link.all_sources_in(STAGING))
+
+    def reduce_sources(self, call: Call, out: Array, *, first: int) -> None:
+        """Reduce the elements from ``first`` on of every rank's source, in rank order, into all of ``out``."""
+        if out.size:
+            dtype, reduction = DTYPE_CODES[call.dtype], REDUCTION_CODES[call.reduction]
+            self._link.reduce_sources(native.address_of(out), dtype, reduction, first, out.size)
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> Array:
+        """Return this rank's segment of a new window."""
+        return self.memory.allocate(nbytes)
+
+    def allocate_shared(self, nbytes: int) -> Array:
+        """Return the whole of a new window: one copy for the node."""
+        return self.memory.allocate_shared(nbytes)
+
+    def window_of(self, array: Array) -> int:
+        """Return the number of the window in which ``array`` lies."""
+        return self.memory.window_of(array)
+
+    def release(self, array: Array) -> None:
+        """Forget the window in which ``array`` lies."""
+        self.memory.release(array)
+
+    def split(self, color: int | None, *, key: int, name: str) -> NodeTransport | None:
+        """Return the transport among this node's ranks of the same color."""
+        return split_node(
+            color,
+            key=key,
+            rank=self.rank,
+            tell=self.tell,
+            open_control=lambda size: open_control(size, self.options.shm_dir, sees_processes=self._sees_processes),
+            make=lambda control, rank, size: NodeTransport(
+                control,
+                rank,
+                size,
+                name=name,
+                options=self.options,
+                in_native=self._in_native,
+                sees_processes=self._sees_processes,
+            ),
+        )
+
+    def leave(self) -> None:
+        """Tell whoever waits, or will wait, for this rank that it has gone."""
+        if not self._left:
+            self._left = True
+            self._board.write_farewell(self.standing.words())
+            self._link.leave()
+
+    def all_leave(self, *, within: float) -> bool:
+        """Leave, and look on the board what the others say by the time when all have left."""
+        self._board.write_leaving()
+        self.leave()
+        return self._board.all_leave(lambda: all(slot.left for slot in self._slots()), within=within)
+
+    def close(self) -> None:
+        """Leave, and let go of the windows; arrays in them keep theirs."""
+        self.leave()
+        self.memory.clear()
+        if self.reads_in_place:
+            self.reads_in_place = False
+            disallow_reading()
+
+    def details(self) -> str:
+        """Say how the ranks reach each other's memory."""
+        reads = "process_vm_readv" if self.reads_in_place else "staged"
+        kernels = "native" if self._in_native else "NumPy"
+        return f"shared memory in {self.options.shm_dir}, own arrays {reads}, kernels {kernels}"

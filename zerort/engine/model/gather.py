@@ -1,0 +1,138 @@
+"""`GatheredForm`: the whole of one unit on this rank, from when it is fetched until nobody holds it.
+
+    fetch     lease a slot if need be, start the gather or the reads         also ahead of time, as far as there is room
+    hold      fetch, and meet the others where each has read its part        now it will be whole
+    let_go    the last holder's gives the slot back
+
+[Note: Shared slots] Ranks that share memory share their slots, and each reads its own part of a unit from its disk
+straight into them. So nobody may read into a slot that another rank still computes with: a slot that was released
+since the last meeting of all ranks is met over once more. All ranks lease, release and meet in the same order, so they
+agree on when. That a group as a whole is not one memory does not tell that slots are private: those of one of several
+hosts are shared by its ranks. Those of GPUs are private.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+from zerort.buffer import Slot
+from zerort.comm.agreement import raise_together
+from zerort.device import HostDevice, Ticket, joined
+from zerort.engine.model.section import Section
+from zerort.engine.residence.resting_parameters import RestingParameters
+from zerort.errors import StorageError, ZerortError
+
+if TYPE_CHECKING:
+    from zerort.engine.runtime import Runtime
+
+__all__ = ["GatheredForm"]
+
+_LINE: Final = 64  # bytes: sections of one slot start on a cache line
+
+
+class GatheredForm:
+    """The whole of one unit, on this rank.
+
+    Args:
+        runtime: Whose slots it takes.
+        name: The unit's.
+        sections: The unit's.
+    """
+
+    def __init__(self, runtime: Runtime, name: str, sections: tuple[Section, ...]) -> None:
+        self._runtime = runtime
+        self._name = name
+        self._sections = sections
+        self._resting = [one.parameters for one in sections if isinstance(one.parameters, RestingParameters)]
+        self._shares_slots = bool(self._resting) and isinstance(runtime.device, HostDevice)
+        self._holders = 0  # who needs it: its unit, and units that are tied to that one
+        self._slot: Slot | None = None
+        self.fetched: Ticket[Any] | None = None
+        """Done when it is here: or, for what is read from a disk and not yet held, when this rank's part is."""
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes that it takes in a slot; 0 if it needs none."""
+        return sum(-(-s.layout.nbytes // _LINE) * _LINE for s in self._sections if s.parameters.needs_room)
+
+    def fetch(self) -> bool:
+        """Start to bring the parameters here if there is room; say whether they are, or will be."""
+        if self.fetched is not None:
+            return True
+        need = self.slot_nbytes
+        if need:
+            if not self._runtime.slots.gathered.available:
+                return False
+            self._slot = self._runtime.slots.gathered.lease(need)
+            if self._shares_slots and self._slot.idle_since == self._runtime.meetings:  # [Note: Shared slots]
+                self._runtime.mesh.shard.barrier(name=f"slot for {self._name or 'root unit'}"[:60]).wait()
+                self._runtime.meetings += 1
+        cursor, arrivals = 0, []
+        for section in self._sections:
+            out = None
+            if section.parameters.needs_room:
+                assert self._slot is not None
+                nbytes = section.layout.nbytes
+                out = self._slot.memory[cursor : cursor + nbytes].view(section.parameters.dtype)
+                cursor += -(-nbytes // _LINE) * _LINE
+            arrivals.append(section.parameters.restore(out=out))
+        self.fetched = joined(arrivals, result=None)
+        return True
+
+    def hold(self) -> None:
+        """Bring the parameters here, until as many `let_go`. Every rank calls this."""
+        if not self.fetch():
+            self._runtime.prefetcher.drop()
+            if not self.fetch():
+                self._runtime.slots.gathered.lease(self.slot_nbytes)  # which says that there is none, and the cure
+        if self._resting and not self._holders:
+            self._meet()
+        self._holders += 1
+
+    def _meet(self) -> None:
+        """Wait for this rank's part, and let all ranks know of theirs."""
+        runtime = self._runtime
+        error: StorageError | None = None
+        assert self.fetched is not None
+        try:
+            with runtime.ledger.stall("nvme"):
+                self.fetched.wait()
+        except StorageError as caught:
+            error = caught
+        try:
+            error = error or runtime.tiers.failure()  # what is read may be what was there before a write that failed
+            raise_together(runtime.mesh.shard, error, name=f"gather {self._name or 'root unit'}"[:60])
+        except ZerortError as failure:
+            if runtime.mesh.replicate is not None:  # the other copies have heard nothing yet
+                runtime.world.complain(str(failure))
+            self.drop()
+            raise
+        runtime.meetings += 1
+        self.fetched = joined([self.fetched, *(one.spread() for one in self._resting)], result=None)
+
+    def let_go(self) -> None:
+        """End one `hold`."""
+        self._holders -= 1
+        self.drop()
+
+    def drop(self) -> None:
+        """Let it go if nobody holds it: a slot may serve another unit, and a step may change what is in it."""
+        if self._holders:
+            return
+        if self._slot is not None:
+            fetched, slot, self.fetched, self._slot = self.fetched, self._slot, None, None
+            assert fetched is not None
+            try:
+                with contextlib.suppress(StorageError):  # nobody needs it; who does, reads again
+                    self._runtime.device.arrive(fetched)  # if it was gathered ahead and not used: it is read until then
+            finally:  # a gather that failed gives its slot back, too: all ranks know of it
+                for section in self._sections:
+                    section.parameters.release()
+                slot.idle_since = self._runtime.meetings
+                slot.release()
+        self.fetched = None
+
+    def close(self) -> None:
+        """Forget the memory: its owner closes."""
+        self._slot = self.fetched = None

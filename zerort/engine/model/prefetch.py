@@ -1,0 +1,83 @@
+"""`Prefetcher`: gathers the units that come next; `GatherOrder` remembers in which order they came in the last step.
+
+The first step is watched; from the second on, the order of the step before is the forecast. A gather that was not
+foreseen is looked for further on, so that a branch that was not taken costs one late gather, not the whole step's. It
+depends on nothing but the program's own order, so all ranks foresee the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zerort.engine.model.unit import Unit
+
+__all__ = ["GatherOrder", "Prefetcher"]
+
+
+class GatherOrder:
+    """The order of gathers in the last step, and where this step stands in it.
+
+    >>> order = GatherOrder(ahead=1)
+    >>> [order.note(name) for name in ("a", "b", "b", "a")]
+    [[], [], [], []]
+    >>> order.end_step()
+    >>> [order.note(name) for name in ("a", "b", "b", "a")]
+    [['b'], ['b'], ['a'], []]
+    """
+
+    def __init__(self, *, ahead: int) -> None:
+        self._ahead = ahead
+        self._before: list[str] = []
+        self._now: list[str] = []
+        self._at = 0  # where in _before the next gather is expected
+
+    def note(self, name: str) -> list[str]:
+        """Note that ``name`` is gathered now and return which are expected next."""
+        self._now.append(name)
+        try:
+            self._at = self._before.index(name, self._at) + 1
+        except ValueError:
+            return []  # not foreseen: stay where we were
+        return self._before[self._at : self._at + self._ahead]
+
+    def end_step(self) -> None:
+        """Make this step's order the forecast for the next."""
+        if self._now:
+            self._before, self._now = self._now, []
+        self._at = 0
+
+
+class Prefetcher:
+    """Gathers units ahead, as far as there is room, and lets go of those that nobody came for.
+
+    Args:
+        units: All units by name; more may come.
+        ahead: How many to gather ahead.
+    """
+
+    def __init__(self, units: Mapping[str, Unit], *, ahead: int) -> None:
+        self._units = units
+        self._order = GatherOrder(ahead=ahead)
+        self._expected: list[str] = []
+
+    def note(self, name: str) -> None:
+        """Note that a unit is about to be gathered."""
+        self._expected = self._order.note(name)
+
+    def fetch(self) -> None:
+        """Start to gather the units that are expected next, as far as there is room."""
+        for name in self._expected:
+            if not self._units[name].form.fetch():
+                break
+
+    def drop(self) -> None:
+        """Let go of units that were gathered ahead and that nobody holds."""
+        for unit in self._units.values():
+            unit.form.drop()
+
+    def end_step(self) -> None:
+        """Start a new step's order of gathers; what was gathered ahead is out of date."""
+        self.drop()
+        self._order.end_step()

@@ -1,0 +1,48 @@
+"""`Units`: all units of a runtime, by name, and what is asked of all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zerort.engine.model.section import Section
+from zerort.engine.model.unit import Unit
+from zerort.engine.step.state import OptimizerState
+
+__all__ = ["Units"]
+
+
+class Units(dict[str, Unit]):
+    """Units by name, in the order of registration."""
+
+    def sections(self) -> Iterator[Section]:
+        """Yield every section, in order."""
+        for unit in self.values():
+            yield from unit.sections
+
+    def trained_sections(self) -> Iterator[Section]:
+        """Yield every section that has optimizer state, in order."""
+        for section in self.sections():
+            if section.state is not None:
+                yield section
+
+    def states(self) -> Iterator[OptimizerState]:
+        """Yield the optimizer's state of every section that has some, in order."""
+        for section in self.sections():
+            if section.state is not None:
+                yield section.state
+
+    def wait_for_reductions(self) -> None:
+        """Wait for every reduction that was fired, and raise what went wrong in one."""
+        for section in self.trained_sections():
+            if section.bucket is not None:
+                section.bucket.wait()
+
+    def forget_gradients(self) -> None:
+        """Start a new step's gradients."""
+        for unit in self.values():
+            unit.forget_gradients()
+
+    def close(self) -> None:
+        """Give back what all of them hold."""
+        for unit in self.values():
+            unit.close()

@@ -1,0 +1,240 @@
+"""`Column`: one 1-D array of this rank's, cut into chunks: the first ones in memory, the others as values of a store.
+
+    cuts      0 ───────── 4096 ───────── 8192 ───────── 11000
+    chunk     │ 0: memory    │ 1: memory    │ 2: "block0 float32/exp_avg/2"
+
+Everything that an update touches is a column: each kind of state, master weights, parameters, gradients. One that is in
+memory as a whole is an array with one chunk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zerort.device import Done, HostDevice, Ticket, joined
+from zerort.errors import CallError
+from zerort.native import crc32c
+from zerort.typing import Array, Device
+
+if TYPE_CHECKING:
+    from zerort.checkpoint.value import Held
+    from zerort.engine.residence.tiers import Tiers
+    from zerort.streaming import Part
+
+__all__ = ["Column", "beside", "cut_chunks"]
+
+_GRANULE = 2048
+"""Elements. Chunks begin at multiples of it: a page of every dtype, so that disks move them without a copy."""
+
+
+class Column:
+    """One 1-D array, chunk by chunk.
+
+    Args:
+        name: What its values are called in a store, before the chunk's number.
+        cuts: Where chunks begin, in elements, and the end of the last.
+        memory: The first chunks, 1-D: all of them, or ``cuts[resident]`` elements.
+        resident: How many chunks are in memory; None: all.
+        tiers: Where the others rest; `create` makes them.
+        device: Whose memory it is, if that is not the host's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        cuts: Sequence[int],
+        memory: Array,
+        *,
+        resident: int | None = None,
+        tiers: Tiers | None = None,
+        device: Device | None = None,
+    ) -> None:
+        self.name = name
+        self.device: Device = HostDevice() if device is None else device
+        """On which it is computed with."""
+        self.cuts = tuple(cuts)
+        self.memory = memory
+        self.resident = len(cuts) - 1 if resident is None else resident
+        self._tiers = tiers
+        assert memory.size == self.cuts[self.resident]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of its elements."""
+        return self.memory.dtype
+
+    @property
+    def size(self) -> int:
+        """Elements, in memory and elsewhere."""
+        return self.cuts[-1]
+
+    @property
+    def streams(self) -> bool:
+        """Whether some of it is not in memory."""
+        return self.memory.size < self.size
+
+    @property
+    def resting_nbytes(self) -> int:
+        """Bytes that are not in memory."""
+        return (self.size - self.memory.size) * self.dtype.itemsize
+
+    def create(self) -> None:
+        """Make the values that are not in memory: zeros.
+
+        Raises:
+            StorageError: There is no room, or the file system refused.
+        """
+        for at in self._resting_chunks():
+            assert self._tiers is not None
+            self._tiers.store.create(self._value(at), self._numel(at) * self.dtype.itemsize)
+
+    def delete(self) -> None:
+        """Delete the values that `create` has made, all or some.
+
+        Raises:
+            StorageError: The file system refused.
+        """
+        for at in self._resting_chunks():
+            assert self._tiers is not None
+            with contextlib.suppress(CallError):  # it was not made
+                self._tiers.store.delete(self._value(at))
+
+    def _resting_chunks(self) -> Iterator[int]:
+        return (at for at in range(len(self.cuts) - 1) if self.is_resting(at))
+
+    def is_resting(self, at: int) -> bool:
+        """Say whether a chunk is not in memory. Nothing of one that has no elements is anywhere."""
+        return at >= self.resident and self._numel(at) > 0
+
+    def piece(self, at: int) -> Array:
+        """Return a chunk that is in memory, where it lies."""
+        return self.memory[self.cuts[at] : self.cuts[at + 1]]
+
+    def part(self, at: int, *, read: bool = True, write: bool = True) -> Part:
+        """Return a chunk that is not in memory, for a pipeline."""
+        from zerort.streaming import Part
+
+        assert self._tiers is not None
+        return Part(
+            store=self._tiers.store,
+            name=self._value(at),
+            numel=self._numel(at),
+            dtype=self.dtype,
+            read=read,
+            write=write,
+        )
+
+    # -- any range, for what happens between steps -----------------------------------------------------------------
+
+    def read(self, first: int, out: Array) -> Ticket[Array]:
+        """Fill ``out`` with the elements from ``first`` on."""
+        tickets = []
+        for at, here, there in self._overlaps(first, out.size):
+            if at < 0:
+                tickets.append(self._copy(self.memory[here], out[there]))
+            else:
+                assert self._tiers is not None
+                tickets.append(self._tiers.read(self._value(at), out[there], offset=here.start * self.dtype.itemsize))
+        return joined(tickets, result=out)
+
+    def write(self, first: int, source: Array) -> Ticket[Array]:
+        """Put ``source`` at the elements from ``first`` on; nobody changes it until the Ticket is done."""
+        tickets = []
+        for at, here, there in self._overlaps(first, source.size):
+            if at < 0:
+                tickets.append(self._copy(source[there], self.memory[here]))
+            else:
+                assert self._tiers is not None
+                offset = here.start * self.dtype.itemsize
+                tickets.append(self._tiers.write(self._value(at), source[there], offset=offset))
+        return joined(tickets, result=source)
+
+    def _copy(self, source: Array, out: Array) -> Ticket[Array]:
+        if isinstance(source, np.ndarray) and isinstance(out, np.ndarray):
+            np.copyto(out, source)
+            return Done(out)
+        ticket: Ticket[Array] = self.device.copy(source, out=out)
+        return ticket
+
+    def part_of(self, first: int, last: int) -> Column:
+        """Return the elements from ``first`` to ``last``, which are in memory, as a column of their own."""
+        return Column(self.name, (0, last - first), self.memory[first:last], device=self.device)
+
+    def files_in(self, directory: str) -> list[Held]:
+        """Return the files of chunks that can have a second name in a directory."""
+        from zerort.checkpoint.value import Held
+
+        if self._tiers is None:
+            return []
+        return [
+            Held(self.cuts[at], share)
+            for at in self._resting_chunks()
+            for share in self._tiers.shares(self._value(at), self._numel(at) * self.dtype.itemsize, directory)
+        ]
+
+    def chunk(self, at: int) -> Array:
+        """Return a chunk: where it lies in memory, or a copy of what rests elsewhere."""
+        if not self.is_resting(at):
+            return self.piece(at)
+        return self.read(self.cuts[at], np.empty(self._numel(at), self.dtype)).wait()
+
+    def checksum(self, numel: int) -> tuple[int, int]:
+        """Return the crc32c of the first ``numel`` elements, and their bytes."""
+        total = 0
+        for at, first in enumerate(self.cuts[:-1]):
+            if first < numel:
+                chunk = self.chunk(at)[: numel - first]
+                total = crc32c(self.device.fetch(chunk).view(np.uint8), total)
+        return total, numel * self.dtype.itemsize
+
+    def _overlaps(self, first: int, numel: int) -> Iterator[tuple[int, slice, slice]]:
+        """Yield (chunk, where in it, where in the range); chunk -1 is all that is in memory."""
+        last = first + numel
+        if first < self.memory.size:
+            end = min(last, self.memory.size)
+            yield -1, slice(first, end), slice(0, end - first)
+        at = max(bisect_right(self.cuts, first) - 1, self.resident)
+        while at < len(self.cuts) - 1 and self.cuts[at] < last:
+            begin, end = max(first, self.cuts[at]), min(last, self.cuts[at + 1])
+            if begin < end:
+                yield at, slice(begin - self.cuts[at], end - self.cuts[at]), slice(begin - first, end - first)
+            at += 1
+
+    def _numel(self, at: int) -> int:
+        return self.cuts[at + 1] - self.cuts[at]
+
+    def _value(self, at: int) -> str:
+        return f"{self.name}/{at}"
+
+
+def cut_chunks(numel: int, *, most: int) -> tuple[int, ...]:
+    """Return where chunks of about equal length begin, and the end of the last.
+
+    Args:
+        numel: Elements of all chunks together.
+        most: Of one chunk, at most; rounded down to a multiple of 2048, at least that.
+
+    >>> cut_chunks(10_000, most=5000), cut_chunks(100, most=5000), cut_chunks(0, most=5000)
+    ((0, 2048, 6144, 10000), (0, 100), (0, 0))
+    """
+    if numel <= most:
+        return 0, numel
+    granules = -(-numel // _GRANULE)
+    chunks = max(-(-granules // max(most // _GRANULE, 1)), 1)
+    return (*(granules * at // chunks * _GRANULE for at in range(chunks)), numel)
+
+
+def beside(array: Array, place: Array, *, device: Device) -> Array:
+    """Return an array in the same memory as ``place``, the host's or the device's: itself, or a copy."""
+    if isinstance(array, np.ndarray) == isinstance(place, np.ndarray):
+        return array
+    if isinstance(place, np.ndarray):
+        return device.fetch(array)
+    copy: Array = device.scratch(array.size, array.dtype)
+    device.put(array, out=copy)
+    return copy

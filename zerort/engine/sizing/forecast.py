@@ -1,0 +1,184 @@
+"""`forecast`: how many bytes a rank will hold in each memory, from shapes alone; `Outlook` also says what a step moves.
+
+    forecast(units, plan=…, optimizer=…, size=8)     ->  MemoryReport: what `Runtime.memory` will find
+    Outlook.of(plan, working)                        ->  the same, section by section, and the disk's share of a step
+
+No memory is touched. A plan says the tiers; for a budget they are decided here as a runtime decides them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from zerort.config import Budget, Plan, Tier
+from zerort.engine.model.tensors import Frozen, TensorSpec
+from zerort.engine.offload_options import OffloadOptions
+from zerort.engine.report import MemoryReport
+from zerort.engine.residence.choose import SectionTiers
+from zerort.engine.sizing.budget import Capacity, decide
+from zerort.engine.sizing.requirements import PARTS, Blueprint, SectionSize
+from zerort.engine.sizing.working import WorkingMemory
+from zerort.errors import CallError
+from zerort.optim import Optimizer, ParameterGroup
+
+__all__ = ["Outlook", "Traffic", "forecast"]
+
+
+def forecast(
+    units: Mapping[str, Mapping[str, TensorSpec]],
+    *,
+    plan: Plan | Budget,
+    optimizer: Optimizer,
+    size: int,
+    rank: int = 0,
+    groups: Sequence[ParameterGroup] = (),
+    frozen: Frozen | Mapping[str, Frozen] = False,
+    weights: Sequence[float] | None = None,
+    gradient_dtype: str | None = None,
+    micro_steps: int = 1,
+    virtual_shards: int | None = None,
+    lenders: Collection[str] = (),
+    prefetch: int = 1,
+    buckets: int = 2,
+    one_memory: bool = True,
+    device: Literal["host", "cuda"] = "host",
+    offload: OffloadOptions | None = None,
+) -> MemoryReport:
+    """Return the bytes that ``rank`` of ``size`` will hold.
+
+    Args:
+        units: What will be registered: shapes and dtypes by name, by unit.
+        plan: What lives where, or how much there is of each memory.
+        optimizer: Whose state is kept.
+        size: Ranks that share the model.
+        rank: Whose bytes.
+        groups: Other settings for some parameters.
+        frozen: Which parameters take no gradient: in every unit, or by unit.
+        weights: How much of every shard each rank takes.
+        gradient_dtype: What gradients are summed in; None: the parameter's dtype.
+        micro_steps: Calls of reduce that are summed before anything is communicated.
+        virtual_shards: Micro-batches of a step in deterministic mode.
+        lenders: Units that others are tied to.
+        prefetch: Units that are gathered ahead.
+        buckets: Gradient buckets that may be in flight at once.
+        one_memory: Whether all ranks are on one machine: then a gather of what rests in memory takes none. Not on GPUs.
+        device: Where ranks compute. On GPUs shards are padded to one length, and the host's memory is apart.
+        offload: How values stream between memory and a disk; as the environment says if None.
+
+    Raises:
+        PlanError: The model does not fit into the budget.
+    """
+    if device not in ("host", "cuda"):
+        raise CallError(f"Expected device to be 'host' or 'cuda', got {device!r}.")
+    on_gpus = device == "cuda"
+    blueprint = Blueprint(
+        units=units,
+        plan=plan if isinstance(plan, Plan) else Plan.zero(plan.stage),
+        optimizer=optimizer,
+        size=size,
+        groups=groups,
+        frozen=frozen,
+        weights=weights,
+        equal_shards=on_gpus,
+        gradient_dtype=gradient_dtype,
+        micro_steps=micro_steps,
+        virtual_shards=virtual_shards,
+        lenders=lenders,
+    )
+    settings = {
+        "prefetch": prefetch,
+        "buckets": buckets,
+        "ties": len(lenders),
+        "one_memory": one_memory and not on_gpus,
+        "reach": frozenset({Tier.DEVICE} if on_gpus else {Tier.DEVICE, Tier.HOST}),
+    }
+    return Outlook.of(blueprint, plan, offload=offload, **settings).memory(rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What rests where, and what computing takes besides."""
+
+    blueprint: Blueprint
+    working: WorkingMemory
+    tiers: tuple[SectionTiers, ...]
+    """Of each section, the same on every rank."""
+
+    @classmethod
+    def of(
+        cls, blueprint: Blueprint, plan: Plan | Budget, *, offload: OffloadOptions | None = None, **settings: Any
+    ) -> Outlook:
+        """Say what becomes of a model under a plan or a budget.
+
+        Args:
+            blueprint: The model.
+            plan: The tiers, or how much there is of each.
+            offload: How values stream; as the environment says if None. A budget makes chunks smaller if need be.
+            **settings: Other fields of `WorkingMemory`.
+
+        Raises:
+            PlanError: The model does not fit into the budget.
+        """
+        offload = OffloadOptions.from_environment() if offload is None else offload
+        memory = plan.memory if isinstance(plan, Budget) else None
+        working = WorkingMemory(sizes=blueprint.sections(), offload=offload, memory=memory, **settings)
+        if isinstance(plan, Plan):
+            tiers = tuple(_tiers_under(plan, size) for size in working.sizes)
+        else:
+            tiers = decide(Capacity.of(plan, has_gpu=Tier.HOST not in working.reach), working=working)
+        return cls(blueprint=blueprint, working=working, tiers=tiers)
+
+    def memory(self, rank: int) -> MemoryReport:
+        """Return what ``rank`` will hold. Chunks on their way are counted at their most."""
+        sizes = self.blueprint.sections(rank=rank)
+        below = self.below(rank)
+        resting = {part: sum(getattr(size, part) for size in sizes) - below[part] for part in PARTS}
+        working = replace(self.working, sizes=sizes).of(self.tiers)
+        return MemoryReport(
+            **resting,
+            buckets=working.buckets,
+            gathered=working.gathered,
+            streaming=working.streaming,
+            nvme=sum(below.values()),
+        )
+
+    def below(self, rank: int) -> dict[str, int]:
+        """Return how much of each part of ``rank`` rests on a disk."""
+        chunk = self.working.chunk_numel
+        found = [
+            size.below(tiers, chunk_numel=chunk)
+            for size, tiers in zip(self.blueprint.sections(rank=rank), self.tiers, strict=True)
+        ]
+        return {part: sum(one[part] for one in found) for part in PARTS}
+
+    def traffic(self, rank: int, *, passes: int = 2) -> Traffic:
+        """Return what ``rank`` moves between a disk and memory in a step.
+
+        Args:
+            rank: Whose.
+            passes: How often every unit is gathered: once forward, once backward.
+        """
+        read = written = 0
+        for size, tiers in zip(self.blueprint.sections(rank=rank), self.tiers, strict=True):
+            below = size.below(tiers, chunk_numel=self.working.chunk_numel)
+            read += passes * below["parameter"] + below["gradient"] + below["state"]
+            if size.is_trained:
+                read += 0 if size.has_master else below["parameter"]  # else they are what master weights round to
+                written += sum(below.values())
+        return Traffic(read, written)
+
+
+def _tiers_under(plan: Plan, size: SectionSize) -> SectionTiers:
+    """Return where a section's parts rest: as the plan says, but those that cannot leave memory stay."""
+    asked = SectionTiers.of(plan)
+    stay = [part for part in PARTS if getattr(asked, part) is Tier.NVME and part not in size.movable]
+    return replace(asked, **dict.fromkeys(stay, Tier.DEVICE))  # type: ignore[arg-type]
+
+
+class Traffic(NamedTuple):
+    """Bytes that one rank moves between a disk and memory in a step."""
+
+    read: int
+    written: int

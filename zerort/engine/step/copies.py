@@ -1,0 +1,47 @@
+"""`reduced_alike`: whether all ranks of a mesh have reduced the same units, before any of them waits for a reduction.
+
+Reductions are fired unit by unit, over the ranks that share a copy of the model and, behind that, over the copies
+(`zerort.buffer.bucket`). A rank that has reduced a unit which another has not would wait for a call that never comes,
+while that one waits for it in the step. So all ranks meet first; who lacks calls that others have made meets them with
+a complaint for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zerort.errors import ZerortError
+
+if TYPE_CHECKING:
+    from zerort.engine.runtime import Runtime
+
+__all__ = ["reduced_alike"]
+
+
+def reduced_alike(rt: Runtime) -> bool:
+    """Say whether every rank has reduced the same units; if not, no reduction is under way any more. All call this.
+
+    With one copy of the model there is one group: there ranks meet with different calls, and are told so.
+    """
+    replicate, shard = rt.mesh.replicate, rt.mesh.shard
+    if replicate is None:
+        return True
+    units = list(rt.units.values())
+    mine = np.array([unit.reduced for unit in units], np.int64)
+    everyone = rt.world.all_gather(mine, name="reduced").wait().reshape(rt.world.size, len(units))
+    if (everyone == everyone[0]).all():
+        return True
+    buckets = [[one.bucket for one in unit.sections if one.bucket is not None] for unit in units]
+    calls = everyone @ np.array([sum(bucket.fires for bucket in some) for some in buckets], np.int64)
+    by_copy = calls.reshape(replicate.size, shard.size)
+    made = by_copy[replicate.rank, shard.rank]
+    for group, most in ((shard, by_copy[replicate.rank].max()), (replicate, by_copy[:, shard.rank].max())):
+        for _ in range(most - made if group.runs_ahead else 0):  # else what was fired has ended, or is not fired yet
+            group.complain("Expected the same units to be reduced on every rank, got others. See the error of step().")
+    for bucket in (one for some in buckets for one in some):
+        with contextlib.suppress(ZerortError):  # of a call that another rank did not make: the step says which
+            bucket.wait()
+    return False

@@ -1,0 +1,335 @@
+"""`OptimizerState`: what an optimizer keeps for the tensors of one flat layout, and the pass that updates them.
+
+    one element per parameter element    exp_avg …          a `Column` for the range that this rank updates
+    one array per tensor                 row, col …         small, in memory, the same on every rank
+    float32 master weights               of bf16 and fp16 parameters: a `Column` for the range that this rank updates
+
+The range is cut into chunks, which are updated one by one wherever they rest; state that is all in memory is one chunk.
+Neighbouring tensors with the same settings are updated by one kernel call, padding included (zeros stay zeros), and
+elementwise kernels do not see where a chunk is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import accumulate, groupby, pairwise
+
+from zerort.device import HostDevice
+from zerort.engine.residence.chunked_array import Column, beside, cut_chunks
+from zerort.engine.step.state_entry import Kept, Streaming, layout_of_some
+from zerort.layout import FlatLayout, Overlap, Partition, Range, itemsize
+from zerort.layout.dtypes import TRAINABLE, master_dtype
+from zerort.optim import ElementwiseOptimizer, Optimizer, StateSpec, TensorOptimizer, TensorPart
+from zerort.optim.kernels import kernels_for
+from zerort.typing import Array, Device
+
+__all__ = ["OptimizerState", "Rates"]
+
+SumOverRanks = Callable[[Array], Array]
+
+Rates = Mapping[int, float]
+"""The learning rate of every optimizer, by its `id`."""
+
+
+class OptimizerState:
+    """The state of one flat layout's tensors on this rank.
+
+    Args:
+        layout: Where the parameters lie.
+        partition: Which rank holds which range of them.
+        rank: This rank.
+        whole: Keep state for all elements on every rank, instead of for this rank's range.
+        optimizers: Each tensor's optimizer, by name; the same object for the same settings.
+        name: What values are called in a store.
+        streaming: What is not in memory; None: nothing.
+        device: Where it is computed with; None: on the host.
+        zeros: Makes the memory that the rest is in; None: the device's.
+    """
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        partition: Partition,
+        *,
+        rank: int,
+        whole: bool,
+        optimizers: Mapping[str, Optimizer],
+        name: str = "",
+        streaming: Streaming | None = None,
+        device: Device | None = None,
+        zeros: Callable[[int, str], Array] | None = None,
+    ) -> None:
+        self._device: Device = HostDevice() if device is None else device
+        self._zeros = self._device.zeros if zeros is None else zeros
+        self.layout = layout
+        self.partition = partition
+        self.owned = Range(0, layout.numel) if whole else partition.of(rank)
+        self.steps = {extent.name: 0 for extent in layout.extents}
+        """Updates that each tensor has had."""
+        self._rank = rank
+        self._whole = whole
+        self._optimizers = optimizers
+        self._name = name
+        self._streaming = streaming
+        self._updated_in, self._master_dtype = TRAINABLE[layout.dtype].updated_in, master_dtype(layout.dtype)
+        most = max(self.owned.numel, 1) if streaming is None else streaming.chunk_numel
+        self.cuts = cut_chunks(self.owned.numel, most=most)
+        """Where chunks begin, counted in the owned range, and the end of the last."""
+        specs = list(self._specs())
+        self._resident = self._resident_chunks([spec for spec, _ in specs if spec.shape is None])
+        self.kept = {spec.name: self._keep(spec, names) for spec, names in specs}
+        self.master: Column | None = None
+        if self._master_dtype is not None:
+            self.master = self._column("master", self.cuts, self._master_dtype)
+
+    def _specs(self) -> Iterator[tuple[StateSpec, list[str]]]:
+        """Yield every kind of state with the tensors that have it."""
+        found: dict[str, tuple[StateSpec, list[str]]] = {}
+        for extent in self.layout.extents:
+            for spec in self._optimizers[extent.name].states_in(self._updated_in, extent.shape):
+                found.setdefault(spec.name, (spec, []))[1].append(extent.name)
+        yield from found.values()
+
+    def _resident_chunks(self, specs: Sequence[StateSpec]) -> int:
+        """Return how many chunks' state is in memory."""
+        chunks = len(self.cuts) - 1
+        if self._streaming is None or not self._streaming.state:
+            return chunks
+        dtypes = [spec.dtype for spec in specs] + [dtype for dtype in (self._master_dtype,) if dtype]
+        each = sum(map(itemsize, dtypes))
+        return max(at for at in range(chunks + 1) if each * self.cuts[at] <= self._streaming.resident_nbytes)
+
+    def _column(self, kind: str, cuts: Sequence[int], dtype: str) -> Column:
+        memory = self._zeros(cuts[self._resident], dtype)
+        tiers = None if self._streaming is None else self._streaming.tiers
+        name = f"{self._name}/{kind}"
+        return Column(name, cuts, memory, resident=self._resident, tiers=tiers, device=self._device)
+
+    def _keep(self, spec: StateSpec, names: Sequence[str]) -> Kept:
+        if spec.shape is not None:
+            shapes = {name: self._shape_of(spec.name, name) for name in names}
+            layout = FlatLayout.build(shapes, dtype=spec.dtype, alignment=1)
+            partition = Partition.build(layout.numel, self.partition.size)
+            memory = self._device.zeros(layout.numel, spec.dtype)
+            column = Column(spec.name, (0, layout.numel), memory, device=self._device)
+            return Kept(spec, layout, partition, column, whole=True)
+        having = set(names)
+        layout, partition = layout_of_some(self.layout, self.partition, having, dtype=spec.dtype)
+        counts = [
+            last - first if len(names) == len(self.steps) else self._count(first, last, having)
+            for first, last in pairwise(self.cuts)
+        ]
+        cuts = tuple(accumulate(counts, initial=0))
+        return Kept(spec, layout, partition, self._column(spec.name, cuts, spec.dtype), whole=self._whole)
+
+    def _count(self, first: int, last: int, names: Collection[str]) -> int:
+        """Return how many elements of some tensors lie in a stretch of the owned range."""
+        overlaps = self.layout.overlaps(self.owned.first + first, self.owned.first + last)
+        return sum(o.in_extent.stop - o.in_extent.start for o in overlaps if o.extent.name in names)
+
+    def _shape_of(self, state: str, name: str) -> tuple[int, ...]:
+        specs = self._optimizers[name].states(self.layout.of(name).shape)
+        shape = next(spec.shape for spec in specs if spec.name == state)
+        assert shape is not None
+        return shape
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers of its tensors, each once, in the same order on every rank."""
+        return list({id(one): one for one in self._optimizers.values()}.values())
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """What an update of elements reads and writes, by kind; ``master`` among them."""
+        found = {kind: kept.column for kind, kept in self.kept.items() if kept.spec.shape is None}
+        return found if self.master is None else {**found, "master": self.master}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank holds in memory."""
+        held = sum(kept.column.memory.nbytes for kept in self.kept.values())
+        return held + (0 if self.master is None else self.master.memory.nbytes)
+
+    # -- the update ------------------------------------------------------------------------------------------------
+
+    def begin_update(self, present: set[str]) -> None:
+        """Count the update of the tensors that have a gradient; the same on every rank."""
+        for name in present & self.steps.keys():
+            self.steps[name] += 1
+
+    def update_tensors_(
+        self,
+        param: Array,
+        grad: Array,
+        *,
+        present: set[str],
+        rates: Rates,
+        grad_scale: float,
+        sum_over_ranks: SumOverRanks,
+    ) -> None:
+        """Update the tensors whose optimizers look at whole ones. Every rank calls this.
+
+        Args:
+            param: The owned range of the parameters, in the layout's dtype.
+            grad: The owned range of the summed gradient.
+            present: Tensors that have a gradient.
+            rates: Learning rates.
+            grad_scale: What gradients are multiplied by first.
+            sum_over_ranks: Sums small float64 arrays over the ranks.
+        """
+        target, copy_out = (param, None) if self.master is None else (self.master.memory, param)
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, TensorOptimizer):
+                parts = [
+                    self._part(name, rates[id(optimizer)], target, grad, copy_out, grad_scale)
+                    for name in self.steps
+                    if name in present and self._optimizers[name] is optimizer
+                ]
+                _drive(optimizer, parts, sum_over_ranks)
+
+    def chunks_with(self, present: set[str]) -> Iterator[int]:
+        """Yield the chunks in which some tensor with a gradient is updated element by element."""
+        for at, (first, last) in enumerate(pairwise(self.cuts)):
+            for overlap in self.layout.overlaps(self.owned.first + first, self.owned.first + last):
+                name = overlap.extent.name
+                if name in present and isinstance(self._optimizers[name], ElementwiseOptimizer):
+                    yield at
+                    break
+
+    def update_chunk_(
+        self,
+        at: int,
+        param: Array,
+        grad: Array,
+        state: Mapping[str, Array],
+        *,
+        present: set[str],
+        rates: Rates,
+        grad_scale: float,
+    ) -> None:
+        """Update one chunk in place, element by element.
+
+        Args:
+            at: Which.
+            param: The chunk's parameters, in the layout's dtype.
+            grad: The chunk's summed gradient.
+            state: The chunk of every one of `columns`.
+            present: Tensors that have a gradient.
+            rates: Learning rates.
+            grad_scale: What gradients are multiplied by first.
+        """
+        target, copy_out = (param, None) if self.master is None else (state["master"], param)
+        for optimizer, step, run, places in self._runs(at, present):
+            if isinstance(optimizer, ElementwiseOptimizer):
+                optimizer.update_(
+                    target[run],
+                    grad[run],
+                    {kind: state[kind][place] for kind, place in places.items()},
+                    lr=rates[id(optimizer)],
+                    step=step,
+                    grad_scale=grad_scale,
+                    copy_out=None if copy_out is None else copy_out[run],
+                )
+
+    def _runs(self, at: int, present: set[str]) -> Iterator[tuple[Optimizer, int, slice, dict[str, slice]]]:
+        """Yield stretches of a chunk that one kernel call can update: (optimizer, step, where, where in its state)."""
+        kinds = {kind: kept for kind, kept in self.kept.items() if kept.spec.shape is None}
+        # State that only some tensors have lies without gaps for the others: then each tensor is a stretch of its own.
+        alike = all(len(kept.layout.extents) == len(self.steps) for kept in kinds.values())
+
+        def settings(overlap: Overlap) -> tuple[bool, int, int, str]:
+            name = overlap.extent.name
+            return name in present, id(self._optimizers[name]), self.steps[name], "" if alike else name
+
+        overlaps = self.layout.overlaps(self.owned.first + self.cuts[at], self.owned.first + self.cuts[at + 1])
+        for (here, _, step, _), group in groupby(overlaps, key=settings):
+            if here:
+                stretch = list(group)
+                name = stretch[0].extent.name
+                run = slice(stretch[0].in_range.start, stretch[-1].in_range.stop)
+                if alike:
+                    places = dict.fromkeys(kinds, run)
+                else:
+                    places = {k: self._place(kept, at, stretch[0]) for k, kept in kinds.items() if kept.has(name)}
+                yield self._optimizers[name], step, run, places
+
+    def _place(self, kept: Kept, at: int, overlap: Overlap) -> slice:
+        """Return where a tensor's part of a chunk lies in the chunk of one kind of state."""
+        begin = kept.first_of(self._rank) + kept.column.cuts[at]
+        first = kept.layout.of(overlap.extent.name).offset + overlap.in_extent.start - begin
+        return slice(first, first + overlap.in_extent.stop - overlap.in_extent.start)
+
+    def _part(
+        self,
+        name: str,
+        rate: float,
+        target: Array,
+        grad: Array,
+        copy_out: Array | None,
+        grad_scale: float,
+    ) -> TensorPart:
+        extent = self.layout.of(name)
+        first, last = max(extent.offset, self.owned.first), min(extent.last, self.owned.last)
+        if first >= last:
+            here, first = slice(0, 0), extent.offset  # nothing of it is here
+        else:
+            here = slice(first - self.owned.first, last - self.owned.first)
+        return TensorPart(
+            name=name,
+            shape=extent.shape,
+            first=first - extent.offset,
+            param=target[here],
+            grad=grad[here],
+            state={kind: self._state_of(kept, name) for kind, kept in self.kept.items() if kept.has(name)},
+            lr=rate,
+            step=self.steps[name],
+            grad_scale=grad_scale,
+            copy_out=None if copy_out is None else copy_out[here],
+        )
+
+    def _state_of(self, kept: Kept, name: str) -> Array:
+        """Return one tensor's part of a kind of state: in its own shape, or 1-D beside the parameter's part."""
+        extent, array = kept.layout.of(name), kept.column.memory
+        if kept.spec.shape is not None:
+            return array[extent.slice].reshape(extent.shape)
+        start = kept.first_of(self._rank)
+        first, last = max(extent.offset, start), min(extent.last, start + array.size)
+        return array[first - start : last - start] if first < last else array[:0]
+
+    # -- master weights --------------------------------------------------------------------------------------------
+
+    def take_master_from(self, param: Column, *, names: Collection[str]) -> None:
+        """Set the master weights of some tensors to the parameters' values: after they were written."""
+        if self.master is None:
+            return
+        for at, (first, last) in enumerate(pairwise(self.cuts)):
+            overlaps = self.layout.overlaps(self.owned.first + first, self.owned.first + last)
+            named = [overlap.in_range for overlap in overlaps if overlap.extent.name in names]
+            if named:
+                master, source = self.master.chunk(at), param.chunk(at)
+                near = beside(source, master, device=self._device)
+                for here in named:
+                    kernels_for(master).cast_into(master[here], near[here])
+                if self.master.is_resting(at):
+                    self.master.write(first, master).wait()
+
+    def round_master_into(self, param: Column) -> None:
+        """Set the parameters to the rounded master weights: after loading."""
+        if self.master is None:
+            return
+        for at, first in enumerate(self.cuts[:-1]):
+            rounded = param.chunk(at)
+            kernels_for(rounded).cast_into(rounded, beside(self.master.chunk(at), rounded, device=self._device))
+            if param.is_resting(at):
+                param.write(first, rounded).wait()
+
+
+def _drive(optimizer: TensorOptimizer, parts: Sequence[TensorPart], sum_over_ranks: SumOverRanks) -> None:
+    """Run an update that asks for sums over the ranks until it is done."""
+    update = optimizer.update_parts_(parts)
+    try:
+        asked = next(update)
+        while True:
+            asked = update.send(sum_over_ranks(asked))
+    except StopIteration:
+        return

@@ -1,0 +1,68 @@
+"""What an `OptimizerState` is made of: `Kept`, one kind of state; `Streaming`, what of it is not in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from zerort.engine.residence.chunked_array import Column
+from zerort.engine.residence.tiers import Tiers
+from zerort.layout import FlatLayout, Partition
+from zerort.optim import StateSpec
+
+__all__ = ["Kept", "Streaming", "layout_of_some"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """How a section's chunks are cut, and what of its state is not in memory."""
+
+    tiers: Tiers
+    chunk_numel: int
+    """Elements of a chunk, at most."""
+    state: bool
+    """Whether state rests elsewhere; if not, only the cuts count."""
+    resident_nbytes: int = 0
+    """Of state that does, the first bytes that stay in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One kind of state: a column, and where the tensors' parts of it lie."""
+
+    spec: StateSpec
+    layout: FlatLayout
+    """Of the tensors that have this kind of state; in the spec's dtype."""
+    partition: Partition
+    """Which rank stores which range in a checkpoint; and, for sharded state, holds it."""
+    column: Column
+    """This rank's range, or the whole if every rank holds all of it."""
+    whole: bool
+    """Whether every rank holds all of it; then it is in memory."""
+
+    def has(self, name: str) -> bool:
+        """Say whether a tensor has this kind of state."""
+        return any(extent.name == name for extent in self.layout.extents)
+
+    def first_of(self, rank: int) -> int:
+        """Return the layout's element at which the column of ``rank`` begins."""
+        return 0 if self.whole else self.partition.of(rank).first
+
+
+def layout_of_some(
+    layout: FlatLayout, partition: Partition, names: set[str], *, dtype: str
+) -> tuple[FlatLayout, Partition]:
+    """Return where the elements of some tensors lie once the others are left out, and who holds them.
+
+    A rank's range stays one range: tensors keep their order.
+    """
+    if len(names) == len(layout.extents):
+        return replace(layout, dtype=dtype), partition
+    some = FlatLayout.build(
+        {extent.name: extent.shape for extent in layout.extents if extent.name in names}, dtype=dtype, alignment=1
+    )
+    counts = []
+    for rank in range(partition.size):
+        mine = partition.of(rank)
+        overlaps = layout.overlaps(mine.first, mine.last)
+        counts.append(sum(o.in_extent.stop - o.in_extent.start for o in overlaps if o.extent.name in names))
+    return some, Partition.of_counts(counts)

@@ -1,0 +1,193 @@
+"""`update_sections`: kernels over this rank's range of every section, wherever its chunks rest.
+
+    chunks in memory      computed at once, where they lie or on their way between a host and a GPU (`Stage`)
+    chunks on a disk      one run of the pipeline over all sections: read, compute, write back
+
+Both are the same call over the same elements, so where a value rests does not show in its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from zerort.comm.agreement import raise_together
+from zerort.device import HostDevice, Ticket, joined
+from zerort.engine.model.section import Section
+from zerort.engine.residence.chunked_array import Column
+from zerort.engine.residence.gradients import SummedGradient
+from zerort.engine.residence.host_parameters import HostParameters
+from zerort.engine.step.state import Rates
+from zerort.optim.kernels import kernels_for
+from zerort.typing import Array
+
+if TYPE_CHECKING:
+    from zerort.engine.runtime import Runtime
+    from zerort.streaming import Hop, Part
+
+__all__ = ["update_sections"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settings:
+    """What is the same for all chunks of an update."""
+
+    present: set[str]
+    rates: Rates
+    grad_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """One chunk of one section, with everything that its update touches."""
+
+    section: Section
+    at: int
+    columns: dict[str, Column]
+    """``parameter``, ``gradient``, and the state's."""
+
+    @property
+    def resting(self) -> list[str]:
+        """Which columns have this chunk elsewhere than in memory."""
+        return [kind for kind, column in self.columns.items() if column.is_resting(self.at)]
+
+    def parts(self) -> list[Part]:
+        """Return what the pipeline brings, in the order of `resting`."""
+        return [
+            self.columns[kind].part(
+                self.at, read=not (kind == "parameter" and self._is_rounded), write=kind != "gradient"
+            )
+            for kind in self.resting
+        ]
+
+    @property
+    def _is_rounded(self) -> bool:
+        """Whether parameters are what their master weights round to: then they need not be read."""
+        return "master" in self.columns
+
+    def arrays(self, brought: Sequence[Array] = ()) -> list[Array]:
+        """Return every column's part where it is, given what the pipeline has brought."""
+        found = dict(zip(self.resting, brought, strict=True))
+        return [found[kind] if kind in found else column.piece(self.at) for kind, column in self.columns.items()]
+
+    def hops(self, brought: Sequence[Array] = ()) -> list[Hop]:
+        """Return the same for a stage, which has to know what is read and what is written."""
+        from zerort.streaming.hops import Hop
+
+        return [
+            Hop(array, read=not (kind == "parameter" and self._is_rounded), write=kind != "gradient")
+            for kind, array in zip(self.columns, self.arrays(brought), strict=True)
+        ]
+
+    def _came_empty(self, parameter: Array) -> bool:
+        """Say whether a chunk of parameters was made room for, and not read."""
+        return "parameter" in self.resting or type(parameter) is not type(self.columns["parameter"].memory)
+
+    def update(self, settings: _Settings, columns: Sequence[Array]) -> None:
+        """Update the chunk, given every column's part of it, all of them on the host or on the GPU."""
+        arrays = dict(zip(self.columns, columns, strict=True))
+        if self._is_rounded and self._came_empty(arrays["parameter"]):  # also of tensors that are not updated now
+            kernels_for(arrays["master"]).cast_into(arrays["parameter"], arrays["master"])
+        state = self.section.state
+        assert state is not None
+        state.update_chunk_(
+            self.at,
+            arrays.pop("parameter"),
+            arrays.pop("gradient"),
+            arrays,
+            present=settings.present,
+            rates=settings.rates,
+            grad_scale=settings.grad_scale,
+        )
+
+
+def update_sections(
+    rt: Runtime,
+    sections: Sequence[Section],
+    gradients: Sequence[SummedGradient],
+    *,
+    present: set[str],
+    rates: Rates,
+    scale: float,
+) -> None:
+    """Update parameters and state of every section that has gradients. Every rank calls this.
+
+    Args:
+        rt: The owner.
+        sections: Whose turn it is.
+        gradients: Each one's summed gradient, of the owned range.
+        present: Tensors that have a gradient; the same on every rank.
+        rates: The learning rate of every optimizer, by its `id`.
+        scale: What gradients are multiplied by first.
+    """
+    settings = _Settings(present=present, rates=rates, grad_scale=scale)
+    streams = any(section.is_apart for section in sections)  # on every rank, also on one that has nothing to
+    with rt.tiers.tearing(f"update {rt.updates}"):
+        chunks: list[_Chunk] = []
+        for section, gradient in zip(sections, gradients, strict=True):
+            assert section.state is not None
+            section.state.begin_update(present)
+            if section.looks_at_tensors:
+                section.state.update_tensors_(
+                    section.owned.memory,
+                    gradient.column.memory,
+                    present=present,
+                    rates=rates,
+                    grad_scale=scale,
+                    sum_over_ranks=rt.sum_over_shards,
+                )
+            chunks += _chunks_of(section, gradient.column, present)
+        error: Exception | None = None
+        try:
+            _compute(rt, chunks, settings)
+        except Exception as caught:  # a disk's, a kernel's, or that of a user's optimizer
+            if not streams:
+                raise
+            error = caught
+        if streams:
+            raise_together(rt.world, error, name="update")
+
+
+def _compute(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
+    """Update chunks where they are, those that rest elsewhere on their way through memory. No communication."""
+    streamed = [chunk for chunk in chunks if chunk.resting]
+    here = [chunk for chunk in chunks if not chunk.resting]
+    if isinstance(rt.device, HostDevice):
+        for chunk in here:
+            chunk.update(settings, chunk.arrays())
+    else:
+        _stage(rt, here, settings)
+
+    def compute(number: int, *brought: Array) -> Ticket[Any] | None:
+        chunk = streamed[number]
+        if isinstance(rt.device, HostDevice):
+            chunk.update(settings, chunk.arrays(brought))
+            return None
+        return rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))
+
+    if streamed:
+        rt.tiers.run([chunk.parts() for chunk in streamed], compute)
+
+
+def _stage(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
+    """Update chunks of which some may rest on the host while computing happens on a GPU."""
+    written = rt.stage.run(
+        [chunk.hops() for chunk in chunks], lambda number, *columns: chunks[number].update(settings, columns)
+    )
+    for section, pairs in groupby(zip(chunks, written.result, strict=True), key=lambda pair: pair[0].section):
+        if isinstance(section.parameters, HostParameters):
+            section.parameters.written = joined([back for _, back in pairs], result=None)
+
+
+def _chunks_of(section: Section, gradient: Column, present: set[str]) -> Iterator[_Chunk]:
+    state = section.state
+    assert state is not None
+    columns = {
+        "parameter": section.owned,
+        "gradient": gradient,
+        **state.columns,
+    }
+    for at in state.chunks_with(present):
+        yield _Chunk(section, at, columns)

@@ -1,0 +1,270 @@
+"""`BridgedStore`: arrays on a GPU, values in another store: blocks pass through pinned slots, both ways at once.
+
+    read    disk ──> slot 0 ──> GPU          write    GPU ──> slot 0 ──> disk
+                disk ──> slot 1 ──> GPU                   GPU ──> slot 1 ──> disk
+                    disk ──> slot 2 ──> GPU                   GPU ──> slot 2 ──> disk
+
+[Note: threads] A feeder each way hands blocks on as slots become free. Reads are asked for by the feeder, and the
+copies' stream waits for them; writes are asked for by a third thread, once their block has come from the GPU. So nobody
+who calls a verb waits, and the disk has its next block before the GPU has got the last one.
+
+[Note: order] The other store keeps the order in which it is asked. So an operation is held back only until those before
+it that touch the same bytes have been asked for. Each waits for earlier ones alone: no deadlock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from zerort import forks
+from zerort.device import Done, HostDevice, HostStream, Ticket
+from zerort.errors import CallError, ClosedError
+from zerort.storage.files.blocks import BLOCK_NBYTES, PAGE_NBYTES
+from zerort.storage.files.segments import round_up
+from zerort.storage.stores.passage import Passage
+from zerort.storage.stores.store import Store, as_bytes, check_new, check_range
+from zerort.typing import Array, Device
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["BridgedStore"]
+
+
+class _Slot:
+    """Memory on the host for one block."""
+
+    __slots__ = ("busy", "memory")
+
+    def __init__(self, memory: Array) -> None:
+        self.memory = memory
+        self.busy: Ticket[Any] = Done(None)
+        """What the block before still does in it; the result of a write's is its Ticket in turn."""
+
+    def wait(self) -> None:
+        """Wait until it is free. Errors are those of whoever waits for the block's operation."""
+        with contextlib.suppress(Exception):
+            asked = self.busy.wait()
+            if isinstance(asked, Ticket):
+                asked.wait()
+
+
+class BridgedStore:
+    """Values of another store, for arrays on a GPU, and for those of the host as before.
+
+    Args:
+        inner: Where values lie. It is closed with this store.
+        device: The GPU's.
+        slot_nbytes: Bytes that pass at once; a multiple of the page size.
+        depth: Slots each way.
+        pinned: Host memory for the slots: 1-D, uint8, ``2 * depth * slot_nbytes`` bytes or more, from a page on, as a
+            rule pinned. None takes pageable memory, from and to which copies are slow and hold up others.
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        device: Device,
+        *,
+        slot_nbytes: int = BLOCK_NBYTES,
+        depth: int = 3,
+        pinned: Array | None = None,
+    ) -> None:
+        if slot_nbytes < PAGE_NBYTES or slot_nbytes % PAGE_NBYTES or depth < 1:
+            raise CallError(
+                f"Expected at least one slot of whole pages ({PAGE_NBYTES} bytes), got {depth} of {slot_nbytes}."
+            )
+        room = 2 * depth * slot_nbytes
+        if pinned is None:
+            pinned = HostDevice(inner.name).empty(room, "uint8", alignment=PAGE_NBYTES)
+        if pinned.dtype != np.uint8 or pinned.ndim != 1 or pinned.size < room:
+            raise CallError(
+                f"Expected pinned memory as 1-D uint8 of at least {room:,} bytes, {2 * depth} slots of "
+                f"{slot_nbytes:,}, got {pinned.dtype}{list(pinned.shape)}."
+            )
+        self.inner = inner
+        self.name = inner.name
+        self._gpu = cast(Any, device)  # which has more to offer than every device
+        self._slot_nbytes = slot_nbytes
+        slots = [_Slot(pinned[at : at + slot_nbytes]) for at in range(0, room, slot_nbytes)]
+        self._in_slots, self._out_slots = itertools.cycle(slots[:depth]), itertools.cycle(slots[depth:])
+        # None of them helps: who waits for a passage does not wait for these.
+        self._in, self._out, self._calls = (
+            self._gpu.stream(f"{self.name} {what}", helping=False) for what in ("in", "out", "calls")
+        )
+        self._feed_in, self._feed_out, self._landing = (
+            HostStream(f"{self.name} {what}", helping=False) for what in ("feed in", "feed out", "land")
+        )
+        self._nbytes: dict[str, int] = {}
+        self._passages: list[Passage] = []
+        self._lock = threading.Lock()
+        self._closed = self._is_inherited = False
+        forks.follow(self)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all values together."""
+        return self.inner.nbytes
+
+    def create(self, name: str, nbytes: int) -> None:
+        """Make a value; see `Store.create`."""
+        with self._lock:
+            self._check_open()
+            check_new(self, name, nbytes, known=name in self._nbytes)
+            self.inner.create(name, nbytes)
+            self._nbytes[name] = int(nbytes)
+
+    def read(self, name: str, out: Any, *, offset: int = 0) -> Ticket[Any]:
+        """Fill ``out``, on the GPU or on the host, from a value; see `Store.read`."""
+        data = as_bytes(out, what="out", written=True)
+        with self._lock:
+            passage, called = self._begin(name, offset, data, writes=False)
+
+            def pass_on() -> None:
+                if isinstance(data, np.ndarray):
+                    passage.parts.append(self.inner.read(name, data, offset=passage.begin))
+                    return
+                for begin, part in self._blocks(passage.begin, data):
+                    slot = next(self._in_slots)
+                    slot.wait()
+                    place = slot.memory[: part.size]
+                    come = self.inner.read(name, place, offset=begin)
+                    slot.busy = self._gpu.copy(place, out=part, stream=self._in, after=[called, come], eager=False)
+                    passage.parts.append(slot.busy)
+
+            def feed() -> None:
+                passage.hold_back()
+                passage.attempt(pass_on)
+                passage.asked.set()
+
+            self._feed_in.submit(feed, name=f"feed {name}")
+        return Ticket(passage, result=out, keep=(out,))
+
+    def write(self, name: str, source: Any, *, offset: int = 0) -> Ticket[Any]:
+        """Put ``source``, on the GPU or on the host, into a value; see `Store.write`."""
+        data = as_bytes(source, what="the source", written=False)
+        with self._lock:
+            passage, called = self._begin(name, offset, data, writes=True)
+
+            def land(begin: int, place: Array, come: Ticket[Any]) -> Ticket[Any]:
+                come.wait()
+                passage.parts.append(self.inner.write(name, place, offset=begin))
+                return passage.parts[-1]
+
+            def pass_on() -> None:
+                if isinstance(data, np.ndarray):
+                    self._land(passage, partial(land, passage.begin, data, called))
+                    return
+                for begin, part in self._blocks(passage.begin, data):
+                    slot = next(self._out_slots)
+                    slot.wait()
+                    place = slot.memory[: part.size]
+                    come = self._gpu.copy(part, out=place, stream=self._out, after=[called])
+                    slot.busy = self._land(passage, partial(land, begin, place, come))
+
+            def feed() -> None:
+                passage.hold_back()
+                passage.attempt(pass_on)
+                self._landing.submit(passage.asked.set, name=f"landed {name}")
+
+            self._feed_out.submit(feed, name=f"feed {name}")
+        return Ticket(passage, result=source, keep=(source,))
+
+    def _begin(self, name: str, offset: int, data: Any, *, writes: bool) -> tuple[Passage, Ticket[Any]]:
+        """Note an operation, and what of its caller's own stream it comes after."""
+        self._check_open()
+        check_range(self, name, offset, data.nbytes, nbytes=self._nbytes.get(name))
+        self._passages = [one for one in self._passages if not one.done() or one.settle() is not None]
+        begin, end = int(offset), int(offset) + data.nbytes
+        after = [one for one in self._passages if one.conflicts(name, begin, end, writes=writes)]
+        self._passages.append(passage := Passage(name, begin, end, writes=writes, after=after))
+        called: Ticket[Any] = Done(None)
+        if not isinstance(data, np.ndarray):
+            called = self._calls.submit(_nothing, name=f"call {name}", eager=True)
+        return passage, called
+
+    def _blocks(self, begin: int, data: Any) -> Iterator[tuple[int, Any]]:
+        """Cut a range at multiples of a slot in the value, which are whole grains of a disk's checksums."""
+        end, size = begin + data.nbytes, self._slot_nbytes
+        marks = [begin, *range(round_up(begin + 1, size), end, size), end] if begin < end else []
+        for first, last in itertools.pairwise(marks):
+            yield first, data[first - begin : last - begin]
+
+    def _land(self, passage: Passage, land: Callable[[], Ticket[Any]]) -> Ticket[Any]:
+        return self._landing.submit(partial(passage.attempt, land), name=f"land {passage.name}")
+
+    def flush(self) -> None:
+        """Wait for all writes, and flush the other store; see `Store.flush`."""
+        self._check_open()
+        for passage in list(self._passages):
+            if passage.writes and not passage.seen:
+                passage.wait()
+        self.inner.flush()
+
+    def delete(self, name: str) -> None:
+        """Forget a value; see `Store.delete`."""
+        with self._lock:
+            self._check_open()
+            check_range(self, name, 0, 0, nbytes=self._nbytes.get(name))
+            for passage in self._passages:
+                if passage.name == name:
+                    passage.asked.wait()
+            self.inner.delete(name)
+            del self._nbytes[name]
+
+    def close(self, *, keep: bool = False) -> None:
+        """Finish what was asked for, and close the other store; see `Store.close`.
+
+        Warns of a write that failed if nobody waited for it: the error would be lost.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for feeder in (self._feed_in, self._feed_out, self._landing):
+            feeder.close()
+        lost = [error for passage in self._passages if (error := passage.settle()) is not None]
+        try:
+            for stream in (self._in, self._out, self._calls):
+                self._gpu.drop(stream)
+        finally:
+            self.inner.close(keep=keep)
+        if lost:
+            warnings.warn(
+                f"Store {self.name!r}: {len(lost)} writes failed and nobody waited for them; one with "
+                f"{type(lost[0]).__name__}: {lost[0]}. Call wait() on every ticket, or flush().",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def disown(self) -> None:
+        """In a forked child, which cannot use its parent's GPU: be closed."""
+        self._closed = self._is_inherited = True
+        self._lock = threading.Lock()  # a thread of the parent may have had it
+
+    def _check_open(self) -> None:
+        if self._is_inherited:
+            raise forks.inherited(f"store {self.name!r}")
+        if self._closed:
+            raise ClosedError(f"Store {self.name!r} is closed.")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"BridgedStore({self._gpu.name}, {'closed' if self._closed else self.inner!r})"
+
+
+def _nothing() -> None:
+    return None

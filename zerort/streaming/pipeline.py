@@ -1,0 +1,197 @@
+"""`Pipeline`: the one loop that streams values through memory: read, compute, write back, `depth` chunks at a time.
+
+    slot 0   read 0 | compute 0 | write 0 | read 3 ……
+    slot 1            read 1 ───| compute 1 | write 1 | read 4 ……
+    slot 2                      read 2 ─────| compute 2 | write 2 ……
+
+A chunk is some parts of values, of one store or several. A slot is memory that holds a chunk from its read until it is
+written; a feeder stream reads the next chunk into a slot as soon as it is free, while the caller's thread computes.
+Reads may begin before there is anything to compute with (`begin`), and writes go on after a run (``finish=False``).
+With ``depth=1`` each thing begins when the one before has ended: for debugging. With ``depth="auto"`` the first chunks
+are done so, are timed, and the number of slots follows (`choose_depth`). Every chunk is computed once, on the caller's
+thread, in order. What a run does is in `run.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from zerort import forks
+from zerort.device import HostStream, Ticket
+from zerort.errors import CallError, ClosedError
+from zerort.storage.stores.later import Later
+from zerort.streaming.parts import Part, PipelineReport, check_apart, most_slots
+from zerort.streaming.run import Run
+from zerort.streaming.slots import Slots, nbytes_of
+from zerort.typing import Memory
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Pipeline"]
+
+
+class Pipeline:
+    """Streams chunks through a few slots of memory.
+
+    Args:
+        slot_nbytes: Memory of one slot; `Pipeline.slot_nbytes_of` says what a chunk takes.
+        depth: Slots: a number, or ``"auto"``.
+        device: Whose memory, or memory that somebody set aside (pinned, for example); None takes the host's.
+        name: What its tracks in a trace are called.
+    """
+
+    def __init__(
+        self,
+        *,
+        slot_nbytes: int,
+        depth: int | Literal["auto"] = 3,
+        device: Memory | None = None,
+        name: str = "pipeline",
+    ) -> None:
+        if depth != "auto" and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 1):
+            raise CallError(f'Expected a depth of at least 1, or "auto", got {depth!r}.')
+        self.name = name
+        self._depth: int | None = None if depth == "auto" else depth
+        self.slots = Slots(device, slot_nbytes=slot_nbytes, most=most_slots(depth))
+        """The memory; for the run."""
+        self._feeder = HostStream(f"{name} feed")
+        self._writer = HostStream(f"{name} write", helping=False)  # nobody waits for it while there is more to compute
+        self._closed = self._is_inherited = False
+        forks.follow(self)
+
+    @staticmethod
+    def slot_nbytes_of(chunks: Sequence[Sequence[Part]]) -> int:
+        """Return the memory that the largest of these chunks takes: its parts, each from a page on."""
+        return max(map(nbytes_of, chunks), default=0)
+
+    @property
+    def depth(self) -> int | None:
+        """The number of slots; None until it has been chosen."""
+        return self._depth
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the slots that exist."""
+        return self.slots.nbytes
+
+    def run(
+        self, chunks: Sequence[Sequence[Part]], compute: Callable[..., object], *, finish: bool = True
+    ) -> PipelineReport:
+        """Read every chunk, compute, and write it back.
+
+        Args:
+            chunks: What to stream; what one writes, no other one touches.
+            compute: Called as ``compute(number, array, array, …)`` with one 1-D array for each part of the chunk, in
+                order, on this thread. It changes them in place; they are the pipeline's again when it returns, or when
+                the Ticket that it returns is done: then the chunk is written, while the next one is computed.
+            finish: Wait until all is written. False returns while the last chunks still are: they hold their slots, and
+                the next run or `finish` waits for them.
+
+        Returns:
+            What it did.
+
+        Raises:
+            CallError: A chunk does not fit into a slot, or touches what another one writes.
+            Exception: What a read, compute or a write raised. Nothing is under way any more: chunks that were computed
+                are written, unless that failed; no further one was begun.
+        """
+        return self.begin(chunks).go(compute, finish=finish)
+
+    def begin(self, chunks: Sequence[Sequence[Part]]) -> Run:
+        """Begin to read the first chunks; nothing is computed or written until the run goes on, or it is cancelled.
+
+        One run at a time.
+
+        Args:
+            chunks: As in `run`.
+        """
+        if self._is_inherited:
+            raise forks.inherited(f"pipeline {self.name!r}")
+        if self._closed:
+            raise ClosedError(f"Pipeline {self.name!r} is closed.")
+        self.check(chunks)
+        run = Run(self, chunks)
+        run.read_ahead()
+        return run
+
+    def check(self, chunks: Sequence[Sequence[Part]]) -> None:
+        """Refuse chunks that this pipeline cannot stream.
+
+        Raises:
+            CallError: A chunk does not fit into a slot, or touches what another one writes.
+        """
+        needed = self.slot_nbytes_of(chunks)
+        if needed > self.slots.slot_nbytes:
+            raise CallError(
+                f"Expected chunks of at most {self.slots.slot_nbytes} bytes, a slot of pipeline {self.name!r}, got one "
+                f"of {needed}. Cut chunks smaller, or make the pipeline with a larger slot_nbytes."
+            )
+        check_apart(chunks)
+
+    def finish(self) -> None:
+        """Wait until everything that was computed is written.
+
+        Raises:
+            Exception: What a write raised; all others have ended, too.
+        """
+        self.slots.settle()
+
+    def failure(self) -> BaseException | None:
+        """Return what a write of an earlier run raised, if it is known by now. Never waits."""
+        return self.slots.failure()
+
+    def close(self) -> None:
+        """Wait for writes that are under way and give the memory back. Closing twice is fine.
+
+        Raises:
+            Exception: What a write raised.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.finish()
+        finally:
+            self._feeder.close()
+            self._writer.close()
+            self.slots.close()
+
+    def disown(self) -> None:
+        """In a forked child: be closed. What is under way is its parent's."""
+        self._closed = self._is_inherited = True
+
+    def settle_depth(self, depth: int) -> None:
+        """Fix the number of slots."""
+        self._depth = depth
+
+    def submit(self, work: Callable[[], Any], name: str) -> Ticket[Any]:
+        """Let the feeder do something."""
+        return self._feeder.submit(work, name=name)
+
+    def write_after(self, ticket: Ticket[Any], write: Callable[[list[Ticket[Any]]], None]) -> Ticket[None]:
+        """Let the writer begin to write when a ticket is done. Returns the Ticket of all that."""
+        later = Later(f"Writes of pipeline {self.name!r}")
+
+        def work() -> None:
+            later.attempt(ticket.wait)
+            later.attempt(lambda: write(later.parts))
+            later.asked.set()
+
+        self._writer.submit(work, name="write")
+        return Ticket(later)
+
+    def ask_all(self) -> None:
+        """Wait until all that was computed is being written: whoever reads it from now on comes after that."""
+        self._writer.synchronize()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        what = "closed" if self._closed else f"depth {self._depth or 'auto'}, {len(self.slots)} slots"
+        return f"Pipeline({self.name!r}, {what} of {self.slots.slot_nbytes} bytes)"

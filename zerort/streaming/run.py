@@ -1,0 +1,217 @@
+"""`Run`: one run of a pipeline over some chunks: feeds slots, computes on the caller's thread, begins to write back.
+
+Pipeline.begin ─> read_ahead   the first chunks, as many as there are slots
+continues                      are these the chunks that were foreseen?
+go                             wait for a chunk, compute, begin to write it, feed the next; what it did
+cancel                         wait for all that was begun, and go no further
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zerort import trace
+from zerort.device import Done, Ticket, joined
+from zerort.streaming.parts import Part, PipelineReport, check_apart, choose_depth
+from zerort.streaming.slots import Fed, Slot
+
+if TYPE_CHECKING:
+    from zerort.streaming.pipeline import Pipeline
+
+__all__ = ["Run"]
+
+_TIMED = 2
+"""Chunks that are timed to choose a depth; the first also touches memory, so the faster of two counts."""
+
+
+class Run:
+    """One run of a pipeline, made by `Pipeline.begin`.
+
+    Args:
+        pipeline: Whose slots it takes.
+        chunks: What to stream.
+    """
+
+    def __init__(self, pipeline: Pipeline, chunks: Sequence[Sequence[Part]]) -> None:
+        self._pipeline = pipeline
+        self._chunks = chunks
+        self._compute: Callable[..., object] = _nothing
+        self._began = time.perf_counter()
+        self._fed: list[tuple[Fed, Ticket[Any]]] = []  # given to the feeder, in order
+        self._computing = self._stalling = 0.0
+        self._read = self._written = 0
+        self._stopped = False
+
+    def read_ahead(self) -> None:
+        """Begin to read as many chunks as there are slots."""
+        depth = self._pipeline.depth
+        if depth is not None and depth > 1:
+            for number in range(min(depth, len(self._chunks))):
+                self._feed(number)
+
+    def continues(self, chunks: Sequence[Sequence[Part]]) -> bool:
+        """Take ``chunks`` in place of those that were foreseen, unless others are being read or slots are too small.
+
+        Returns:
+            Whether they were taken. If not, cancel this run.
+        """
+        fed = len(self._fed)
+        if list(map(list, chunks[:fed])) != list(map(list, self._chunks[:fed])):
+            return False
+        if self._pipeline.slot_nbytes_of(chunks) > self._pipeline.slots.slot_nbytes:
+            return False
+        check_apart(chunks)
+        self._chunks = chunks
+        return True
+
+    def go(self, compute: Callable[..., object], *, finish: bool = True) -> PipelineReport:
+        """Read what is not read yet, compute and write back; see `Pipeline.run`."""
+        self._compute = compute
+        self._began = time.perf_counter()
+        with trace.span("run", track=self._pipeline.name, chunks=len(self._chunks)):
+            try:
+                self._walk()
+                with self._stalled("drain"):
+                    self._pipeline.ask_all()
+                if finish:
+                    with self._stalled("drain"):
+                        self._pipeline.finish()
+            except BaseException:
+                self.cancel()
+                raise
+        return self._report()
+
+    def _walk(self) -> None:
+        done = 0
+        if self._pipeline.depth is None:
+            done = self._time_some()
+        depth = self._pipeline.depth
+        if depth is None:
+            return  # there were too few chunks to tell
+        if depth == 1:
+            for number in range(done, len(self._chunks)):
+                self._one_by_one(number)
+            return
+        for number in range(done + len(self._fed), min(done + depth, len(self._chunks))):
+            self._feed(number)
+        for number in range(done, len(self._chunks)):
+            fed, ticket = self._fed[0]
+            with self._stalled("wait"):
+                ticket.wait()
+                for read in fed.reads:
+                    read.wait()
+            self._fed.pop(0)
+            self._do(number, fed)
+            if number + depth < len(self._chunks):
+                self._feed(number + depth)
+
+    def _take(self) -> Slot:
+        return self._pipeline.slots.take(most=self._pipeline.depth or 1)
+
+    def _feed(self, number: int) -> None:
+        """Let the feeder read a chunk as soon as its slot is written."""
+        fed = Fed(self._take(), self._chunks[number])
+
+        def work() -> None:
+            fed.slot.settle()
+            if not self._stopped:
+                self._begin_reads(number, fed)
+
+        self._fed.append((fed, self._pipeline.submit(work, f"feed {number}")))
+
+    def _begin_reads(self, number: int, fed: Fed) -> None:
+        for part, array in zip(self._chunks[number], fed.arrays, strict=True):
+            if part.read:
+                fed.reads.append(part.store.read(part.name, array, offset=part.offset))
+
+    def _do(self, number: int, fed: Fed) -> None:
+        """Compute a chunk whose reads have ended, and begin to write it."""
+        began = time.perf_counter()
+        with trace.span(f"compute {number}", track=f"{self._pipeline.name} compute"):
+            queued = self._compute(number, *fed.arrays)
+        self._computing += time.perf_counter() - began
+        write = functools.partial(self._write, number, fed)
+        if isinstance(queued, Ticket) and not isinstance(queued, Done):
+            fed.slot.writes.append(self._pipeline.write_after(queued, write))
+        else:
+            write(fed.slot.writes)
+        for part in self._chunks[number]:
+            self._read += part.nbytes if part.read else 0
+            self._written += part.nbytes if part.write else 0
+        self._pipeline.slots.give_back(fed.slot)
+
+    def _write(self, number: int, fed: Fed, tickets: list[Ticket[Any]]) -> None:
+        """Begin to write a chunk, and add the tickets to a list."""
+        for part, array in zip(self._chunks[number], fed.arrays, strict=True):
+            if part.write:
+                tickets.append(part.store.write(part.name, array, offset=part.offset))
+
+    def _one_by_one(self, number: int) -> tuple[float, float, float]:
+        """Read, compute and write one chunk, each when the one before has ended; return their seconds."""
+        fed = Fed(self._take(), self._chunks[number])
+        with self._stalled("wait"):
+            fed.slot.settle()
+        marks = [time.perf_counter()]
+        with self._stalled("read"):
+            try:
+                self._begin_reads(number, fed)
+            finally:
+                joined(fed.reads, result=None).wait()
+        marks.append(time.perf_counter())
+        self._do(number, fed)
+        marks.append(time.perf_counter())
+        with self._stalled("write"):
+            fed.slot.settle()
+        marks.append(time.perf_counter())
+        read, compute, write = (after - before for before, after in itertools.pairwise(marks))
+        return read, compute, write
+
+    def _time_some(self) -> int:
+        timed = [self._one_by_one(number) for number in range(min(_TIMED, len(self._chunks)))]
+        if len(timed) == _TIMED:
+            best = [min(stage) for stage in zip(*timed, strict=True)]
+            self._pipeline.settle_depth(choose_depth(*best))
+        return len(timed)
+
+    def cancel(self) -> None:
+        """Wait for all that was begun, whatever becomes of it, and go no further."""
+        self._stopped = True  # for what the feeder has not come to yet
+        for fed, ticket in self._fed:
+            with contextlib.suppress(Exception):
+                ticket.wait()
+            for read in fed.reads:
+                with contextlib.suppress(Exception):
+                    read.wait()
+        self._fed.clear()
+        with contextlib.suppress(Exception):
+            self._pipeline.finish()
+        self._pipeline.slots.give_all_back()
+
+    @contextlib.contextmanager
+    def _stalled(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            with trace.span(what, track=f"{self._pipeline.name} stall"):
+                yield
+        finally:
+            self._stalling += time.perf_counter() - began
+
+    def _report(self) -> PipelineReport:
+        return PipelineReport(
+            chunks=len(self._chunks),
+            depth=self._pipeline.depth or 1,
+            read_nbytes=self._read,
+            written_nbytes=self._written,
+            seconds=time.perf_counter() - self._began,
+            compute_seconds=self._computing,
+            stall_seconds=self._stalling,
+        )
+
+
+def _nothing(number: int, *arrays: object) -> None:
+    return None

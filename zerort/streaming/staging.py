@@ -1,0 +1,345 @@
+"""`Staging`: arrays on their way between a host and a GPU, some chunks at a time, with computing in between.
+
+    on="device"    copy in  0 | 1 | 2 |     | 3 …        what rests on the host passes through slots on the GPU
+                   compute      0 | 1 | 2 |     | 3 …    and back; chunk 3 takes chunk 0's slot when that has left it
+                   copy out         0 | 1 | 2 |     | 3 …
+
+    on="host"      copy out 0 | 1 | 2 | 3 …              what rests on the GPU passes through slots on the host, pinned
+                   the host     0 | 1 | 2 …              if they are given, and back
+                   copy in          0 | 1 …
+
+[Note: who waits] On the GPU everything waits by events: a copy for the slot, computing for the copies, copies back for
+the computing. The host waits only to compute itself. A run begins after what its caller has put onto its own stream,
+and what the caller puts there next comes after the run, as far as arrays on the GPU go. Arrays on the host are the
+staging's until the Ticket of the run is done; another run of this staging may have them before.
+
+On a `HostDevice` nothing moves.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zerort.device import Done, HostDevice, Ticket, joined
+from zerort.errors import CallError, ClosedError
+from zerort.storage.files.segments import round_up
+from zerort.streaming.careful import Careful
+from zerort.streaming.hops import (
+    ALIGNMENT,
+    Hop,
+    Place,
+    check_hops_apart,
+    do_touch,
+    slot_nbytes_of,
+    spans_on_host,
+)
+from zerort.typing import Array, Device
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Staging"]
+
+
+class _Slot:
+    """Memory for what of one chunk is on its way."""
+
+    __slots__ = ("busy", "memory")
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory  # 1-D, uint8, where things are computed
+        self.busy: list[Ticket[Any]] = []
+        """What must have happened before the next chunk may have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """A chunk that has got its slot."""
+
+    number: int
+    slot: _Slot
+    arrays: list[Any]
+    """For compute: those that rest where it computes, and for the others their places in the slot."""
+    moves: list[tuple[Hop, Any]]
+    """The others, each with its place."""
+    filled: list[Ticket[Any]]
+    """What must have happened before it is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A run on the device that may still have arrays to bring back."""
+
+    ended: Ticket[Any]
+    spans: list[tuple[int, int]]
+    """Where they lie on the host."""
+
+
+class Staging:
+    """Brings arrays to where they are computed with, and back, through a few slots.
+
+    Args:
+        device: The GPU's, or a `HostDevice`, where nothing moves.
+        slot_nbytes: Memory of one slot; `slot_nbytes_of` says what a chunk takes.
+        depth: Slots, on either side; they are allocated when that side is first computed on.
+        pinned: Host memory for slots there: 1-D, uint8, ``depth * slot_nbytes`` bytes or more, as a rule pinned. None
+            takes pageable memory, from and to which copies are slow and hold up others.
+        name: What it is called in errors and traces.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        slot_nbytes: int,
+        depth: int = 3,
+        pinned: Array | None = None,
+        name: str = "staging",
+    ) -> None:
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+            raise CallError(f"Expected a depth of at least 1, got {depth!r}.")
+        room = round_up(slot_nbytes, ALIGNMENT)
+        if pinned is not None and (pinned.dtype != np.uint8 or pinned.ndim != 1 or pinned.size < depth * room):
+            raise CallError(
+                f"Expected pinned memory as 1-D uint8 of at least {depth * room:,} bytes, {depth} slots of {room:,}, "
+                f"got {pinned.dtype}{list(pinned.shape)}."
+            )
+        self.name = name
+        self.depth = depth
+        self.slot_nbytes = room
+        self._device: Any = device
+        self._pinned = pinned
+        self._slots: dict[Place, list[_Slot]] = {}
+        self._turn = 0
+        self._pending: collections.deque[Ticket[Any]] = collections.deque()
+        self._runs: collections.deque[_Leaving] = collections.deque()
+        self._closed = False
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the slots that exist, on both sides."""
+        return sum(len(slots) for slots in self._slots.values()) * self.slot_nbytes
+
+    def run(
+        self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object], *, on: Place
+    ) -> Ticket[list[Ticket[None]]]:
+        """Bring every chunk to where it is computed with, compute, and bring back what was changed.
+
+        Runs overlap as chunks do, unless one needs what another brings back to the host, or computes there.
+
+        Args:
+            chunks: What to compute with; what one writes, no other one touches.
+            compute: Called as ``compute(number, array, array, …)`` with an array for each hop of the chunk, in order,
+                all of them on the device, or on the host. It changes them in place. On the device it queues kernels on
+                the current stream, which is not the caller's, and as a rule is called on the caller's thread; on the
+                host it always is.
+            on: Where.
+
+        Returns:
+            A Ticket that is done when arrays on the host are the caller's again, with what was computed. Arrays on the
+            device are, for whatever is put onto the current stream from now on. Its result, there at once, has such a
+            Ticket for each chunk by itself.
+
+        Raises:
+            CallError: A chunk does not fit into a slot, touches what another one writes, or has foreign arrays.
+            Exception: What compute raised. Nothing is under way any more; chunks before that one are computed and
+                where they rest, its own arrays on the other side are as they were, and no later one was computed.
+        """
+        if self._closed:
+            raise ClosedError(f"Staging {self.name!r} is closed.")
+        if isinstance(self._device, HostDevice):
+            for number, chunk in enumerate(chunks):
+                compute(number, *(hop.array for hop in chunk))
+            return Done([Done(None) for _ in chunks])
+        for hop in itertools.chain.from_iterable(chunks):
+            if not (isinstance(hop.array, np.ndarray) or self._device.owns(hop.array)):
+                raise CallError(
+                    f"Expected arrays on the host (NumPy) or on {self._device.name} (CuPy), got "
+                    f"{type(hop.array).__module__}.{type(hop.array).__name__}."
+                )
+        check_hops_apart(chunks)
+        needed = slot_nbytes_of(chunks, on=on)
+        if needed > self.slot_nbytes:
+            raise CallError(
+                f"Expected chunks of at most {self.slot_nbytes} bytes, a slot of staging {self.name!r}, got one of "
+                f"{needed}. Cut chunks smaller, or make the staging with a larger slot_nbytes."
+            )
+        try:
+            compute_all = self._compute_on_device if on == "device" else self._compute_on_host
+            left = [joined(tickets, result=None) for tickets in compute_all(chunks, compute)]
+        except BaseException:
+            self._cancel()
+            raise
+        return joined(tuple(self._pending), result=left)
+
+    def _compute_on_device(
+        self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]
+    ) -> Iterator[list[Ticket[Any]]]:
+        """Compute chunk by chunk, and yield what is left to do for each: copies back."""
+        copy_in, computing, copy_out = map(self._device.lane, ("copy in", "compute", "copy out"))
+        self._follow_caller(copy_in, computing)
+        self._wait_for_runs(chunks, lane=copy_in)
+        careful = Careful(compute)
+        computed: Ticket[None] | None = None
+        for number, chunk in enumerate(chunks):
+            laid = self._lay(number, chunk, "device", lane=copy_in)
+            computed = computing.submit(
+                careful.call(number, laid.arrays), name=f"{self.name} {number}", eager=True, after=laid.filled
+            )
+            self._pending.append(computed)
+            back = [(place, hop.array) for hop, place in laid.moves if hop.write]
+            laid.slot.busy = self._copy(back, lane=copy_out, after=[computed])
+            yield laid.slot.busy
+            if careful.failed:
+                break
+            self._forget_what_is_done()
+        if computed is not None:
+            self._device.arrive(computed)  # raises what compute raised: no chunk behind that one was computed
+            ended = copy_out.submit(_nothing, name=f"{self.name} ends", eager=True, after=[computed])
+            self._pending.append(ended)
+            self._runs.append(_Leaving(ended, spans_on_host(chunks, written=True)))
+
+    def _compute_on_host(
+        self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]
+    ) -> Iterator[list[Ticket[Any]]]:
+        """Do the same on the host."""
+        copy_in, copy_out = map(self._device.lane, ("copy in", "copy out"))
+        if self._runs:
+            self._runs[-1].ended.wait()
+        self._follow_caller(copy_in, copy_out)
+        rest = iter(enumerate(chunks))
+        ahead = collections.deque(
+            self._lay(number, chunk, "host", lane=copy_out) for number, chunk in itertools.islice(rest, self.depth)
+        )
+        last: list[Ticket[Any]] = []
+        while ahead:
+            laid = ahead.popleft()
+            joined(laid.filled, result=None).wait()
+            compute(laid.number, *laid.arrays)
+            back = [(place, hop.array) for hop, place in laid.moves if hop.write]
+            laid.slot.busy = self._copy(back, lane=copy_in, after=())
+            yield laid.slot.busy
+            last = laid.slot.busy[-1:] or last
+            ahead.extend(self._lay(number, chunk, "host", lane=copy_out) for number, chunk in itertools.islice(rest, 1))
+            self._forget_what_is_done()
+        for ticket in last:
+            self._device.arrive(ticket)
+
+    def _lay(self, number: int, chunk: Sequence[Hop], on: Place, *, lane: Any) -> _Laid:
+        """Give a chunk its slot, and begin to fill it once those before have left it."""
+        slot = self._slots_on(on)[self._turn]
+        self._turn = (self._turn + 1) % self.depth
+        arrays: list[Any] = []
+        moves: list[tuple[Hop, Any]] = []
+        at = 0
+        for hop in chunk:
+            if hop.moves_to(on):
+                place = slot.memory[at : at + hop.array.nbytes].view(hop.array.dtype)
+                at += round_up(hop.array.nbytes, ALIGNMENT)
+                moves.append((hop, place))
+                arrays.append(place)
+            else:
+                arrays.append(hop.array)
+        there = [(hop.array, place) for hop, place in moves if hop.read]
+        return _Laid(number, slot, arrays, moves, self._copy(there, lane=lane, after=slot.busy))
+
+    def _copy(self, pairs: Iterable[tuple[Any, Any]], *, lane: Any, after: Sequence[Ticket[Any]]) -> list[Ticket[Any]]:
+        """Queue copies after some tickets, and return theirs; those tickets if there is nothing to copy."""
+        tickets = [self._device.copy(source, out=out, stream=lane, after=after) for source, out in pairs]
+        self._pending.extend(tickets)
+        return tickets or list(after)
+
+    def _follow_caller(self, *lanes: Any) -> None:
+        """Make lanes wait for what the caller has put onto its own stream."""
+        for lane in lanes:
+            self._pending.append(lane.submit(_nothing, name=f"{self.name} begins", eager=True))
+
+    def _wait_for_runs(self, chunks: Sequence[Sequence[Hop]], *, lane: Any) -> None:
+        """Make a lane wait for earlier runs that still bring arrays back which are about to be copied in."""
+        while self._runs and self._runs[0].ended.done():
+            self._runs.popleft()
+        coming = spans_on_host(chunks, written=False) if self._runs else []
+        for run in self._runs:
+            if do_touch(run.spans, coming):
+                self._pending.append(lane.after(run.ended))
+
+    def _slots_on(self, on: Place) -> list[_Slot]:
+        if on not in self._slots:
+            size = self.slot_nbytes
+            if on == "device":
+                memories = [self._device.empty(size, "uint8") for _ in range(self.depth)]
+            else:
+                room = self._pinned
+                if room is None:
+                    room = HostDevice(self.name).empty(self.depth * size, "uint8", alignment=4096)
+                memories = [room[at * size : (at + 1) * size] for at in range(self.depth)]
+            self._slots[on] = [_Slot(memory) for memory in memories]
+        return self._slots[on]
+
+    def _forget_what_is_done(self) -> None:
+        while self._pending and self._pending[0].done():
+            self._pending.popleft().wait()  # raises what it raised
+
+    def finish(self) -> None:
+        """Wait until all arrays are where they rest.
+
+        Raises:
+            Exception: What a copy raised; all others have ended, too.
+        """
+        try:
+            joined(tuple(self._pending), result=None).wait()
+        except Exception:
+            self._forget()
+            raise
+        self._forget()
+
+    def _cancel(self) -> None:
+        """Wait for all that was begun, whatever becomes of it."""
+        for ticket in self._pending:
+            with contextlib.suppress(Exception):
+                ticket.wait()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is under way."""
+        self._pending.clear()
+        self._runs.clear()
+        for slots in self._slots.values():
+            for slot in slots:
+                slot.busy = []
+
+    def close(self) -> None:
+        """Wait for copies that are under way and give the memory back. Closing twice is fine.
+
+        Raises:
+            Exception: What a copy raised.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.finish()
+        finally:
+            self._slots.clear()
+            self._pinned = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        what = "closed" if self._closed else f"depth {self.depth}, slots of {self.slot_nbytes} bytes"
+        return f"Staging({self.name!r}, {what})"
+
+
+def _nothing() -> None:
+    return None
