@@ -23,7 +23,7 @@ endif
 TORCH   ?= torch==2.13.0
 
 # CuPy's wheel, as released, runs on the emulated device of tests/cusim; CUDA's headers are what that is compiled with.
-# For CuPy 13 and CUDA 13 see tests/cusim/README.md: make test-cuda VENV=.venv-other CUPY='...'
+# For CuPy 13 and CUDA 13 see tests/cuda/README.md: make test-cuda VENV=.venv-other CUPY='...'
 CUPY    ?= cupy-cuda12x==14.2.0 nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-nvrtc-cu12==12.9.86
 
 # Where the emulated device runs, its tests need CuPy.
@@ -112,7 +112,7 @@ test-cuda: test-cuda-alone test-cuda-ranks ## Run what needs CuPy, on an emulate
 
 ifeq ($(MACHINE),x86_64)
 test-cuda-alone: $(CUDA)
-	$(call BOTH,$(BIN)/python -m pytest -q tests/cusim,$(BIN)/python -m pytest -q tests/cuda --ignore=tests/cuda/ranks)
+	$(call BOTH,$(BIN)/python -m pytest -q tests/cusim/tests,$(BIN)/python -m pytest -q tests/cuda --ignore=tests/cuda/ranks)
 
 test-cuda-ranks: $(CUDA)
 	$(call ON_RANKS,8) tests/cuda/ranks
@@ -155,7 +155,7 @@ fuzz: $(VENV)/.dev ## Feed manifests, safetensors, leases, plans and sizes with 
 	ZERORT_EXECUTIONS=100000 $(BIN)/python -m pytest -q tests/unit/test_fuzz.py
 
 clean: ## Remove environments and builds
-	rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* build tests/cusim/build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 faults: $(VENV)/.dev ## Break a rank in every phase, in every way, over every transport; interrupt every line of step, save and load
 	$(call BOTH,ZERORT_ALL_FAULTS=1 $(BIN)/python -m pytest -q tests/jobs/test_phases_and_faults.py,\

@@ -16,16 +16,12 @@ Importing this imports NumPy, and neither MPI nor any framework. The rooms are d
 """
 
 from zerort import errors, native, trace
-from zerort.comm import Group, SharedShards, open_group
-from zerort.config import Budget, GroupOptions, Plan, Residence, Tier
-from zerort.device import HostDevice, HostStream, SlabPool, Ticket
+from zerort.comm import Group, open_group
+from zerort.config import Budget, GroupOptions, Plan, Tier
+from zerort.device import Ticket
 from zerort.engine import (
-    MemoryReport,
-    Mesh,
     OffloadOptions,
-    Restored,
     Runtime,
-    RuntimeOptions,
     StepReport,
     TensorSpec,
     Unit,
@@ -33,7 +29,6 @@ from zerort.engine import (
 )
 from zerort.engine import open_runtime as open
 from zerort.engine.sizing.forecast import forecast
-from zerort.layout import FlatLayout, Partition, Placement
 from zerort.optim import (
     SGD,
     Adafactor,
@@ -53,27 +48,15 @@ __all__ = [
     "Adafactor",
     "AdamW",
     "Budget",
-    "FlatLayout",
     "Group",
     "GroupOptions",
-    "HostDevice",
-    "HostStream",
     "Lion",
     "LossScale",
-    "MemoryReport",
-    "Mesh",
     "OffloadOptions",
     "Optimizer",
     "ParameterGroup",
-    "Partition",
-    "Placement",
     "Plan",
-    "Residence",
-    "Restored",
     "Runtime",
-    "RuntimeOptions",
-    "SharedShards",
-    "SlabPool",
     "StepReport",
     "TensorSpec",
     "Ticket",

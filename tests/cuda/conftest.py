@@ -15,7 +15,7 @@ import pytest
 from zerort.testing.jobs import run_job
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]  # hardware.py, gpu_jobs.py, nvrtc.py; cusim
+sys.path[:0] = [str(HERE), str(HERE.parent / "cusim")]  # hardware.py, gpu_jobs.py, nvrtc.py; cusim
 
 import hardware  # noqa: E402
 

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from zerort.checkpoint import Value, read_manifest, save
 from zerort.cli.main import main
-from zerort.comm.bootstrap.opening import environment
+from zerort.comm.bootstrap import environment
 from zerort.layout import FlatLayout, Partition
 from zerort.testing import run_threads
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from zerort.cli.doctor.command import disk as checkup_disk
-from zerort.cli.doctor.command import mpi as checkup_mpi
-from zerort.cli.doctor.command import shared_memory as checkup_memory
-from zerort.cli.doctor.command import software as checkup_software
+from zerort.cli.doctor import disk as checkup_disk
+from zerort.cli.doctor import mpi as checkup_mpi
+from zerort.cli.doctor import shared_memory as checkup_memory
+from zerort.cli.doctor import software as checkup_software
 from zerort.cli.doctor.finding import Finding
 from zerort.cli.ranks import Finished, run_here
 from zerort.comm.bootstrap.environment import Launcher

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from zerort.cli.doctor.command import places as checkup_places
+from zerort.cli.doctor import places as checkup_places
 from zerort.cli.doctor.gpus import judge_gpus
 from zerort.cli.doctor.places import judge_places, look_at_place
 from zerort.cli.main import main

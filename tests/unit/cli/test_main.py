@@ -11,7 +11,7 @@ import pytest
 from zerort.cli import arguments, ranks
 from zerort.cli.bench.collectives import command as bench_collectives
 from zerort.cli.main import main
-from zerort.comm.bootstrap.opening import environment
+from zerort.comm.bootstrap import environment
 from zerort.errors import BootstrapError
 
 K, M = 1024, 1024**2

@@ -15,7 +15,7 @@ import zerort as zr
 from zerort.cli.main import main
 from zerort.cli.plan.models import read_model
 from zerort.comm import open_group
-from zerort.comm.bootstrap.opening import environment
+from zerort.comm.bootstrap import environment
 from zerort.engine.model.tensors import TensorSpec
 
 MIB = 1024**2

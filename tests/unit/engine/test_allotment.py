@@ -11,6 +11,7 @@ import zerort as zr
 from zerort.checkpoint import read_manifest
 from zerort.comm import open_group
 from zerort.config import parse_bytes
+from zerort.engine import MemoryReport
 from zerort.engine.sizing.forecast import Outlook
 from zerort.engine.sizing.requirements import Blueprint
 from zerort.errors import CallError, PlanError, RankFailedError, StorageError
@@ -28,7 +29,7 @@ OPTIMIZERS = (zr.AdamW(lr=0.1), zr.Lion(lr=0.1), zr.Adafactor(lr=0.1))
 PARTS = ("parameter", "gradient", "state", "buckets", "gathered", "nvme")
 
 
-def budget_of(whole: zr.MemoryReport, share: float) -> zr.Budget:
+def budget_of(whole: MemoryReport, share: float) -> zr.Budget:
     """Return a budget of a part of what a model takes in memory."""
     return zr.Plan.fit(host=int(share * (whole.resting + whole.buckets)), nvme="1GiB")
 

@@ -16,6 +16,7 @@ from tier_runs import EVERYTHING, NUMEL, STATE, assert_as_in_memory, faults, ope
 import zerort as zr
 from zerort.checkpoint import read_manifest, verify
 from zerort.checkpoint.room import expect_room
+from zerort.engine import RuntimeOptions
 from zerort.errors import CallError, StorageError
 from zerort.testing.threads import run_threads
 
@@ -351,7 +352,7 @@ def test_what_cannot_be_asked_for_is_said(tmp_path):
 
     run_threads(1, body)
     with pytest.raises(CallError, match="Expected last_step to be a directory, got ''"):
-        zr.RuntimeOptions(last_step="")
+        RuntimeOptions(last_step="")
 
 
 def test_a_save_may_count_on_the_room_of_the_one_before(tmp_path):

@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-WORK = HERE.parents[1] / "build" / "cusim" / "cupy-tests"
+WORK = HERE.parent / "build" / "cupy-tests"
 
 # Test file -> what of it is left out (expressions of pytest's -k), and why.
 FILES: dict[str, dict[str, str]] = {

@@ -110,7 +110,7 @@ def versions(compiler: str, cuda_headers: Path) -> list[str]:
 
 
 def _cache() -> Path:
-    path = Path(os.environ.get("CUSIM_CACHE") or HERE.parents[1] / "build" / "cusim")
+    path = Path(os.environ.get("CUSIM_CACHE") or HERE.parent / "build")
     path.mkdir(parents=True, exist_ok=True)
     return path
 
