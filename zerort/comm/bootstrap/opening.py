@@ -170,7 +170,7 @@ def best_transport(
             return open_node(comm, name=name, options=options)
         if wanted == "hierarchical":
             node = open_node(machine, name=f"{name} on {os.uname().nodename}", options=options, everyone=comm)
-            return HierarchicalTransport(comm, node, hosts=hosts, name=name, options=options)
+            return HierarchicalTransport(comm, node, hosts=hosts, name=name, options=options, open_part=best_transport)
     # All ranks are here. What follows has timeouts of its own, which say what NCCL waits for.
     host = best_transport(comm, name=name, options=options, kind=best, machine=machine)
     return open_on_gpus(host, local_rank=machine.Get_rank(), hosts=hosts, device=device)

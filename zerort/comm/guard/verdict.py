@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 
 from zerort.comm.guard.call import Call, describe_header
 from zerort.comm.guard.standing import Standing
-from zerort.errors import CallError, CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, RankFailedError
+from zerort.errors import (
+    BootstrapError,
+    CallError,
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DeviceError,
+    RankFailedError,
+)
 
 __all__ = [
     "Sighting",
@@ -25,6 +33,7 @@ __all__ = [
     "late_error",
     "mismatch_error",
     "missing_error",
+    "shortened",
     "tell_story",
     "why_failed",
 ]
@@ -32,6 +41,9 @@ __all__ = [
 
 _LONGEST = 600
 """Characters of one part of a story: people will not read more."""
+
+_LONGEST_ERROR = 1000
+"""Characters of an error that the other ranks are told: a text on the host ends after 4096 bytes, wherever that is."""
 
 _STORY_NBYTES = 4000
 """Of an encoded story: what `Transport.tell` carries whole, over any transport."""
@@ -220,6 +232,12 @@ def broken_error(op: str, group: str, cause: CollectiveError) -> CollectiveError
     error = CollectiveError(f"{op}: {group} is broken since: {str(cause).splitlines()[0]} Open a new group.")
     error.__cause__ = cause
     return error
+
+
+def shortened(error: BaseException) -> str:
+    """Return what went wrong, short enough to be told to the other ranks of a host."""
+    own = isinstance(error, (DeviceError, BootstrapError, CollectiveError))
+    return (str(error) if own else f"{type(error).__name__}: {error}")[:_LONGEST_ERROR]
 
 
 def _short(text: str, longest: int = _LONGEST) -> str:

@@ -44,16 +44,25 @@ class HierarchicalTransport(MpiTransport):
         comm: All ranks.
         node: This host's ranks, in the order that they have in ``comm``.
         hosts: For each rank, a number that tells its host.
+        open_part: Opens the best transport for the ranks of a communicator, when this one is split.
     """
 
     kind = "hierarchical"
     reads_in_place = False  # that is for each host to say, and they may differ
 
     def __init__(
-        self, comm: MPI.Intracomm, node: NodeTransport, *, hosts: list[int], name: str, options: GroupOptions
+        self,
+        comm: MPI.Intracomm,
+        node: NodeTransport,
+        *,
+        hosts: list[int],
+        name: str,
+        options: GroupOptions,
+        open_part: Callable[..., Transport],
     ) -> None:
         super().__init__(comm, hosts=hosts, name=name, options=options)
         self._node = node
+        self._open_part = open_part
         node.stand(self.standing)
         self._members = [[r for r in range(self.size) if hosts[r] == host] for host in dict.fromkeys(hosts)]
         self._host_of = [next(h for h, ranks in enumerate(self._members) if r in ranks) for r in range(self.size)]
@@ -265,13 +274,11 @@ class HierarchicalTransport(MpiTransport):
 
     def split(self, color: int | None, *, key: int, name: str) -> Transport | None:
         """Split the communicator; the part reaches its ranks in the way that is best for where they are."""
-        from zerort.comm.bootstrap.opening import best_transport  # which opens transports of this kind
-
         part = self.split_comm(color, key)
         if part is None:
             return None
         try:
-            return best_transport(part, name=name, options=self.options)
+            return self._open_part(part, name=name, options=self.options)
         finally:
             part.Free()
 

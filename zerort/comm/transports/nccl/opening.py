@@ -15,17 +15,14 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from zerort.comm.guard.verdict import shortened
 from zerort.comm.transport import Transport
-from zerort.errors import BootstrapError, CollectiveError, DeviceError
+from zerort.errors import BootstrapError, DeviceError
 
 if TYPE_CHECKING:
     from zerort.device.cuda.device import CudaDevice
 
-__all__ = ["open_nccl", "open_on_gpus", "shortened"]
-
-_LONGEST_STORY = 1000
-"""Characters of an error that the other ranks are told: a text on the host ends after 4096 bytes, wherever that is."""
-
+__all__ = ["open_nccl", "open_on_gpus"]
 
 _SEVERAL = "NCCL_MULTI_RANK_GPU_ENABLE"
 """What NCCL wants set to 1 for several ranks on one GPU, from version 2.30 on."""
@@ -112,7 +109,7 @@ def open_nccl(host: Transport, device: CudaDevice, *, owns_device: bool) -> Tran
         for communicator in joined:
             communicator.abort()
         raise
-    return NcclTransport(host, device, joined[0], owns_device=owns_device)
+    return NcclTransport(host, device, joined[0], owns_device=owns_device, open_part=open_nccl)
 
 
 def _together(host: Transport, step: Callable[[], Any]) -> list[Any]:
@@ -128,12 +125,6 @@ def _together(host: Transport, step: Callable[[], Any]) -> list[Any]:
             known = {"DeviceError": DeviceError, "BootstrapError": BootstrapError}[one["kind"]]
             raise known(f"{one['text']} (rank {rank})")
     return [one["value"] for one in stories]
-
-
-def shortened(error: BaseException) -> str:
-    """Say what went wrong, in as many words as can be told."""
-    own = isinstance(error, (DeviceError, BootstrapError, CollectiveError))
-    return (str(error) if own else f"{type(error).__name__}: {error}")[:_LONGEST_STORY]
 
 
 def _expect_one_each(taken: list[Any], hosts: list[int]) -> None:

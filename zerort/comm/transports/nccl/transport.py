@@ -26,7 +26,7 @@ import numpy as np
 from zerort import trace
 from zerort.comm.guard.call import Call
 from zerort.comm.guard.standing import Standing
-from zerort.comm.guard.verdict import why_failed
+from zerort.comm.guard.verdict import shortened, why_failed
 from zerort.comm.transport import Transport
 from zerort.comm.transports.nccl.moves import NcclMoves
 from zerort.comm.transports.nccl.watch import NcclWatch
@@ -74,12 +74,21 @@ class NcclTransport(Transport):
         device: This rank's GPU.
         communicator: CuPy's ``NcclCommunicator`` over the same ranks.
         owns_device: Whether to close the device with this.
+        open_part: Opens NCCL among the ranks of a host transport, when this one is split.
     """
 
     kind = "nccl"
     prefers_equal_counts = True
 
-    def __init__(self, host: Transport, device: CudaDevice, communicator: Any, *, owns_device: bool) -> None:
+    def __init__(
+        self,
+        host: Transport,
+        device: CudaDevice,
+        communicator: Any,
+        *,
+        owns_device: bool,
+        open_part: Callable[..., Transport],
+    ) -> None:
         super().__init__(host.rank, host.size, name=host.name, options=host.options)
         host.serves = self.kind
         self.host = host
@@ -89,6 +98,7 @@ class NcclTransport(Transport):
         self.standing = host.standing
         self.runs_on = "caller" if host.runs_on == "caller" else "own thread"
         self._owns_device = owns_device
+        self._open_part = open_part
         self._stream: CudaStream | None = None
         self._moves = NcclMoves(communicator, host.rank)
         self._watch = NcclWatch(
@@ -214,13 +224,11 @@ class NcclTransport(Transport):
         Raises:
             BootstrapError: NCCL cannot be opened for one color; on every rank, whatever its color.
         """
-        from zerort.comm.transports.nccl.opening import open_nccl, shortened  # which opens transports of this kind
-
         part = self._on_host(lambda: self.host.split(color, key=key, name=name))
         opened, story = None, ""
         if part is not None:
             try:
-                opened = open_nccl(part, self.device, owns_device=False)
+                opened = self._open_part(part, self.device, owns_device=False)
             except BaseException as error:
                 part.close()
                 if not isinstance(error, (BootstrapError, CollectiveError, DeviceError)):
