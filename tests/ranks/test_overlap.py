@@ -155,7 +155,7 @@ def test_no_more_is_gathered_than_the_prefetch_says(group, prefetch):
 
 def test_too_many_units_at_once_say_the_cure(group):
     if group.one_memory:
-        return
+        pytest.skip("ranks that share memory gather without slots")
     with zr.open(plan=zr.Plan.zero(3), group=group, prefetch=0) as rt:
         units = register(rt)
         with units[0].gathered(), pytest.raises(zr.errors.UnitStateError, match="a larger prefetch"):

@@ -68,7 +68,7 @@ def test_the_hosts_arrays_do_not_wait_for_the_gpu(group):
 
 def test_host_and_gpu_are_told_apart(group):
     if group.size == 1:
-        return
+        pytest.skip("needs 2 ranks")
     array = np.ones(4, np.float32)
     with pytest.raises(CollectiveMismatchError, match=r"gpu:float32\[4\]"):
         group.all_reduce(cupy.asarray(array) if group.rank == 0 else array).wait()

@@ -172,7 +172,7 @@ def test_what_comes_back_late_is_what_a_disk_gets(gpus, shared_tmp_path):
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_norm_of_all_units_is_waited_for_once(deterministic, gpus):
     if deterministic and gpus.size == 3:
-        return  # no number of virtual shards
+        pytest.skip("3 ranks have no number of virtual shards")
     options = {"deterministic": True, "virtual_shards": gpus.size} if deterministic else {}
     with zr.open(group=gpus, plan=zr.Plan.zero(2), **options) as rt:
         for at in range(3):

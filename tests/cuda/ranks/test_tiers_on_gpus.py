@@ -134,7 +134,7 @@ def test_gradients_that_are_summed_again_cannot_rest_on_the_host(option, gpus):
 
 def test_copies_of_the_model_sum_gradients_on_the_gpu(gpus):
     if gpus.size % 2:
-        return
+        pytest.skip("two copies need an even number of ranks")
     with pytest.raises(PlanError, match="one copy of the model with gradients on HOST"):
         zr.open(mesh=zr.mesh(replicate=2, group=gpus), plan=zr.Plan.zero(3, gradient=HOST))
 

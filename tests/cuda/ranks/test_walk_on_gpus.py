@@ -88,7 +88,7 @@ def test_uneven_ranks(stage, gpus, hosts):
 
 def test_hybrid_sharding(gpus, hosts):
     if gpus.size % 2:
-        return
+        pytest.skip("two copies need an even number of ranks")
     expected, _ = gpu_runs.expected(hosts, "float64", plan=zr.Plan.zero(3), **DECAY)
     with zr.open(mesh=zr.mesh(replicate=2, group=gpus), plan=zr.Plan.zero(3), **DECAY) as rt:
         gpu_runs.train(rt, "float64")
@@ -97,7 +97,7 @@ def test_hybrid_sharding(gpus, hosts):
 
 def test_the_fixed_tree_gives_the_hosts_bits(gpus, hosts):
     if 8 % gpus.size:
-        return
+        pytest.skip("8 virtual shards need a number of ranks that divides 8")
     options = {"plan": zr.Plan.zero(3), "deterministic": True, "virtual_shards": 8, **DECAY}
     expected, on_host = gpu_runs.expected(hosts, "float32", steps=2, **options)
     with zr.open(group=gpus, **options) as rt:

@@ -12,6 +12,7 @@ import struct
 import sys
 import zlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -31,7 +32,7 @@ _AGREED = struct.Struct("<16s12s4siQQ36s")
 _SITE_BYTES = HEADER_BYTES - AGREED_BYTES
 assert _SEQUENCE.size + _AGREED.size == AGREED_BYTES
 
-_ROOM = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_ROOM = str(Path(__file__).absolute().parents[2]) + os.sep  # zerort/
 _FOR_USERS = (_ROOM + "testing", _ROOM + "cli")
 _TORCH = f"-packages{os.sep}torch{os.sep}"
 
