@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 ON_RANKS = ("-m", "zerort.testing", "2", "3", "--", "-p", "no:hypothesispytest")
 UNIT = (
     *("-m", "pytest", "-q", "tests/unit/workload/test_byte_model.py"),
-    *(f"tests/unit/test_native_{one}.py" for one in ("cast", "measure", "optim", "reduce")),
-    *(f"tests/unit/test_optim_{one}.py" for one in ("adafactor", "around", "custom", "elementwise")),
-    *(f"tests/unit/test_engine_{one}.py" for one in ("float64", "runtime", "checkpoint")),
+    *(f"tests/unit/native/test_{one}.py" for one in ("cast", "measure", "optim", "reduce")),
+    *(f"tests/unit/optim/test_{one}.py" for one in ("adafactor", "around", "custom", "elementwise")),
+    *(f"tests/unit/engine/test_{one}.py" for one in ("float64", "runtime", "checkpoint")),
 )
 RANKS = (*ON_RANKS, "tests/ranks/test_walk.py", "tests/ranks/test_deterministic.py")
 TORCH = (*ON_RANKS, "tests/torch/test_losses.py", "tests/torch/test_weights.py", "tests/torch/test_ways_to_train.py")
