@@ -8,6 +8,7 @@ A rank whose arguments are wrong still meets the others, so that all of them rai
 comm.*.
 """
 
+# not-gpu: what a group over GPUs waits for is said where it is called
 from __future__ import annotations
 
 import atexit

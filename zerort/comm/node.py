@@ -10,6 +10,7 @@ node, and a gather is only the meeting.
 May import: native, comm.transport, comm.node_*, comm.rounds.
 """
 
+# not-gpu: between processes of the host
 from __future__ import annotations
 
 import os

@@ -3,6 +3,7 @@
 May import: errors, native, typing, device.ticket, device.host_stream.
 """
 
+# not-gpu: the host's own device
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar

@@ -5,6 +5,7 @@ leased, not allocated. A slab has exactly the size asked for: nothing is rounded
 typing.
 """
 
+# not-gpu: between threads of the host
 from __future__ import annotations
 
 import threading

@@ -11,6 +11,7 @@ It has ended when all of its workers have, also if it failed: only then is memor
 May import: forks, device.
 """
 
+# not-gpu: between the host and a disk
 from __future__ import annotations
 
 import itertools

@@ -23,6 +23,7 @@ that it is for. Without the variable a file has no faults and asks nothing. File
 May import: comm.environment, errors.
 """
 
+# not-gpu: it hangs on purpose
 from __future__ import annotations
 
 import contextlib

@@ -8,6 +8,7 @@ their bytes are checked when they come back (chunk.py), and all are gone when th
 May import: device, errors, native, offload.*.
 """
 
+# not-gpu: between the host and a disk
 from __future__ import annotations
 
 import os

@@ -11,6 +11,7 @@
 everything.
 """
 
+# not-gpu: tests wait as users do
 from zerort.testing.jobs import JobResult, run_job
 from zerort.testing.threads import run_threads
 
