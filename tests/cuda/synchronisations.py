@@ -33,6 +33,10 @@ _GIVEN_A_TICKET = ("arrive", "order")
 
 _ANNOTATION = re.compile(r"# (?P<kind>gpu-wait|not-gpu): (?P<words>.*?)(?: \[(?:(?P<old>.+?) )?-> ?(?P<new>.*)\])?$")
 
+# So that not every file need be parsed:
+_ANNOTATED = re.compile(r"# (gpu-wait|not-gpu): ")
+_MAY_WAIT = re.compile(rf"\b({'|'.join(_WAITS)}|on)\s*\(|\bafter\s*=")
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -196,12 +200,13 @@ class Source:
 
 def read_tree(root: Path) -> list[Source]:
     """Return the files below a folder that belong to the GPU path, or say that they do not."""
-    sources = [Source(path, root) for path in sorted(root.rglob("*.py"))]
-    folders = [one.path.parent for one in sources if one.excused and one.path.name == "__init__.py"]
+    texts = {path: path.read_text() for path in sorted(root.rglob("*.py"))}
+    annotated = {path: Source(path, root) for path, text in texts.items() if _ANNOTATED.search(text)}
+    excused = [path.parent for path, one in annotated.items() if one.excused and path.name == "__init__.py"]
     return [
-        one
-        for one in sources
-        if one.excused or one.annotated or not any(folder in one.path.parents for folder in folders)
+        annotated.get(path) or Source(path, root)
+        for path, text in texts.items()
+        if path in annotated or (_MAY_WAIT.search(text) and not any(folder in path.parents for folder in excused))
     ]
 
 
