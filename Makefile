@@ -86,7 +86,7 @@ BOTH = $(1); first=$$?; $(2); second=$$?; exit $$((first ? first : second))
 
 test-unit: $(VENV)/.dev ## Run tests that need no mpirun, and doctests
 	$(call BOTH,$(BIN)/python -m pytest -q tests/unit,\
-	  $(BIN)/python -m pytest -q --doctest-modules zerort --ignore-glob='*cuda*' --ignore-glob='*/nccl/*')
+	  $(BIN)/python -m pytest -q --doctest-modules zerort --ignore-glob='*/zerort/*cuda*.py' --ignore-glob='*/zerort/*nccl*.py')
 
 test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashes, hosts, examples
 	$(BIN)/python -m pytest -q tests/jobs --ignore-glob='*_torch.py'

@@ -1,6 +1,6 @@
 """The protocols that the rooms share: what a device, a stream and an event must be able to do.
 
-They are structural: `zerort.device.host` fulfils them with NumPy and threads, `zerort.device.cuda` with CuPy. The
+They are structural: the host fulfils them with NumPy and threads, a GPU with CuPy. The
 contract suites in `zerort.testing` say what an implementation must hold beyond its signatures.
 """
 

@@ -1,52 +1,39 @@
 """Take one wait or one event out of the GPU path at a time: a test must fail. ``make mutants``, or some of them:
 
     python tests/cuda/mutants.py cuda_stream precede      those whose file and line have all these words in them
+    python tests/cuda/mutants.py --count                  write anew how many annotations each file has
 
-Each mutant is a copy of the package with one line changed, never the package itself. It runs the tests that are to
-catch it, under a few seeds of the emulated device, until one fails. `test_mutants.py` sees to it that this list stays
-true: each line is there, once, and every synchronisation of `FILES` is in it. A room that comes to GPUs adds its files
-and rows, in one of the modules `mutants_*.py`.
+Each mutant is a copy of the package with one statement changed, never the package itself. It runs the test that is to
+catch it, under a few seeds of the emulated device, until it fails. Which statements and tests these are is said by
+annotations on the lines (`synchronisations.py`); `test_mutants.py` sees to it that none is missing.
 """
 
+import ast
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import mutants_device
-import mutants_engine
-import mutants_offload
+import synchronisations
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-FILES = (
-    *("device/cuda/*.py", "comm/transports/nccl/*.py", "optim/kernels_cuda.py", "buffer/*.py", "engine/**/*.py"),
-    *(f"storage/stores/{name}.py" for name in ("bridged", "passage", "later")),
-    *(f"streaming/{name}.py" for name in ("staging", "careful", "pipeline", "run", "slots")),
-    "testing/memory_store.py",
-)
-"""What is looked through for synchronisations, under zerort/."""
-
-SYNCHRONISES = re.compile(
-    r"(?<!def )\b(wait|wait_for|wait_event|record|order|precede|synchronize|arrive|after|finish)\(|\.on\(|"
-    r"\bafter=(?!\(\))"
-)
-"""A call that waits or lets wait, or work that is queued after something."""
+COUNTS = HERE / "mutants.txt"
+"""How many mutants and excuses each file has: what goes, or comes, is seen."""
 
 SEEDS = (0, 1, 2)
+RANKS = 2
 LONGEST = 120
 """Seconds that the tests get; a mutant that hangs is caught, too."""
 SHOWN = 200
 """Characters of what a test said against a mutant."""
 
-MUTANTS = (*mutants_device.DEVICE_AND_GROUPS, *mutants_offload.OFFLOAD, *mutants_engine.ENGINE)
-
-NOT_OF_THE_GPU = {**mutants_device.NOT_OF_THE_GPU, **mutants_offload.NOT_OF_THE_GPU, **mutants_engine.NOT_OF_THE_GPU}
-"""By file: lines that need no mutant, and why."""
+SOURCES = synchronisations.read_tree(ROOT / "zerort")
+MUTANTS = tuple(mutant for source in SOURCES for mutant in source.mutants)
 
 # Where the package is installed in place, a finder points to it before any path is looked at.
 HOOK = """import sys
@@ -78,10 +65,35 @@ def python(directory, *words, **settings):
     )
 
 
-def pytest_words(file, names, ranks):
-    """Return what to start, after ``python``, to run tests of a file."""
-    words = ["-x", "-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", HERE / file, "-k", " or ".join(names)]
-    return ["-m", "zerort.testing", ranks, "--", *words] if ranks else ["-m", "pytest", *words]
+@cache
+def tests():
+    """Return the names of tests and of their classes by file below tests/cuda, those of contracts included."""
+    contracts = {}
+    for path in (ROOT / "zerort").rglob("*_contract.py"):
+        contracts.update(
+            {one.name: one for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.ClassDef)}
+        )
+
+    def named(node):
+        for one in ast.walk(node):
+            if isinstance(one, (ast.FunctionDef, ast.ClassDef)) and one.name.lower().startswith("test"):
+                yield one.name
+            for base in getattr(one, "bases", ()):
+                yield from named(contracts.get(ast.unparse(base).rpartition(".")[2], ast.Module([], [])))
+
+    return {path: set(named(ast.parse(path.read_text()))) for path in HERE.rglob("test_*.py")}
+
+
+def places(test):
+    """Return the files that have a test whose name the words are part of: there is to be one."""
+    return [path for path, names in tests().items() if any(test in name for name in names)]
+
+
+def pytest_words(test):
+    """Return what to start, after ``python``, to run a test."""
+    (file,) = places(test)
+    words = ["-x", "-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", file, "-k", test]
+    return ["-m", "zerort.testing", RANKS, "--", *words] if file.parent.name == "ranks" else ["-m", "pytest", *words]
 
 
 def told(output):
@@ -92,14 +104,13 @@ def told(output):
 
 def fate(mutant, directory):
     """Return how a mutant ended: under which seed it was caught and what showed it, or that it was not."""
-    file, *names = mutant.tests
     place = directory / "zerort" / mutant.file
     whole = place.read_text()
-    place.write_text(mutant.change(whole))
+    place.write_text(mutant.text)
     try:
         for seed in SEEDS:
             try:
-                done = python(directory, *pytest_words(file, names, mutant.ranks), CUSIM_SEED=str(seed))
+                done = python(directory, *pytest_words(mutant.test), CUSIM_SEED=str(seed))
             except subprocess.TimeoutExpired:
                 return f"caught, it hangs (seed {seed})"
             if done.returncode == 1:
@@ -111,9 +122,15 @@ def fate(mutant, directory):
     return "SURVIVED"
 
 
+def counts():
+    """Return how many mutants and excuses each file has, as `COUNTS` has it."""
+    rows = [f"{one.file} {len(one.mutants)} {len(one.excuses)}" for one in SOURCES if one.mutants or one.excuses]
+    return "\n".join(["# file, mutants, excuses: python tests/cuda/mutants.py --count", *rows, ""])
+
+
 def main():
     """Run the mutants that all words on the command line fit, and return how many survived."""
-    chosen = [one for one in MUTANTS if all(word in f"{one.file}: {one.line}" for word in sys.argv[1:])]
+    chosen = [one for one in MUTANTS if all(word in f"{one.file}: {one.was}" for word in sys.argv[1:])]
     survived = 0
     with tempfile.TemporaryDirectory(prefix="zerort-mutants-") as name:
         directory = Path(name)
@@ -121,18 +138,19 @@ def main():
         used = python(directory, "-c", "import zerort; print(zerort.__file__)").stdout.strip()
         if not used.startswith(name):
             sys.exit(f"Expected the copy of zerort in {name} to be imported, got {used}.")
-        for file, ranks in sorted({(one.tests[0], one.ranks) for one in chosen}):
-            names = {name for one in chosen for name in one.tests[1:] if one.tests[0] == file}
-            done = python(directory, *pytest_words(file, sorted(names), ranks))
+        for test in sorted({one.test for one in chosen}):
+            done = python(directory, *pytest_words(test))
             if done.returncode:
-                sys.exit(f"Expected the tests to pass before anything is changed, got:\n{done.stdout}")
+                sys.exit(f"Expected {test} to pass before anything is changed, got:\n{done.stdout}")
         for mutant in chosen:
             end = fate(mutant, directory)
             survived += end.startswith("SURVIVED")
-            print(f"{mutant.file}: {mutant.line} -> {mutant.instead}\n    {end}", flush=True)
+            print(f"{mutant.file}:{mutant.line}: {mutant.was} -> {mutant.becomes}\n    {end}", flush=True)
     print(f"{len(chosen) - survived} of {len(chosen)} mutants were caught.")
     return survived
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--count"]:
+        sys.exit(not COUNTS.write_text(counts()))
     sys.exit(1 if main() else 0)

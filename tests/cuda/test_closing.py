@@ -20,7 +20,7 @@ watch._finish = lambda verb: (finish(verb), say("rank", rank, "did", verb))
 def test_ranks_that_close_together_destroy_the_communicator(job):
     result = job(
         2,
-        "import zerort.comm.transports.nccl.transport\nzerort.comm.nccl._CLOSED_WITHIN = 20.0\n",
+        "import zerort.comm.transports.nccl.transport\nzerort.comm.transports.nccl.transport._CLOSED_WITHIN = 20.0\n",
         HOW,
         "group.close()",
     )

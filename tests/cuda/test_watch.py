@@ -1,5 +1,6 @@
 """The watch over a communicator: who is inside NCCL when it ends."""
 
+import inspect
 import threading
 import time
 
@@ -130,7 +131,8 @@ def test_whoever_the_end_throws_out_of_nccl_hears_why(group):
 @hardware.only_emulated("how long an abort takes is up to NCCL")
 def test_an_abort_that_does_not_come_to_its_end_is_told(group, monkeypatch):
     """NCCL waits for what is on the GPU before its calls, and that may be for ever."""
-    monkeypatch.setattr("zerort.comm.transports.nccl.watch._DEADLINE", 0.1)
+    watch = group._transport._watch
+    monkeypatch.setattr(inspect.getmodule(type(watch)), "_DEADLINE", 0.1)
     gate, ones = threading.Event(), cupy.ones(1000)
     with cupy.cuda.Stream(non_blocking=True) as busy:
         cupy.cuda.Stream.null.synchronize()
@@ -139,7 +141,7 @@ def test_an_abort_that_does_not_come_to_its_end_is_told(group, monkeypatch):
     group.barrier().wait()  # the hosts': it comes when the call before it is in NCCL
     try:
         with pytest.warns(RuntimeWarning, match=r"NCCL to abort group 'world' .* The GPU stays busy"):
-            group._transport._watch.abort()
+            watch.abort()
     finally:
         gate.set()
 

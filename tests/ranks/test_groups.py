@@ -1,12 +1,14 @@
 """The contract of groups, kept by every transport between processes."""
 
 import dataclasses
+import platform
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+from zerort import native
 from zerort.comm import Group, open_group
 from zerort.comm.bootstrap.opening import best_transport, open_node
 from zerort.errors import BootstrapError
@@ -114,13 +116,13 @@ def test_hosts_without_room_to_stage_an_element_of_each_rank_are_refused(options
 @few
 def test_without_native_kernels_and_stores_in_order_ranks_talk_over_mpi(options, monkeypatch):
     """The rendezvous in Python relies on what x86-64 promises of memory, and other processors do not."""
-    monkeypatch.setattr("zerort.native.AVAILABLE", False)
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(native, "AVAILABLE", False)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with open_group(options=options) as group:
         assert group.kind == ("mpi" if WORLD.size > 1 else "solo")
     if WORLD.size > 1:
         with pytest.raises(BootstrapError, match="Expected the native kernels for a node group on aarch64"):
             open_group(kind="node", options=options)
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     with open_group(options=options) as group:
         assert group.kind == ("node" if WORLD.size > 1 else "solo")

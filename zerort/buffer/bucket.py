@@ -133,6 +133,7 @@ class GradientBucket:
     def reset(self) -> None:
         """Forget all gradients."""
         if self._slot is not None:
+            # gpu-wait: a_slot_is_read_also_if_its_sum_cannot_be_put_away [after=self._read -> ]
             self._slot.release(after=self._read)
             self._slot = None
         for group, ticket in self._unheard:
@@ -275,7 +276,7 @@ class GradientBucket:
             if self._replicas is not None and self._replicas.runs_ahead:
                 self._sum_over_copies()
         if self._slot is not None:
-            self._slot.release(after=self._read)
+            self._slot.release(after=self._read)  # gpu-wait: no_order_of_streams_changes_a_walk [after=self._read -> ]
             self._slot = self._read = None  # the sum may be put away by now: nothing here keeps its memory
 
     def settle(self) -> Array:
@@ -290,15 +291,15 @@ class GradientBucket:
         """Wait for what was fired; raise what went wrong with it."""
         for ticket in (self.reduction, self._over_copies):
             if ticket is not None:
-                ticket.wait()
+                ticket.wait()  # not-gpu: for its error; `settle` orders what is computed
         self._unheard.clear()
 
     def _arrived(self) -> Array:
         """Return the sum for what the caller does next."""
         assert self.reduction is not None
-        summed: Array = self._device.arrive(self.reduction)
+        summed: Array = self._device.arrive(self.reduction)  # gpu-wait: a_bucket_settles_what_it_has_just_fired
         if self._over_copies is not None:
-            self._device.arrive(self._over_copies)
+            self._device.arrive(self._over_copies)  # gpu-wait: gradients_that_rest_partial
         self._unheard.clear()
         return summed
 
@@ -310,6 +311,7 @@ class GradientBucket:
         if self._traffic is not None:
             first = self._own.start if self._placed is Placement.SHARDED else 0
             self._traffic["all_reduce"] += max(min(array.size, self.layout.end - first), 0) * array.itemsize
+        # not-gpu: calls over GPUs take turns
         self._over_copies = self._replicas.all_reduce(
             array, out=array, name=self.name, eager=False, after=self.reduction
         )

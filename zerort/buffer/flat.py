@@ -121,7 +121,7 @@ class FlatBuffer(Gatherable):
     def wait(self) -> None:
         """Wait for a gather that is under way: until then other ranks may read this rank's range."""
         if self._whole is not None:
-            self._whole.wait()
+            self._whole.wait()  # gpu-wait: values_are_assigned_behind_a_gather
 
     def release(self) -> None:
         """Let the gathered form go, if it has memory of its own. Views of it must not be used any more."""

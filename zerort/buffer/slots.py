@@ -50,7 +50,7 @@ class Slot:
         """Let what comes next wait for work that was still using the memory when it was released."""
         if self.busy is not None:
             with contextlib.suppress(ZerortError):  # it is told to whoever waits for the result
-                self._owner.device.arrive(self.busy)
+                self._owner.device.arrive(self.busy)  # gpu-wait: no_order_of_streams_changes_a_walk
             self.busy = None
 
     def release(self, *, after: Ticket[Any] | None = None) -> None:
@@ -116,6 +116,7 @@ class Slots:
         nbytes, count = max(nbytes, self.slot_nbytes), max(count, self.count)
         for slot in self._free:
             if slot.busy is not None:
+                # not-gpu: a stream holds the arrays of its work
                 slot.busy.wait()  # not only for what comes next: the memory goes
         self.close()
         self.slot_nbytes, self.count = nbytes, count
@@ -137,7 +138,7 @@ class Slots:
         slot.nbytes = nbytes
         self.leased_nbytes += nbytes
         self.peak_nbytes = max(self.peak_nbytes, self.leased_nbytes)
-        slot.wait()
+        slot.wait()  # gpu-wait: no_order_of_streams_changes_a_walk
         if not self.lasting:
             slot.memory = _NOTHING
             self.rest()  # first: what comes may then lie where that was

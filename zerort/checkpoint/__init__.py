@@ -12,6 +12,7 @@ A checkpoint is a directory: a data file per saving rank and one ``manifest.json
 else is on the disk. No pickle.
 """
 
+# not-gpu: between the host and a disk
 from __future__ import annotations
 
 from zerort.checkpoint.directory import exists, read_manifest

@@ -10,3 +10,5 @@
 
 The top room: may import everything of zerort. MPI, rich, matplotlib and torch are imported only where they are used.
 """
+
+# not-gpu: commands wait as users do

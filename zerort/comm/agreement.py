@@ -7,6 +7,7 @@
 For the seldom moments only (opening, registering, saving): each costs two collectives.
 """
 
+# not-gpu: between arrays of the host
 from __future__ import annotations
 
 import json

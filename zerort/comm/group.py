@@ -7,6 +7,7 @@ A `Launcher` checks arguments, numbers the calls and keeps them in order on one 
 A rank whose arguments are wrong still meets the others, so that all of them raise.
 """
 
+# not-gpu: what a group over GPUs waits for is said where it is called
 from __future__ import annotations
 
 import atexit

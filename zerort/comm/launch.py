@@ -7,6 +7,7 @@ A call that was made before, with the same arrays from the same line, takes the 
 and now: the first lines of `launch` are what a small collective costs in Python.
 """
 
+# not-gpu: what a group over GPUs waits for is said where it is called
 from __future__ import annotations
 
 import contextlib

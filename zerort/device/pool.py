@@ -4,6 +4,7 @@ First touch of fresh memory runs at 1–2 GB/s, a tenth of what a warm buffer gi
 leased, not allocated. A slab has exactly the size asked for: nothing is rounded up to a power of two.
 """
 
+# not-gpu: between threads of the host
 from __future__ import annotations
 
 import threading

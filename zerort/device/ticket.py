@@ -4,6 +4,7 @@ A Ticket ties three things together: the event that tells when the work is done,
 until then. A verb that returns a Ticket has not happened yet; a verb that returns None has.
 """
 
+# not-gpu: what a ticket of a GPU waits for is in its own class
 from __future__ import annotations
 
 import time

@@ -336,7 +336,7 @@ class Runtime:
         try:
             for wait in (self.units.wait_for_reductions, self.wait_for_gathers):
                 with contextlib.suppress(ZerortError):  # it was raised where it belonged, or nobody asked
-                    wait()
+                    wait()  # not-gpu: the end: for errors, and for what the lines below give back
             self.units.close()
             self.slots.close()
         finally:
@@ -367,15 +367,15 @@ class Runtime:
     def wait_for_gathers(self) -> None:
         """Wait until no rank reads this one's parameters any more, and all is where it rests: they are to change."""
         self.prefetcher.drop()
-        self.stage.finish()
+        self.stage.finish()  # gpu-wait: a_checkpoint_is_of_what_was_written
         for section in self.units.trained_sections():
-            section.parameters.wait()
+            section.parameters.wait()  # gpu-wait: values_are_assigned_behind_a_gather
 
     def sum_over_shards(self, values: Array) -> Array:
         """Return the sum of every rank's ``values``, if ranks hold different parts of the state."""
         if self.plan.state.placement is Placement.REPLICATED:
             return values
-        return self.mesh.shard.all_reduce(values, name="statistics").wait()
+        return self.mesh.shard.all_reduce(values, name="statistics").wait()  # not-gpu: between arrays of the host
 
     def complain(self, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on as they do, and why."""

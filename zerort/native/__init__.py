@@ -10,6 +10,7 @@ The compiled form serves if it was built (`AVAILABLE`); otherwise the NumPy form
 ``ZERORT_NATIVE=0`` asks for the NumPy forms. Imports NumPy and ml_dtypes, nothing else of zerort.
 """
 
+# not-gpu: between threads and processes of the host
 from __future__ import annotations
 
 from zerort.native.arrays import add_into, address_of, cast_into, copy_checked, copy_into, reduce_into, touch

@@ -152,7 +152,7 @@ class Pipeline:
             return
         self._closed = True
         try:
-            self.finish()
+            self.finish()  # gpu-wait: slots_are_free_when_a_pipeline_is_closed
         finally:
             self._feeder.close()
             self._writer.close()
@@ -175,7 +175,7 @@ class Pipeline:
         later = Later(f"Writes of pipeline {self.name!r}")
 
         def work() -> None:
-            later.attempt(ticket.wait)
+            later.attempt(ticket.wait)  # gpu-wait: what_a_run_leaves_to_the_gpu
             later.attempt(lambda: write(later.parts))
             later.asked.set()
 
@@ -184,7 +184,7 @@ class Pipeline:
 
     def ask_all(self) -> None:
         """Wait until all that was computed is being written: whoever reads it from now on comes after that."""
-        self._writer.synchronize()
+        self._writer.synchronize()  # gpu-wait: what_a_run_leaves_to_the_gpu
 
     def __enter__(self) -> Self:
         return self

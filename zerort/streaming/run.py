@@ -80,7 +80,7 @@ class Run:
                     self._pipeline.ask_all()
                 if finish:
                     with self._stalled("drain"):
-                        self._pipeline.finish()
+                        self._pipeline.finish()  # gpu-wait: what_a_run_has_written
             except BaseException:
                 self.cancel()
                 raise
@@ -102,9 +102,9 @@ class Run:
         for number in range(done, len(self._chunks)):
             fed, ticket = self._fed[0]
             with self._stalled("wait"):
-                ticket.wait()
+                ticket.wait()  # gpu-wait: what_a_run_has_written
                 for read in fed.reads:
-                    read.wait()
+                    read.wait()  # gpu-wait: what_a_run_has_written
             self._fed.pop(0)
             self._do(number, fed)
             if number + depth < len(self._chunks):
@@ -161,7 +161,7 @@ class Run:
             try:
                 self._begin_reads(number, fed)
             finally:
-                joined(fed.reads, result=None).wait()
+                joined(fed.reads, result=None).wait()  # gpu-wait: what_a_run_has_written
         marks.append(time.perf_counter())
         self._do(number, fed)
         marks.append(time.perf_counter())
@@ -183,13 +183,13 @@ class Run:
         self._stopped = True  # for what the feeder has not come to yet
         for fed, ticket in self._fed:
             with contextlib.suppress(Exception):
-                ticket.wait()
+                ticket.wait()  # gpu-wait: nothing_is_asked_of_a_store
             for read in fed.reads:
                 with contextlib.suppress(Exception):
-                    read.wait()
+                    read.wait()  # gpu-wait: slots_are_free_when_a_run_has_failed
         self._fed.clear()
         with contextlib.suppress(Exception):
-            self._pipeline.finish()
+            self._pipeline.finish()  # gpu-wait: slots_are_free_when_a_run_has_failed
         self._pipeline.slots.give_all_back()
 
     @contextlib.contextmanager

@@ -37,7 +37,7 @@ class Slot:
     def settle(self) -> None:
         """Wait for all that is being written, and raise the first error."""
         try:
-            joined(self.writes, result=None).wait()
+            joined(self.writes, result=None).wait()  # gpu-wait: state_on_a_disk_streams
         except Exception as error:
             self.failure = error
             raise
@@ -49,7 +49,7 @@ class Slot:
         for ticket in self.writes:
             if ticket.done():
                 try:
-                    ticket.wait()
+                    ticket.wait()  # not-gpu: it is done
                 except Exception as error:
                     self.failure = error
 
@@ -125,6 +125,7 @@ class Slots:
     def settle(self) -> None:
         """Wait for all that is being written out of any slot, and raise the first error."""
         try:
+            # gpu-wait: what_a_run_has_written
             joined([ticket for slot in self._all for ticket in slot.writes], result=None).wait()
         finally:
             for slot in self._all:

@@ -190,18 +190,21 @@ class Staging:
         computed: Ticket[None] | None = None
         for number, chunk in enumerate(chunks):
             laid = self._lay(number, chunk, "device", lane=copy_in)
+            # gpu-wait: adamw_over_state_on_the_host
             computed = computing.submit(
                 careful.call(number, laid.arrays), name=f"{self.name} {number}", eager=True, after=laid.filled
             )
             self._pending.append(computed)
             back = [(place, hop.array) for hop, place in laid.moves if hop.write]
-            laid.slot.busy = self._copy(back, lane=copy_out, after=[computed])
+            laid.slot.busy = self._copy(back, lane=copy_out, after=[computed])  # gpu-wait: adamw_over_state_on_the_host
             yield laid.slot.busy
             if careful.failed:
                 break
             self._forget_what_is_done()
         if computed is not None:
+            # gpu-wait: adamw_over_state_on_the_host
             self._device.arrive(computed)  # raises what compute raised: no chunk behind that one was computed
+            # gpu-wait: the_host_computes_with_what_is_no_longer_read
             ended = copy_out.submit(_nothing, name=f"{self.name} ends", eager=True, after=[computed])
             self._pending.append(ended)
             self._runs.append(_Leaving(ended, spans_on_host(chunks, written=True)))
@@ -212,7 +215,7 @@ class Staging:
         """Do the same on the host."""
         copy_in, copy_out = map(self._device.lane, ("copy in", "copy out"))
         if self._runs:
-            self._runs[-1].ended.wait()
+            self._runs[-1].ended.wait()  # gpu-wait: the_host_computes_with_what_is_no_longer_read
         self._follow_caller(copy_in, copy_out)
         rest = iter(enumerate(chunks))
         ahead = collections.deque(
@@ -221,7 +224,7 @@ class Staging:
         last: list[Ticket[Any]] = []
         while ahead:
             laid = ahead.popleft()
-            joined(laid.filled, result=None).wait()
+            joined(laid.filled, result=None).wait()  # gpu-wait: adamw_over_state_on_the_host
             compute(laid.number, *laid.arrays)
             back = [(place, hop.array) for hop, place in laid.moves if hop.write]
             laid.slot.busy = self._copy(back, lane=copy_in, after=())
@@ -230,7 +233,7 @@ class Staging:
             ahead.extend(self._lay(number, chunk, "host", lane=copy_out) for number, chunk in itertools.islice(rest, 1))
             self._forget_what_is_done()
         for ticket in last:
-            self._device.arrive(ticket)
+            self._device.arrive(ticket)  # gpu-wait: the_callers_stream_waits_for_what_the_host_computed
 
     def _lay(self, number: int, chunk: Sequence[Hop], on: Place, *, lane: Any) -> _Laid:
         """Give a chunk its slot, and begin to fill it once those before have left it."""
@@ -248,10 +251,12 @@ class Staging:
             else:
                 arrays.append(hop.array)
         there = [(hop.array, place) for hop, place in moves if hop.read]
+        # gpu-wait: something_comes_and_nothing_goes_back
         return _Laid(number, slot, arrays, moves, self._copy(there, lane=lane, after=slot.busy))
 
     def _copy(self, pairs: Iterable[tuple[Any, Any]], *, lane: Any, after: Sequence[Ticket[Any]]) -> list[Ticket[Any]]:
         """Queue copies after some tickets, and return theirs; those tickets if there is nothing to copy."""
+        # gpu-wait: adamw_over_state_on_the_host
         tickets = [self._device.copy(source, out=out, stream=lane, after=after) for source, out in pairs]
         self._pending.extend(tickets)
         return tickets or list(after)
@@ -259,6 +264,7 @@ class Staging:
     def _follow_caller(self, *lanes: Any) -> None:
         """Make lanes wait for what the caller has put onto its own stream."""
         for lane in lanes:
+            # gpu-wait: adamw_over_state_on_the_host [eager=True -> eager=True, after=()]
             self._pending.append(lane.submit(_nothing, name=f"{self.name} begins", eager=True))
 
     def _wait_for_runs(self, chunks: Sequence[Sequence[Hop]], *, lane: Any) -> None:
@@ -268,7 +274,7 @@ class Staging:
         coming = spans_on_host(chunks, written=False) if self._runs else []
         for run in self._runs:
             if do_touch(run.spans, coming):
-                self._pending.append(lane.after(run.ended))
+                self._pending.append(lane.after(run.ended))  # gpu-wait: arrays_of_the_host_are_in_order_from_run_to_run
 
     def _slots_on(self, on: Place) -> list[_Slot]:
         if on not in self._slots:
@@ -285,6 +291,7 @@ class Staging:
 
     def _forget_what_is_done(self) -> None:
         while self._pending and self._pending[0].done():
+            # not-gpu: it is done
             self._pending.popleft().wait()  # raises what it raised
 
     def finish(self) -> None:
@@ -294,7 +301,7 @@ class Staging:
             Exception: What a copy raised; all others have ended, too.
         """
         try:
-            joined(tuple(self._pending), result=None).wait()
+            joined(tuple(self._pending), result=None).wait()  # gpu-wait: adamw_over_state_on_the_host
         except Exception:
             self._forget()
             raise
@@ -304,7 +311,7 @@ class Staging:
         """Wait for all that was begun, whatever becomes of it."""
         for ticket in self._pending:
             with contextlib.suppress(Exception):
-                ticket.wait()
+                ticket.wait()  # gpu-wait: an_error_leaves_nothing_under_way
         self._forget()
 
     def _forget(self) -> None:
@@ -325,7 +332,7 @@ class Staging:
             return
         self._closed = True
         try:
-            self.finish()
+            self.finish()  # gpu-wait: a_staging_closes_behind_its_copies
         finally:
             self._slots.clear()
             self._pinned = None

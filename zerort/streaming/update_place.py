@@ -7,6 +7,7 @@ Copies both ways and computing run beside each other (`Staging`), so the slowest
 wait for memory, not for arithmetic: bytes per second say it all.
 """
 
+# not-gpu: it measures, and keeps nothing
 from __future__ import annotations
 
 import functools

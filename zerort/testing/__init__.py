@@ -10,6 +10,7 @@
 ``python -m zerort.testing 1 2 3 4 8 -- tests/ranks`` runs pytest under mpirun at each of these sizes.
 """
 
+# not-gpu: tests wait as users do
 from zerort.testing.jobs import JobResult, run_job
 from zerort.testing.threads import run_threads
 

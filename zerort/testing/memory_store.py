@@ -60,6 +60,7 @@ class MemoryStore:
         self._check_open()
         check_new(self, name, nbytes, known=name in self._values)
         value = self._memory.empty(int(nbytes), "uint8", alignment=4096)
+        # gpu-wait: a_value_that_was_made_can_be_looked_at
         self._stream.submit(lambda: value.fill(0), name=f"create {name}").wait()
         self._values[name] = value
 
@@ -89,13 +90,13 @@ class MemoryStore:
         """Wait for all writes; see `Store.flush`."""
         self._check_open()
         while self._writes:
-            self._writes.pop(0).wait()
+            self._writes.pop(0).wait()  # gpu-wait: what_was_flushed_can_be_looked_at
 
     def delete(self, name: str) -> None:
         """Forget a value; see `Store.delete`."""
         self._check_open()
         check_range(self, name, 0, 0, nbytes=self._nbytes_of(name))
-        self._stream.synchronize()
+        self._stream.synchronize()  # not-gpu: a stream holds the arrays of its work, also of a value that is gone
         del self._values[name]
 
     def close(self, *, keep: bool = False) -> None:

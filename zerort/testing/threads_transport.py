@@ -4,6 +4,7 @@ The ranks meet at a `Meeting`, lay their calls on its table and read each other'
 of the other groups: same guard, same errors, same timeouts.
 """
 
+# not-gpu: between threads of the host
 from __future__ import annotations
 
 import threading

@@ -7,6 +7,7 @@
 What the example trains, the tests compare and ``zerort bench step`` measures.
 """
 
+# not-gpu: models wait as users do
 from zerort.workload.byte_model import ByteModel
 from zerort.workload.byte_text import ByteText
 from zerort.workload.walk import Reference, Walk

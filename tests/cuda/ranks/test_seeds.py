@@ -56,7 +56,7 @@ def train(gpus, plan, at):
 
 
 @pytest.mark.parametrize("number", range(SEEDS))
-def test_no_order_of_streams_changes_a_bit(number, gpus, expected, seeded):
+def test_no_order_of_streams_changes_a_walk(number, gpus, expected, seeded):
     seeded(1 + number * 4 + gpus.size % 4)
     at = number % len(PLANS)
     for name, value in train(gpus, PLANS[at], at).items():

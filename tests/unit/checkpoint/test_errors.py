@@ -14,8 +14,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import seams
 
 from zerort.checkpoint import Value, load, read_manifest, save
+from zerort.checkpoint.failure import patiently
 from zerort.checkpoint.manifest import encode
 from zerort.config import GroupOptions
 from zerort.errors import CallError, CheckpointError, StorageError
@@ -212,7 +214,7 @@ def test_a_directory_that_hosts_do_not_share(tmp_path: Path) -> None:
                 path = str(elsewhere / os.path.basename(path))
             super().__init__(path, **options)
 
-    with mock.patch("zerort.checkpoint.save.BlockFile", Apart):
+    with seams.inside(save, BlockFile=Apart):
         text = refused(3, StorageError, lambda group: save(tmp_path / "c", group, [value(group, SHAPES)], meta={}))
     assert "that rank 1 on" in text
     assert "Name a directory on a file system that all hosts have mounted." in text
@@ -250,7 +252,7 @@ def test_what_the_file_system_refuses_leaves_the_checkpoint_of_before(
 
 
 def test_too_little_room_is_known_before_anything_is_written(tmp_path: Path) -> None:
-    with mock.patch("zerort.checkpoint.room.free_nbytes", return_value=100):
+    with seams.free(100):
         text = refused(2, StorageError, lambda group: save(tmp_path / "c", group, [value(group, SHAPES)], meta={}))
     assert re.search(r"Expected 8KiB \(8192 bytes\) for a checkpoint at .* free", text), text
     assert os.listdir(tmp_path) == []
@@ -275,7 +277,7 @@ def test_a_rank_with_much_to_do_may_take_longer_than_the_timeout(tmp_path: Path)
         load(tmp_path / "c", group, [value(group, shapes)])
 
     with (
-        mock.patch("zerort.checkpoint.failure._MEET_EVERY", 0.2),
+        seams.inside(patiently, _MEET_EVERY=0.2),
         mock.patch.object(os, "pwritev", slowly(real_write)),
         mock.patch.object(os, "preadv", slowly(real_read)),
     ):
@@ -301,8 +303,8 @@ def test_ranks_that_read_different_manifests_all_hear_of_it(tmp_path: Path) -> N
     def body(group):
         load(tmp_path / "a", group, [value(group, SHAPES)])
 
-    with mock.patch("zerort.checkpoint.load.read_manifest", seen):
-        with mock.patch("zerort.checkpoint.load.is_replaced", return_value=False):
+    with seams.inside(load, read_manifest=seen):
+        with seams.inside(load, is_replaced=lambda *_: False):
             assert "to be the same on every rank" in refused(2, CheckpointError, body)
         assert "got 100 new ones in a row" in refused(2, CheckpointError, body)
 

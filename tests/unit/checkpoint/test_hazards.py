@@ -16,9 +16,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import seams
 
 import zerort as zr
-from zerort.checkpoint import Value, lease, read_manifest, reader, save
+from zerort import checkpoint
+from zerort.checkpoint import Value, lease, load, read_manifest, reader, save
 from zerort.checkpoint.directory import publish
 from zerort.checkpoint.failure import patiently
 from zerort.checkpoint.lease import LEASE, LEASE_SECONDS, Lease
@@ -134,7 +136,7 @@ def test_copies_of_a_model_that_read_different_checkpoints_are_told(tmp_path):
             unit = rt.register("unit", {"w": np.zeros(100, np.float32)})
             with contextlib.ExitStack() as stack:
                 if group.rank == 0:
-                    stack.enter_context(mock.patch("zerort.checkpoint.load.ShardFiles", opened))
+                    stack.enter_context(seams.inside(load, ShardFiles=opened))
                 group.barrier().wait()
                 with pytest.raises(CheckpointError, match="Expected all copies of the model to load one checkpoint"):
                     rt.load(path)
@@ -160,7 +162,7 @@ def test_ranks_with_different_timeouts_decide_alike_that_a_disk_is_stuck(tmp_pat
         group.barrier().wait()
         return str(caught.value)
 
-    with mock.patch("zerort.checkpoint.failure._MEET_EVERY", 0.2):
+    with seams.inside(patiently, _MEET_EVERY=0.2):
         assert len(set(run_threads(3, body))) == 1
     gate.set()
 
@@ -244,7 +246,7 @@ def test_a_commit_that_was_given_up_never_counts(tmp_path):
     def new(group):
         save(path, group, [value(group, 2)], meta={"fill": 2}, lease=own)
 
-    with mock.patch("zerort.checkpoint.save.publish", late):
+    with seams.inside(save, publish=late):
         run_threads(2, old, options=GroupOptions(timeout=2.0))
         run_threads(2, new)
         gate.set()
@@ -341,6 +343,6 @@ def test_a_manifest_that_cannot_be_read_to_its_end_is_a_stuck_disk_on_every_rank
             assert caught.value.is_stuck
             assert str(tmp_path) in str(caught.value)
 
-    with mock.patch("zerort.checkpoint.read_manifest", side_effect=lambda path: gate.wait(60)):
+    with mock.patch.object(checkpoint, "read_manifest", side_effect=lambda path: gate.wait(60)):
         run_threads(2, body, options=GroupOptions(timeout=2.0))
     gate.set()

@@ -116,10 +116,10 @@ def test_another_file_in_a_linked_ones_place_is_found_and_no_draft_is_left(tmp_p
 
 def test_a_directory_is_tried_once_and_again_after_what_may_pass(tmp_path):
     with NvmeStore(tmp_path / "scratch") as store:
-        with mock.patch("os.link", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+        with mock.patch.object(os, "link", side_effect=OSError(errno.ENOSPC, "No space left on device")):
             assert not store.can_link(str(tmp_path))
         assert store.can_link(str(tmp_path))
-        with mock.patch("os.link") as link:
+        with mock.patch.object(os, "link") as link:
             assert store.can_link(str(tmp_path))
         link.assert_not_called()
         assert os.listdir(store.path) == []
@@ -257,7 +257,7 @@ def test_where_links_are_refused_a_save_writes_and_it_is_said_once(tmp_path, cod
         assert linked_names(one) == linked_names(two) == []
         assert verify(one) == verify(two) == []
 
-    with mock.patch("os.link", side_effect=OSError(code, os.strerror(code))):
+    with mock.patch.object(os, "link", side_effect=OSError(code, os.strerror(code))):
         run_threads(1, body)
 
 

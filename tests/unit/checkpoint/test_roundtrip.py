@@ -8,15 +8,18 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
+import seams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerort import trace
 from zerort.checkpoint import Value, load, read_manifest, save, verify
+from zerort.checkpoint.extents import plan_shard
+from zerort.checkpoint.reader import ShardFiles
+from zerort.checkpoint.writer import write_shard
 from zerort.layout import ITEMSIZES, FlatLayout, Partition
 from zerort.native.dtypes import numpy_dtype
 from zerort.testing import run_threads
@@ -72,11 +75,9 @@ def check(path, layouts, ranks, weights=None, alignment=1):
 def small_blocks(extent_nbytes=1000, block_nbytes=4096):
     """Cut extents and blocks so small that little tensors are split, packed and put together like large ones."""
     with (
-        mock.patch("zerort.checkpoint.extents.EXTENT_NBYTES", extent_nbytes),
-        mock.patch("zerort.checkpoint.extents.LARGE_NBYTES", 8192),
-        mock.patch("zerort.checkpoint.reader.LARGE_NBYTES", 8192),
-        mock.patch("zerort.checkpoint.reader.BLOCK_NBYTES", block_nbytes),
-        mock.patch("zerort.checkpoint.writer.BLOCK_NBYTES", block_nbytes),
+        seams.inside(plan_shard, EXTENT_NBYTES=extent_nbytes, LARGE_NBYTES=8192),
+        seams.inside(ShardFiles, LARGE_NBYTES=8192, BLOCK_NBYTES=block_nbytes),
+        seams.inside(write_shard, BLOCK_NBYTES=block_nbytes),
     ):
         yield
 

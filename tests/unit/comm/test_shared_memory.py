@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+import seams
 
 from zerort.comm.bootstrap.leftovers import abandoned, sees_every_process, sweep
 from zerort.comm.transports.node.window import SharedFile, map_file
@@ -74,9 +75,9 @@ def test_segments_of_killed_jobs_are_removed_and_those_in_use_are_not(tmp_path):
     assert {entry.name for entry in tmp_path.iterdir()} >= {"mpich_shm_2_0", "sm_segment.host.0", *names[3:]}
 
 
-def test_nothing_is_swept_where_processes_may_be_hidden(tmp_path, monkeypatch):
+def test_nothing_is_swept_where_processes_may_be_hidden(tmp_path):
     (tmp_path / "mpich_shm_1_0").write_bytes(b"x")
     os.utime(tmp_path / "mpich_shm_1_0", (0, 0))
-    monkeypatch.setattr("zerort.comm.bootstrap.leftovers._FIRST_PROCESS_SPACE", 1)
-    assert sweep(str(tmp_path)) == []
+    with seams.inside(sweep, _FIRST_PROCESS_SPACE=1):
+        assert sweep(str(tmp_path)) == []
     assert (tmp_path / "mpich_shm_1_0").exists()

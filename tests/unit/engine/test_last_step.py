@@ -11,12 +11,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import seams
 from tier_runs import EVERYTHING, NUMEL, STATE, assert_as_in_memory, faults, open_runtime, steps, values, weights
 
 import zerort as zr
-from zerort.checkpoint import read_manifest, verify
+from zerort.checkpoint import read_manifest, save, verify
 from zerort.checkpoint.room import expect_room
-from zerort.engine import RuntimeOptions
+from zerort.engine.persist.last_step import room_beside
+from zerort.engine.residence.scratch_store import open_together
 from zerort.errors import CallError, StorageError
 from zerort.testing.threads import run_threads
 
@@ -39,10 +41,7 @@ def disk(where, nbytes):
                     taken[status.st_ino] = status.st_size * (name != "manifest.json")
         return nbytes - sum(taken.values())
 
-    with (
-        mock.patch("zerort.engine.residence.scratch_store.free_nbytes", free),
-        mock.patch("zerort.checkpoint.room.free_nbytes", free),
-    ):
+    with seams.inside(open_together, free_nbytes=free), seams.inside(expect_room, free_nbytes=free):
         yield
 
 
@@ -239,9 +238,8 @@ def test_room_for_the_last_step_is_asked_for_before_the_first(tmp_path):
     def body(group, free):
         with (
             open_runtime(group, tmp_path / "scratch", EVERYTHING, last_step=tmp_path / "last") as rt,
-            mock.patch("zerort.engine.residence.scratch_store.free_nbytes") as free_nbytes,
+            seams.inside(open_together, free_nbytes=lambda path: free - rt.tiers.resting_nbytes),
         ):
-            free_nbytes.side_effect = lambda path: free - rt.tiers.resting_nbytes
             rt.register("unit0", values(0))
             rt.register("unit1", values(1))
             return rt.tiers.resting_nbytes
@@ -307,7 +305,7 @@ def test_on_another_disk_every_step_is_written_and_it_is_said_once(tmp_path, els
             steps(rt, [2])
             assert rt.resume().updates == 3
             with (
-                mock.patch("zerort.engine.residence.scratch_store.free_nbytes", return_value=300_000),
+                seams.free(300_000),
                 pytest.raises(StorageError, match="for the last step and the one before at /dev/shm"),
             ):
                 rt.register("unit2", values(2))
@@ -325,7 +323,7 @@ def test_where_links_are_refused_every_step_is_written_to_the_disk_of_scratch(tm
             assert all(name.count("-") < 2 for name in os.listdir(tmp_path / "last"))
             return weights(rt)
 
-    with mock.patch("os.link", side_effect=OSError(errno.EXDEV, "Invalid cross-device link")):
+    with mock.patch.object(os, "link", side_effect=OSError(errno.EXDEV, "Invalid cross-device link")):
         with disk(tmp_path, 20 * VALUE + PAGES):  # what rests there, and two checkpoints
             assert_as_in_memory(run_threads(1, body)[0], 2, ranks=1)
         shutil.rmtree(tmp_path / "last")
@@ -341,7 +339,8 @@ def test_a_directory_that_cannot_be_looked_at_is_told_on_every_rank(tmp_path):
         ):
             rt.register("unit0", values(0))
 
-    with mock.patch("zerort.engine.persist.last_step.disk_of", side_effect=OSError(errno.ESTALE, "Stale file handle")):
+    stale = mock.Mock(side_effect=OSError(errno.ESTALE, "Stale file handle"))
+    with seams.inside(room_beside, disk_of=stale):
         run_threads(2, body)
 
 
@@ -352,13 +351,13 @@ def test_what_cannot_be_asked_for_is_said(tmp_path):
 
     run_threads(1, body)
     with pytest.raises(CallError, match="Expected last_step to be a directory, got ''"):
-        RuntimeOptions(last_step="")
+        zr.RuntimeOptions(last_step="")
 
 
 def test_a_save_may_count_on_the_room_of_the_one_before(tmp_path):
     old = tmp_path / "shard-00000-00000.0123456789abcdef.bin"
     old.write_bytes(bytes(1000))
-    with mock.patch("zerort.checkpoint.room.free_nbytes", return_value=500):
+    with seams.free(500):
         assert not expect_room(str(tmp_path), written=200, linked=300)
         assert expect_room(str(tmp_path), written=200, linked=1300)
         with pytest.raises(StorageError, match="too full"):
@@ -388,7 +387,7 @@ def test_a_save_elsewhere_on_the_disk_leaves_room_for_the_steps_after_it(tmp_pat
 
 def test_a_save_beside_one_of_each_step_asks_for_the_next_of_these(tmp_path):
     path, kept = str(tmp_path / "checkpoint"), str(tmp_path / "last")
-    with mock.patch("zerort.checkpoint.room.free_nbytes", return_value=800):
+    with seams.free(800):
         assert not expect_room(path, written=200, linked=300, kept=kept)
         assert not expect_room(path, written=300, linked=200, kept=kept)  # it is written twice, too
         for written, linked in ((200, 301), (301, 200)):
@@ -405,7 +404,8 @@ def test_what_no_step_changes_needs_no_room_beside_its_links(tmp_path):
             head = rt.register("head", values(1))
             head.reduce({name: np.ones_like(value) for name, value in values(1).items()})
             rt.step()
-            with mock.patch("zerort.checkpoint.save.expect_room", wraps=expect_room) as asked:
+            asked = mock.Mock(wraps=expect_room)
+            with seams.inside(save, expect_room=asked):
                 rt.save(tmp_path / "elsewhere")
             return asked.call_args.kwargs["linked"]
 

@@ -9,9 +9,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import seams
 
 import zerort as zr
-from zerort.checkpoint import reader, verify
+from zerort.checkpoint import load, reader, verify
 from zerort.errors import CallError, CheckpointError, CorruptCheckpointError, StorageError, ZerortError
 from zerort.testing import run_threads
 
@@ -172,5 +173,5 @@ def test_copies_of_the_model_that_failed_to_load_are_torn_together(tmp_path):
         return reader.ShardFiles(*args, **settings)
 
     run(save)
-    with mock.patch("zerort.checkpoint.load.ShardFiles", opened):
+    with seams.inside(load, ShardFiles=opened):
         run_threads(4, body)

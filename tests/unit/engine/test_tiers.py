@@ -7,10 +7,10 @@ import itertools
 import os
 import tempfile
 import warnings
-from unittest import mock
 
 import numpy as np
 import pytest
+import seams
 from hypothesis import given
 from hypothesis import strategies as st
 from tier_runs import EVERYTHING, NUMEL, NVME, SMALL, open_runtime, steps, values, weights
@@ -164,14 +164,14 @@ def test_what_a_killed_run_left_is_deleted_before_room_is_asked_for(tmp_path):
 
     left.mkdir()
     (left / "value.chunk").write_bytes(bytes(1))
-    with mock.patch("zerort.engine.residence.scratch_store.free_nbytes", side_effect=lambda path: 1000 - left.exists()):
+    with seams.inside(expect_room, free_nbytes=lambda path: 1000 - left.exists()):
         run_threads(2, body)
     assert os.listdir(tmp_path) == []
 
 
 def test_directories_on_one_disk_share_its_room(tmp_path):
     here = [str(tmp_path / "a"), str(tmp_path / "b")]
-    with mock.patch("zerort.engine.residence.scratch_store.free_nbytes", return_value=100):
+    with seams.free(100):
         expect_room([*here, "/dev/shm/zerort-test"], 200, what="unit 'a'")
         with pytest.raises(StorageError, match=r"for unit 'a' at .*/a .*/b"):
             expect_room(here, 101, what="unit 'a'")

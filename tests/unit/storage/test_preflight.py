@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from unittest import mock
 
 import pytest
+import seams
 
 from zerort.errors import CallError, StorageError
 from zerort.storage import inspect
@@ -50,7 +50,7 @@ def test_too_little_room_is_refused_with_the_numbers(tmp_path: Path) -> None:
         str(caught.value),
     ), caught.value
     with (
-        mock.patch("zerort.storage.files.preflight.free_nbytes", return_value=100),
+        seams.free(100),
         pytest.raises(StorageError, match="4MiB"),
     ):
         inspect(tmp_path, sample_nbytes=SMALL)

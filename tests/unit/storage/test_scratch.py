@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import seams
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,14 +57,14 @@ def test_a_process_is_dead_or_alive(dead):
     assert is_dead(dead, on_this_machine=False)
 
 
-def test_a_machine_of_the_same_name_keeps_its_scratch_on_a_networks_file_system(tmp_path: Path, dead, monkeypatch):
+def test_a_machine_of_the_same_name_keeps_its_scratch_on_a_networks_file_system(tmp_path: Path, dead):
     """flock is each client's own there: the lock of a run on another machine can be had on this one."""
-    monkeypatch.setattr("zerort.storage.scratch.file_system", lambda path: "nfs4")
     live, left = tmp_path / name_of(this_owner()._replace(boot="00000000")), tmp_path / name_of(dead)
     for directory in (live, left):
         directory.mkdir()
         (directory / "value.chunk").write_bytes(b"x")
-    assert clean_up(str(tmp_path)) == [left.name]
+    with seams.inside(clean_up, file_system=lambda path: "nfs4"):
+        assert clean_up(str(tmp_path)) == [left.name]
     assert (live / "value.chunk").exists()
 
 

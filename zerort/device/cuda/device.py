@@ -209,27 +209,30 @@ class CudaDevice:
                 runtime.memcpyAsync(here + first, there + first, end - first, kind, current)
             return out
 
+        # gpu-wait: a_copy_waits_for_what_the_caller_computed
         ticket: Ticket[Any] = on.submit(work, name=lane, keep=(source, out), eager=eager, after=after)
         return ticket
 
     def put(self, source: Any, *, out: Any) -> None:
         """Copy ``source``, of the host or of this GPU, into ``out``; what the caller launches next comes after it."""
         if isinstance(source, np.ndarray):
+            # gpu-wait: what_is_put_is_there_for_what_comes_next
             self.copy(source, out=out).wait()  # it may be pageable: then it is the caller's again only now
         else:
-            self.arrive(self.copy(source, out=out))
+            self.arrive(self.copy(source, out=out))  # gpu-wait: what_is_put_is_there_for_what_comes_next
 
     def fetch(self, array: Any) -> Array:
         """Return a copy of a CuPy array on the host, once what the caller has launched so far is done."""
         if isinstance(array, np.ndarray):
             return array
         copy: Array = np.empty(array.shape, array.dtype)
-        self.copy(self.flat(array), out=copy.reshape(-1)).wait()
+        self.copy(self.flat(array), out=copy.reshape(-1)).wait()  # gpu-wait: what_is_fetched_is_what_was_computed
         return copy
 
     def arrive(self, ticket: Ticket[T]) -> T:
         """Make what the caller launches next wait for a Ticket, on the GPU; the host waits only for what is its own."""
         with self.cupy_device:
+            # gpu-wait: what_arrives_is_ordered_before_what_comes_next
             return order(ticket, before=cupy.cuda.get_current_stream(self.ordinal))
 
     # -- other frameworks ------------------------------------------------------------------------------------------
@@ -259,15 +262,16 @@ class CudaDevice:
             if handle not in self._foreign:
                 self._foreign[handle] = foreign_stream(handle)
             current = self._foreign[handle]
-            current.wait_event(self._left)
+            current.wait_event(self._left)  # gpu-wait: blocks_on_different_streams_follow_each_other
             with current:
                 try:
                     yield
                 finally:  # not when the next block begins: by then the stream may be gone
-                    self._left.record(current)
+                    self._left.record(current)  # gpu-wait: blocks_on_different_streams_follow_each_other
 
     def settle(self) -> None:
         """Wait until what the caller has launched on its current stream is done."""
+        # gpu-wait: a_checkpoint_is_of_what_was_written
         self.lane("compute").submit(lambda: None, name="settle", eager=True).wait()
 
     # -- streams ---------------------------------------------------------------------------------------------------

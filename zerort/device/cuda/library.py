@@ -139,7 +139,7 @@ def allow_captures() -> None:
 
 def _query(event: Any) -> int:
     """Return CUDA's answer about an event. Whoever asks breaks no capture, of this thread or of another."""
-    before = _meet_captures(_RELAXED)
+    before = _meet_captures(_RELAXED)  # gpu-wait: whoever_asks_for_work [_RELAXED -> 0]
     try:
         status: int = cupy.cuda.runtime.eventQuery(event.ptr)
     finally:

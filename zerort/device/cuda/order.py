@@ -43,6 +43,7 @@ class CudaOrder:
     def _comes_to(self, number: int) -> bool:
         """Say whether all before a place have left, once they have or a moment has passed."""
         with self._moved:
+            # gpu-wait: take_turns_on_the_host [-> True]
             return self._moved.wait_for(lambda: self._first >= number, _EVERY)
 
     def _leave(self, number: int) -> None:
@@ -77,12 +78,12 @@ class Place:
             trouble: Returns what makes waiting useless, if anything does; that is raised, made anew.
         """
         while not self._line._comes_to(self._number):
-            found = trouble()
+            found = trouble()  # gpu-wait: who_gives_up_leaves_the_line [-> None]
             if found is not None:
                 raise type(found)(*found.args) from found
         self._has_turn = True
         if self._line._last is not None:
-            stream.wait_event(self._line._last)
+            stream.wait_event(self._line._last)  # gpu-wait: take_turns_on_the_gpu
 
     def leave(self, event: Any) -> None:
         """Let the next one have its turn.
@@ -91,7 +92,7 @@ class Place:
             event: Recorded behind the work, which the next one waits for if this one had its turn.
         """
         if self._has_turn:
-            self._line._last = event
+            self._line._last = event  # gpu-wait: take_turns_on_the_gpu
         self._line._leave(self._number)
 
 

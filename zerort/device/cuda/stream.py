@@ -83,7 +83,7 @@ class CudaEvent:
         """
         until = None if timeout is None else time.monotonic() + timeout
         assert self._issued is not None
-        self._issued.wait(timeout)
+        self._issued.wait(timeout)  # gpu-wait: errors_reach_the_waiter
         looks = 0
         while not self._reached:
             try:
@@ -106,8 +106,8 @@ class CudaEvent:
     def precede(self, stream: Any) -> None:
         """Make a CUDA stream wait on the GPU for this point, as soon as the host has come to it."""
         assert self._issued is not None
-        self._issued.wait()
-        stream.wait_event(self._cuda)
+        self._issued.wait()  # gpu-wait: work_comes_after_tickets_that_the_host_has_not_come_to
+        stream.wait_event(self._cuda)  # gpu-wait: copies_go_all_four_ways
 
 
 class CudaStream:
@@ -139,6 +139,7 @@ class CudaStream:
         self._standing: Place | None = None  # of the work that is being done
         with device:
             self.cuda = new_stream(priority)
+        # gpu-wait: threads_of_streams_may_allocate [, begin=allow_captures -> ]
         self.host = HostStream(name, helping=helping, begin=allow_captures)
         self.turn, self.queue = self.host.turn, self.host.queue
         self._held: collections.deque[tuple[Any, tuple[object, ...]]] = collections.deque()
@@ -174,15 +175,15 @@ class CudaStream:
             with self._device, self.cuda, self._in_line(place, event):
                 try:
                     if before is not None:
-                        self.cuda.wait_event(before)
+                        self.cuda.wait_event(before)  # gpu-wait: a_copy_waits_for_what_the_caller_computed
                     for earlier in after or ():
-                        order(earlier, before=self.cuda)
+                        order(earlier, before=self.cuda)  # gpu-wait: work_can_come_after_tickets_alone
                     given.append(given[1]())
                     ticket.fulfil(given[2])
                 finally:  # what it launched before it raised still runs
                     try:
-                        event._cuda.record(self.cuda)
-                        self._held.append((event._cuda, tuple(given)))
+                        event._cuda.record(self.cuda)  # gpu-wait: the_gpu_can_time_out
+                        self._held.append((event._cuda, tuple(given)))  # gpu-wait: arrays_live_until_the_gpu_is_done
                     finally:
                         given.clear()
 
@@ -204,6 +205,7 @@ class CudaStream:
 
     def after(self, ticket: Ticket[Any]) -> Ticket[None]:
         """Make what is submitted next wait for ``ticket``: on the GPU if it is the ticket of a CUDA stream."""
+        # gpu-wait: copies_go_all_four_ways [order(ticket, before=self.cuda) -> None]
         return self.submit(lambda: order(ticket, before=self.cuda), name="wait", keep=(ticket,), after=())
 
     def sweep(self) -> None:
@@ -224,6 +226,7 @@ class CudaStream:
 
     def synchronize(self) -> None:
         """Block until everything submitted so far has happened."""
+        # gpu-wait: synchronize_waits_for_the_gpu
         self.submit(lambda: None, name="synchronize", eager=True, after=()).wait()
 
     def close(self) -> None:
@@ -233,6 +236,7 @@ class CudaStream:
         finally:
             until = time.monotonic() + _LAST_WORK
             with contextlib.suppress(DeviceError):  # which whoever waits for a ticket is told
+                # gpu-wait: a_stream_closes_behind_its_work
                 while self._held and (self.trouble() is None or time.monotonic() < until):
                     if is_captured(self._held[0][0]):
                         break
@@ -259,6 +263,7 @@ class CudaStream:
     def _mark_caller(self) -> Any:
         """Return an event behind all that the caller has on its current stream; None if that is this stream."""
         current = cupy.cuda.get_current_stream(self._device.id)
+        # gpu-wait: a_copy_waits_for_what_the_caller_computed [-> None]
         return None if current.ptr == self.cuda.ptr else current.record(cupy.cuda.Event(disable_timing=True))
 
     def __enter__(self) -> Self:
@@ -283,7 +288,7 @@ def order(ticket: Ticket[T], *, before: Any) -> T:
         if isinstance(event, AllOf):
             events += event.events
         elif isinstance(event, CudaEvent):
-            event.precede(before)
+            event.precede(before)  # gpu-wait: work_can_come_after_tickets_alone
         else:
-            event.wait()
+            event.wait()  # gpu-wait: work_comes_after_tickets_that_the_host_has_not_come_to
     return ticket.result

@@ -1,5 +1,6 @@
 """The host as a device: aligned NumPy memory, and the streams that work on it."""
 
+# not-gpu: the host's own device
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar

@@ -5,6 +5,7 @@ for it: whoever waits for a ticket that nobody works on yet takes the work over.
 switch, and work that nobody waits for still happens.
 """
 
+# not-gpu: the host's own streams
 from __future__ import annotations
 
 import atexit

@@ -44,6 +44,7 @@ def assign_values(rt: Runtime, unit: Unit, values: Mapping[str, Array], *, broad
     expect_same(rt.world, [unit.name, list(declared)], what="what is assigned", error=CallError)
     agreed = agree_on_values(rt, unit.name, declared, dict(values), broadcast=broadcast)
     rt.wait_for_gathers()
+    # not-gpu: ranks that share memory
     rt.world.barrier(name="assign").wait()  # nobody reads what is about to change
     rt.tiers.unforesee()
     with rt.tiers.tearing("an assignment"):

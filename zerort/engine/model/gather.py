@@ -66,6 +66,7 @@ class GatheredForm:
                 return False
             self._slot = self._runtime.slots.gathered.lease(need)
             if self._shares_slots and self._slot.idle_since == self._runtime.meetings:  # [Note: Shared slots]
+                # not-gpu: shared slots
                 self._runtime.mesh.shard.barrier(name=f"slot for {self._name or 'root unit'}"[:60]).wait()
                 self._runtime.meetings += 1
         cursor, arrivals = 0, []
@@ -97,7 +98,7 @@ class GatheredForm:
         assert self.fetched is not None
         try:
             with runtime.ledger.stall("nvme"):
-                self.fetched.wait()
+                self.fetched.wait()  # gpu-wait: no_order_of_streams_changes_a_walk
         except StorageError as caught:
             error = caught
         try:
@@ -125,6 +126,7 @@ class GatheredForm:
             assert fetched is not None
             try:
                 with contextlib.suppress(StorageError):  # nobody needs it; who does, reads again
+                    # gpu-wait: a_gather_that_nobody_used_leaves_its_slot
                     self._runtime.device.arrive(fetched)  # if it was gathered ahead and not used: it is read until then
             finally:  # a gather that failed gives its slot back, too: all ranks know of it
                 for section in self._sections:

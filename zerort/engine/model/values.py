@@ -44,7 +44,7 @@ def agree_on_values(
         spec = declared[local]
         given = values.get(local)
         whole = np.zeros(spec.shape, numpy_dtype(spec.dtype)) if given is None else np.array(given, order="C")
-        rt.world.broadcast(whole.reshape(-1), name="initial values").wait()
+        rt.world.broadcast(whole.reshape(-1), name="initial values").wait()  # not-gpu: between arrays of the host
         sent[local] = whole
     return sent
 

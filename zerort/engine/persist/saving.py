@@ -97,4 +97,4 @@ def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Res
 
 def _wait_for_caller(rt: Runtime) -> None:
     """Wait for what the caller has put onto its stream: values are copied by threads that are on other streams."""
-    rt.device.settle()
+    rt.device.settle()  # gpu-wait: a_checkpoint_is_of_what_was_written

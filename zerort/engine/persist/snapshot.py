@@ -184,6 +184,7 @@ def spread_loaded(rt: Runtime, *, optimizer: bool) -> None:
                     error = caught
             section.parameters.changed()
             if not section.parameters.needs_room:
+                # not-gpu: for its error; whoever looks at them waits for the same Ticket
                 section.parameters.restore().wait()
     raise_together(rt.world, error, name="load")
 
@@ -192,4 +193,5 @@ def _spread(shard: Group, whole: Array, partition: Partition) -> None:
     """Give every rank the ranges that the others have read."""
     if shard.size > 1:
         mine = whole[partition.of(shard.rank).slice]
+        # gpu-wait: a_checkpoint_is_of_what_was_written
         shard.all_gather(mine, out=whole, counts=partition.counts, name="load").wait()

@@ -181,6 +181,7 @@ class Column:
         """Return a chunk: where it lies in memory, or a copy of what rests elsewhere."""
         if not self.is_resting(at):
             return self.piece(at)
+        # not-gpu: between the host and a disk
         return self.read(self.cuts[at], np.empty(self._numel(at), self.dtype)).wait()
 
     def checksum(self, numel: int) -> tuple[int, int]:

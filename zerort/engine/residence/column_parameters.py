@@ -62,7 +62,7 @@ class ColumnParameters(Gatherable):
             begin, end = max(extent.offset, self._own.first), min(extent.last, self._own.last)
             if begin < end:
                 source = flat[begin - extent.offset : end - extent.offset]
-                self.column.write(begin - self._own.first, source).wait()
+                self.column.write(begin - self._own.first, source).wait()  # not-gpu: between arrays of the host
 
     def changed(self) -> None:
         """Say that ranks have written to their ranges: nothing is kept that could be out of date."""

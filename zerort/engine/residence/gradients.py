@@ -98,18 +98,18 @@ class RestingGradient:
         reduction = reduce_into(slot.array(self.column.size, self.column.dtype))
 
         def put_away() -> Array:
-            gradient = reduction.wait()
+            gradient = reduction.wait()  # gpu-wait: no_order_of_streams_changes_a_walk
             self.sums, self._first = self.column.device.fetch(square_sums(gradient, self._block)), -1
             if not np.isfinite(self.sums).all():
                 self._first = kernels_for(gradient).first_nonfinite(gradient)
             try:
-                self.column.write(0, gradient).wait()
+                self.column.write(0, gradient).wait()  # gpu-wait: no_order_of_streams_changes_a_walk
             except StorageError as error:
                 self.error = error
             return np.empty(0, gradient.dtype)  # no view: it would keep the memory, which others need, until the step
 
         ticket: Ticket[Array] = self._stream.submit(put_away, name=f"put away {self.column.name}")
-        slot.release(after=ticket)
+        slot.release(after=ticket)  # gpu-wait: no_order_of_streams_changes_a_walk [after=ticket -> ]
         return ticket
 
     def first_nonfinite(self) -> int:

@@ -39,16 +39,16 @@ class HostParameters(ColumnParameters):
             self._place = out
             mine = out[self._own.slice]
             if not self.written.done():
-                self.written.on(self._group.device.lane("copy in"))
+                self.written.on(self._group.device.lane("copy in"))  # gpu-wait: an_update_is_the_same_on_either_side
             here = self.column.read(0, mine)
-            self._group.after(here)
+            self._group.after(here)  # gpu-wait: no_order_of_streams_changes_a_walk
             self._whole = joined([here, self._gather(mine, out=out)], result=out)
         return self._whole
 
     def wait(self) -> None:
         """Wait for a gather that is under way."""
         if self._whole is not None:
-            self._whole.wait()
+            self._whole.wait()  # not-gpu: whoever lets a slot go has waited
 
     def release(self) -> None:
         """Let the gathered form go. Views of it must not be used any more."""

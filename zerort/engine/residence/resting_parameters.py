@@ -49,7 +49,7 @@ class RestingParameters(ColumnParameters):
     def wait(self) -> None:
         """Wait for a gather that is under way."""
         if self._spread is not None:
-            self._spread.wait()
+            self._spread.wait()  # not-gpu: whoever lets a slot go has waited
 
     def release(self) -> None:
         """Let the gathered form go. Views of it must not be used any more."""

@@ -101,7 +101,7 @@ class Stage:
     def finish(self) -> None:
         """Wait until what was computed is where it rests."""
         if self._staging is not None:
-            self._staging.finish()
+            self._staging.finish()  # gpu-wait: a_digest_is_of_what_was_written
 
     def close(self) -> None:
         """Wait for what is under way and give the memory back."""

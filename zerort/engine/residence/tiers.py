@@ -318,7 +318,7 @@ class Tiers:
         self.unforesee()
         if self._pipeline is not None:
             with contextlib.suppress(Exception), self._ledger.stall("nvme"):
-                self._pipeline.finish()
+                self._pipeline.finish()  # not-gpu: between the host and a disk
         return self.failure()
 
     @property

@@ -31,6 +31,7 @@ def reduced_alike(rt: Runtime) -> bool:
         return True
     units = list(rt.units.values())
     mine = np.array([unit.reduced for unit in units], np.int64)
+    # not-gpu: between arrays of the host
     everyone = rt.world.all_gather(mine, name="reduced").wait().reshape(rt.world.size, len(units))
     if (everyone == everyone[0]).all():
         return True
@@ -43,5 +44,5 @@ def reduced_alike(rt: Runtime) -> bool:
             group.complain("Expected the same units to be reduced on every rank, got others. See the error of step().")
     for bucket in (one for some in buckets for one in some):
         with contextlib.suppress(ZerortError):  # of a call that another rank did not make: the step says which
-            bucket.wait()
+            bucket.wait()  # not-gpu: the end of calls that failed
     return False

@@ -311,7 +311,7 @@ class OptimizerState:
                 for here in named:
                     kernels_for(master).cast_into(master[here], near[here])
                 if self.master.is_resting(at):
-                    self.master.write(first, master).wait()
+                    self.master.write(first, master).wait()  # not-gpu: between the host and a disk
 
     def round_master_into(self, param: Column) -> None:
         """Set the parameters to the rounded master weights: after loading."""
@@ -321,7 +321,7 @@ class OptimizerState:
             rounded = param.chunk(at)
             kernels_for(rounded).cast_into(rounded, beside(self.master.chunk(at), rounded, device=self._device))
             if param.is_resting(at):
-                param.write(first, rounded).wait()
+                param.write(first, rounded).wait()  # not-gpu: between the host and a disk
 
 
 def _drive(optimizer: TensorOptimizer, parts: Sequence[TensorPart], sum_over_ranks: SumOverRanks) -> None:

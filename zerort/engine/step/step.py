@@ -162,6 +162,7 @@ def _agree(rt: Runtime, *, objection: Exception | None) -> _Facts:
     head = [problem is not None, first, rt.stopping.number]
     mine = np.array([*head, *(unit.reduced for unit in units), *present], np.int64)
     mine = np.concatenate([np.array([*rates.values()], np.float64).view(np.int64), mine])
+    # not-gpu: between arrays of the host
     everyone = rt.world.all_gather(mine, name="step").wait().reshape(rt.world.size, -1)
     rt.meetings += 1
     everyone, told = everyone[:, len(rates) :], everyone[:, : len(rates)]
@@ -224,6 +225,7 @@ def _measure(rt: Runtime, sections: list[Section], gradients: list[SummedGradien
 def _gather_sums(rt: Runtime, sections: list[Section], sums: list[Array]) -> list[Array]:
     """Return every section's sums over all ranks, in the order of its elements, whoever computed them."""
     counts = [[_sums_of(rt, section, rank) for section in sections] for rank in range(rt.mesh.shard.size)]
+    # not-gpu: between arrays of the host
     flat = rt.mesh.shard.all_gather(np.concatenate(sums), counts=[sum(row) for row in counts], name="norm").wait()
     parts: list[list[Array]] = [[] for _ in sections]
     cursor = 0
@@ -247,6 +249,7 @@ def _publish(rt: Runtime, sections: list[Section]) -> None:
             section.parameters.changed()
             section.parameters.restore()  # travels while the next step begins; its first gather waits for it
     elif rt.plan.parameter.placement is Placement.SHARDED and rt.mesh.shard.one_memory:
+        # not-gpu: ranks that share memory
         rt.mesh.shard.barrier(name="publish").wait()  # one for all units: their gathers need none any more
 
 
@@ -255,8 +258,9 @@ def digest_of(rt: Runtime) -> str:
     sections = list(rt.units.sections())
     mine: list[tuple[int, int]] = []
     error: StorageError | None
-    rt.stage.finish()
+    rt.stage.finish()  # gpu-wait: a_digest_is_of_what_was_written
     for section in sections:
+        # gpu-wait: a_digest_is_of_what_was_written
         section.parameters.wait()  # a gather in place may write to this rank's range, too: the same values
     try:
         mine = [section.checksum() for section in sections]

@@ -165,6 +165,7 @@ def _compute(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None
         if isinstance(rt.device, HostDevice):
             chunk.update(settings, chunk.arrays(brought))
             return None
+        # gpu-wait: what_comes_back_late_is_what_a_disk_gets [return rt -> rt]
         return rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))
 
     if streamed:
@@ -178,6 +179,7 @@ def _stage(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
     )
     for section, pairs in groupby(zip(chunks, written.result, strict=True), key=lambda pair: pair[0].section):
         if isinstance(section.parameters, HostParameters):
+            # gpu-wait: an_update_is_the_same_on_either_side
             section.parameters.written = joined([back for _, back in pairs], result=None)
 
 

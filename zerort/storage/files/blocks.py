@@ -8,6 +8,7 @@ through small aligned buffers, and are summed up on the way while they are in th
 this.
 """
 
+# not-gpu: between the host and a disk
 from __future__ import annotations
 
 import contextlib

@@ -22,6 +22,7 @@ path), ``times`` (a number or ``all``), ``seconds``. Several faults are separate
 that it is for. Without the variable a file has no faults and asks nothing. Files of stores and checkpoints take part.
 """
 
+# not-gpu: it hangs on purpose
 from __future__ import annotations
 
 import contextlib

@@ -52,9 +52,9 @@ class _Slot:
     def wait(self) -> None:
         """Wait until it is free. Errors are those of whoever waits for the block's operation."""
         with contextlib.suppress(Exception):
-            asked = self.busy.wait()
+            asked = self.busy.wait()  # gpu-wait: TestBehindABridge [-> None]
             if isinstance(asked, Ticket):
-                asked.wait()
+                asked.wait()  # gpu-wait: a_slot_is_not_filled_while_a_disk_reads_it
 
 
 class BridgedStore:
@@ -134,9 +134,11 @@ class BridgedStore:
                     return
                 for begin, part in self._blocks(passage.begin, data):
                     slot = next(self._in_slots)
-                    slot.wait()
+                    slot.wait()  # gpu-wait: TestBehindABridge
                     place = slot.memory[: part.size]
                     come = self.inner.read(name, place, offset=begin)
+                    # gpu-wait: what_the_caller_has_queued_comes_first [called, come -> come]
+                    # gpu-wait: TestBehindABridge [called, come -> called]
                     slot.busy = self._gpu.copy(place, out=part, stream=self._in, after=[called, come], eager=False)
                     passage.parts.append(slot.busy)
 
@@ -155,7 +157,7 @@ class BridgedStore:
             passage, called = self._begin(name, offset, data, writes=True)
 
             def land(begin: int, place: Array, come: Ticket[Any]) -> Ticket[Any]:
-                come.wait()
+                come.wait()  # gpu-wait: TestBehindABridge
                 passage.parts.append(self.inner.write(name, place, offset=begin))
                 return passage.parts[-1]
 
@@ -165,8 +167,9 @@ class BridgedStore:
                     return
                 for begin, part in self._blocks(passage.begin, data):
                     slot = next(self._out_slots)
-                    slot.wait()
+                    slot.wait()  # gpu-wait: a_slot_is_not_filled_while_a_disk_reads_it
                     place = slot.memory[: part.size]
+                    # gpu-wait: what_the_caller_has_queued_comes_first
                     come = self._gpu.copy(part, out=place, stream=self._out, after=[called])
                     slot.busy = self._land(passage, partial(land, begin, place, come))
 
@@ -185,9 +188,11 @@ class BridgedStore:
         self._passages = [one for one in self._passages if not one.done() or one.settle() is not None]
         begin, end = int(offset), int(offset) + data.nbytes
         after = [one for one in self._passages if one.conflicts(name, begin, end, writes=writes)]
+        # gpu-wait: a_read_comes_after_the_write_before_it
         self._passages.append(passage := Passage(name, begin, end, writes=writes, after=after))
         called: Ticket[Any] = Done(None)
         if not isinstance(data, np.ndarray):
+            # gpu-wait: what_the_caller_has_queued_comes_first [eager=True -> eager=True, after=()]
             called = self._calls.submit(_nothing, name=f"call {name}", eager=True)
         return passage, called
 
@@ -206,7 +211,7 @@ class BridgedStore:
         self._check_open()
         for passage in list(self._passages):
             if passage.writes and not passage.seen:
-                passage.wait()
+                passage.wait()  # gpu-wait: a_write_that_failed_is_told
         self.inner.flush()
 
     def delete(self, name: str) -> None:
@@ -216,7 +221,7 @@ class BridgedStore:
             check_range(self, name, 0, 0, nbytes=self._nbytes.get(name))
             for passage in self._passages:
                 if passage.name == name:
-                    passage.asked.wait()
+                    passage.asked.wait()  # gpu-wait: a_value_goes_after_what_was_asked_of_it
             self.inner.delete(name)
             del self._nbytes[name]
 

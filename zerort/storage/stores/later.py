@@ -61,8 +61,9 @@ class Later:
             BaseException: What one of them raised.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        if not self.asked.wait(timeout):
+        if not self.asked.wait(timeout):  # gpu-wait: TestBehindABridge
             raise TimeoutError(f"{self._what} not done after {timeout} s.")
+        # gpu-wait: TestBehindABridge
         joined(self.parts, result=None).wait(None if until is None else max(0.0, until - time.monotonic()))
         if self._failure is not None:
             raise self._failure

@@ -7,6 +7,7 @@ Arrays that start at a page move without a copy, others through slabs. The files
 their bytes are checked when they come back (chunk.py), and all are gone when the store closes.
 """
 
+# not-gpu: between the host and a disk
 from __future__ import annotations
 
 import os

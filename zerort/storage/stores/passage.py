@@ -35,13 +35,13 @@ class Passage(Later):
     def hold_back(self) -> None:
         """Wait until those before it were asked."""
         for earlier in self._after:
-            earlier.asked.wait()
+            earlier.asked.wait()  # gpu-wait: a_read_comes_after_the_write_before_it
         self._after = ()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all blocks have ended; see `Later.wait`."""
         try:
-            super().wait(timeout)
+            super().wait(timeout)  # gpu-wait: TestBehindABridge
         except Exception:
             self.seen = self.seen or self.done()
             raise
@@ -49,7 +49,7 @@ class Passage(Later):
     def settle(self) -> Exception | None:
         """Wait until it has ended, and return the error that nobody has been told of, if it is a write's."""
         try:
-            super().wait()
+            super().wait()  # gpu-wait: a_write_that_failed_is_told
         except Exception as error:
             return error if self.writes and not self.seen else None
         return None

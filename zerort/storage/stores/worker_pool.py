@@ -10,6 +10,7 @@ it, to queues that keep their order, so the one that everybody waits for is neve
 It has ended when all of its workers have, also if it failed: only then is memory its owner's again.
 """
 
+# not-gpu: between the host and a disk
 from __future__ import annotations
 
 import itertools

@@ -118,6 +118,7 @@ class NcclTransport(Transport):
             priority=-1,
             helping=False,
             trouble=self._look,
+            # gpu-wait: a_group_of_parts_works_beside_its_whole [order_of_nccl(self.device.ordinal) -> None]
             order=order_of_nccl(self.device.ordinal),
         )
         return self._stream
@@ -128,7 +129,7 @@ class NcclTransport(Transport):
         """Do a call over CuPy arrays here, one over NumPy arrays on the host."""
         assert self._stream is not None
         with self._watch.line(_title(call)):
-            self._stream.take_turn()
+            self._stream.take_turn()  # gpu-wait: a_group_of_parts_works_beside_its_whole
         if call.where:
             super().run(call)
         else:
@@ -155,7 +156,7 @@ class NcclTransport(Transport):
             yield
         if trace.is_enabled():
             # So that its span is as long as the call, not as its queueing.
-            cupy.cuda.get_current_stream().synchronize()
+            cupy.cuda.get_current_stream().synchronize()  # gpu-wait: spans_are_as_long_as_their_calls
 
     def _on_host(self, step: Callable[[], T]) -> T:
         try:
@@ -272,6 +273,7 @@ class NcclTransport(Transport):
             last_first.callback(self._end_communicator)
 
     def _end_communicator(self) -> None:
+        # gpu-wait: a_rank_that_closes_alone [-> self.broken is None]
         if self.broken is None and self.host.all_leave(within=_CLOSED_WITHIN):
             self._watch.close()
         else:

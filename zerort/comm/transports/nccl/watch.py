@@ -126,6 +126,7 @@ class NcclWatch:
             self._inside += 1
         try:
             yield
+            # gpu-wait: a_call_that_does_not_end_on_the_gpu [cupy.cuda.get_current_stream().record -> ]
             flight.event = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
         except BaseException as error:
             self._forget(flight)
@@ -174,6 +175,7 @@ class NcclWatch:
                 return
             self._ended = True
         with self._gate:
+            # gpu-wait: the_end_waits_until_nobody_is_inside
             if not self._gate.wait_for(lambda: not self._inside, _LEFT_WITHIN):
                 verb = "abort"
 
@@ -197,7 +199,7 @@ class NcclWatch:
     def _look(self) -> None:
         allow_captures()
         with self._device:
-            while not self._stop.wait(_EVERY):
+            while not self._stop.wait(_EVERY):  # gpu-wait: an_entry_that_does_not_return
                 error = self._judge()
                 if error is not None:
                     self._error = error

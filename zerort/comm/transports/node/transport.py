@@ -8,6 +8,7 @@ others, so ranks may mix. If every rank names the *same* memory as its out, the 
 node, and a gather is only the meeting.
 """
 
+# not-gpu: between processes of the host
 from __future__ import annotations
 
 import os
