@@ -8,13 +8,10 @@ true: each line is there, once, and every synchronisation of `FILES` is in it. A
 and rows, in one of the modules `mutants_*.py`.
 """
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import mutants_device
@@ -22,7 +19,10 @@ import mutants_engine
 import mutants_offload
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent / "mutation"))
+
+from copies import ROOT, check_copy, copy_package, python  # noqa: E402 (of tests/mutation)
+
 FILES = (
     *("device/cuda*.py", "comm/nccl*.py", "optim/kernels_cuda.py", "buffer/*.py", "engine/*.py"),
     *(f"offload/{name}.py" for name in ("staging", "careful", "bridged", "passage", "later", "memory")),
@@ -37,8 +37,6 @@ SYNCHRONISES = re.compile(
 """A call that waits or lets wait, or work that is queued after something."""
 
 SEEDS = (0, 1, 2)
-LONGEST = 120
-"""Seconds that the tests get; a mutant that hangs is caught, too."""
 SHOWN = 200
 """Characters of what a test said against a mutant."""
 
@@ -46,35 +44,6 @@ MUTANTS = (*mutants_device.DEVICE_AND_GROUPS, *mutants_offload.OFFLOAD, *mutants
 
 NOT_OF_THE_GPU = {**mutants_device.NOT_OF_THE_GPU, **mutants_offload.NOT_OF_THE_GPU, **mutants_engine.NOT_OF_THE_GPU}
 """By file: lines that need no mutant, and why."""
-
-# Where the package is installed in place, a finder points to it before any path is looked at.
-HOOK = """import sys
-sys.meta_path[:] = [one for one in sys.meta_path if "Redirecting" not in type(one).__name__]
-"""
-
-
-def copy_package(directory):
-    """Copy zerort to where Python finds it first, with the native kernels, wherever those are."""
-    shutil.copytree(ROOT / "zerort", directory / "zerort", ignore=shutil.ignore_patterns("__pycache__", "src"))
-    kernels = find_spec("zerort.native._kernels")
-    if kernels is not None and kernels.origin is not None:
-        shutil.copy(kernels.origin, directory / "zerort" / "native")
-    (directory / "sitecustomize.py").write_text(HOOK)
-
-
-def python(directory, *words, **settings):
-    """Run Python on the copy."""
-    env = {**os.environ, "PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1", **settings}
-    return subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=directory,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LONGEST,
-        check=False,
-    )
 
 
 def pytest_words(file, names, ranks):
@@ -117,9 +86,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="zerort-mutants-") as name:
         directory = Path(name)
         copy_package(directory)
-        used = python(directory, "-c", "import zerort; print(zerort.__file__)").stdout.strip()
-        if not used.startswith(name):
-            sys.exit(f"Expected the copy of zerort in {name} to be imported, got {used}.")
+        check_copy(directory)
         for file, ranks in sorted({(one.tests[0], one.ranks) for one in chosen}):
             names = {name for one in chosen for name in one.tests[1:] if one.tests[0] == file}
             done = python(directory, *pytest_words(file, sorted(names), ranks))
