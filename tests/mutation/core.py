@@ -10,6 +10,7 @@ What survives is either the same program or lacks a test: docs/reliability.md.
 import argparse
 import functools
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -98,11 +99,16 @@ def choose(count, seed, only=""):
     return turns[:count]
 
 
-def words_of(stage, stem=""):
-    """Return what to start, after ``python``, for a stage; test files named like the mutant's file come first."""
+def stages_of(mutant):
+    """Return the stages of a mutant: those of its room, and before them the unit tests that are named like its file."""
+    own = f"unit/test_{mutant.room}_{Path(mutant.file).stem}*.py"
+    return [own, *STAGES[mutant.room]] if any(TESTS.glob(own)) else STAGES[mutant.room]
+
+
+def words_of(stage):
+    """Return what to start, after ``python``, for a stage."""
     ranks = [word for word in stage.split() if word.isdigit()]
     files = sorted(path for word in stage.split() if word not in ranks for path in TESTS.glob(word))
-    files.sort(key=lambda path: stem not in path.stem)
     words = ["-x", "-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", *files]
     start = ["zerort.testing", *ranks, "--", "-p", "no:hypothesispytest"] if ranks else ["pytest"]
     return ["-m", *start, *words]
@@ -111,7 +117,8 @@ def words_of(stage, stem=""):
 def told(output):
     """Return what pytest's summary says of the first test that failed."""
     lines = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return lines[0][:SHOWN] if lines else f"without a word: {output[-SHOWN:]!r}"
+    first = lines[0] if lines else f"without a word: {output[-SHOWN:]!r}"
+    return re.sub(r" \S*/tests/", " tests/", first, count=1)[:SHOWN]
 
 
 class Trial:
@@ -119,28 +126,29 @@ class Trial:
 
     def __init__(self, directory, limit=None):
         self.directory = directory
-        self.limits = dict.fromkeys((stage for stages in STAGES.values() for stage in stages), limit) if limit else {}
+        self.limits = {}
+        """By stage: the seconds that it may take. `limit` for all, or found out when a stage is first run."""
+        self._limit = limit
         copy_package(directory)
         check_copy(directory)
 
-    def limit(self, stage):
-        """Return the seconds that a stage may take: several times what it takes with nothing changed."""
-        if stage not in self.limits:
-            began = time.monotonic()
-            done = python(self.directory, *words_of(stage), longest=3600)
-            if done.returncode:
-                sys.exit(f"Expected the tests to pass before anything is changed, got:\n{done.stdout}")
-            self.limits[stage] = 60 + 2 * (time.monotonic() - began)
-        return self.limits[stage]
+    def _measure(self, stage):
+        """Return a few times what a stage takes with nothing changed; it has to pass."""
+        began = time.monotonic()
+        done = python(self.directory, *words_of(stage), longest=3600)
+        if done.returncode:
+            sys.exit(f"Expected the tests to pass before anything is changed, got:\n{done.stdout}")
+        return 60 + 2 * (time.monotonic() - began)
 
     def fate(self, mutant, stages=None):
         """Return what caught a mutant, or that it survived."""
         place = self.directory / "zerort" / mutant.file
-        for stage in STAGES[mutant.room] if stages is None else stages:
-            limit = self.limit(stage)
+        for stage in stages_of(mutant) if stages is None else stages:
+            if stage not in self.limits:
+                self.limits[stage] = self._limit or self._measure(stage)
             place.write_text(mutant.change.apply(mutant.text))
             try:
-                done = python(self.directory, *words_of(stage, place.stem), longest=limit)
+                done = python(self.directory, *words_of(stage), longest=self.limits[stage])
             except subprocess.TimeoutExpired:
                 return f"caught, it hangs: {stage}"
             finally:
@@ -156,9 +164,7 @@ def main():
     parser.add_argument("--mutants", type=int, default=60, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="for another choice (default: %(default)s)")
     parser.add_argument("--only", default="", help="a room, file or file:line below zerort/")
-    parser.add_argument(
-        "--limit", type=float, help="seconds per stage; not said: by what it takes with nothing changed"
-    )
+    parser.add_argument("--limit", type=float, help="seconds per stage (default: measured, with nothing changed)")
     asked = parser.parse_args()
     chosen = choose(asked.mutants, asked.seed, asked.only)
     survivors = []

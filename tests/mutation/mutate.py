@@ -184,7 +184,8 @@ class _Finder(ast.NodeVisitor):
             return
         if name in OTHER_NAMES:
             self.note(node.func, OTHER_NAMES[name])
-        self.generic_visit(node)
+        for child in (node.func, *node.args, *(one.value for one in node.keywords if one.arg != "repr")):
+            self.visit(child)
 
     def visit_Expr(self, node):
         if isinstance(node.value, ast.Call) and not ast.unparse(node.value.func).endswith("warn"):

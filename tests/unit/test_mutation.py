@@ -105,7 +105,7 @@ def test_a_mutant_is_caught_and_the_copy_is_whole_again(trial, file, instead, te
     (mutant,) = [one for one in core.all_mutants(room) if one.file == file and str(one).endswith(instead)]
     stage = f"unit/{tests}.py"
     trial.limits[stage] = 120.0
-    assert trial.fate(mutant, [stage]).startswith("caught: FAILED ")
+    assert trial.fate(mutant, [stage]).startswith(f"caught: FAILED tests/unit/{tests}.py::")
     assert (trial.directory / "zerort" / file).read_text() == mutant.text
 
 
@@ -114,7 +114,8 @@ def test_what_no_test_notices_survives_and_what_hangs_is_caught(trial):
     text = (core.ROOT / "zerort" / file).read_text()
     stage = "unit/test_layout_placement.py"
     trial.limits[stage] = 120.0
-    assert trial.fate(core.Mutant(file, Change(0, 0, "# "), text), [stage]) == "SURVIVED"
+    end = len(text.encode())
+    assert trial.fate(core.Mutant(file, Change(end, end, "# a comment\n"), text), [stage]) == "SURVIVED"
     trial.limits[stage] = 5.0
-    endless = Change(len(text.encode()), len(text.encode()), "\nwhile True:\n    pass\n")
+    endless = Change(end, end, "\nwhile True:\n    pass\n")
     assert trial.fate(core.Mutant(file, endless, text), [stage]) == f"caught, it hangs: {stage}"
