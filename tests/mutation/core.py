@@ -24,7 +24,11 @@ from mutate import Change, changes
 TESTS = ROOT / "tests"
 STAGES = {
     "layout": ["unit/test_layout_*.py", "unit/test_buffer.py unit/test_engine_units.py"],
-    "buffer": ["unit/test_buffer.py", "unit/test_engine_units.py unit/test_engine_overlap.py", "3 ranks/test_walk.py"],
+    "buffer": [
+        "unit/test_buffer.py",
+        "unit/test_engine_units.py unit/test_engine_overlap.py unit/test_engine_copies.py",
+        "3 ranks/test_walk.py",
+    ],
     "comm": [
         "unit/test_comm_*.py",
         "2 ranks/test_groups.py",
@@ -39,6 +43,7 @@ STAGES = {
     ],
     "offload": ["unit/test_offload_*.py", "unit/test_engine_tiers.py unit/test_engine_tier_failures.py"],
     "engine": [
+        "unit/test_engine_runtime.py unit/test_engine_units.py unit/test_engine_co*.py",
         "unit/test_engine_*.py",
         "unit/test_cli_plan.py unit/test_numpy_binding.py",
         "2 ranks/test_walk.py",

@@ -39,6 +39,8 @@ OPERATORS = {
 
 OTHER_NAMES = {"min": "max", "max": "min", "all": "any", "any": "all"}
 LEFT_ALONE = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
+SAYS_NOTHING = ("repr", "strict")
+"""Keywords without effect on a right program: what is shown, and a check of lengths."""
 SPEAKS = re.compile(r"__repr__|__str__|details|describe")
 """Functions that only say something."""
 
@@ -184,7 +186,7 @@ class _Finder(ast.NodeVisitor):
             return
         if name in OTHER_NAMES:
             self.note(node.func, OTHER_NAMES[name])
-        for child in (node.func, *node.args, *(one.value for one in node.keywords if one.arg != "repr")):
+        for child in (node.func, *node.args, *(one.value for one in node.keywords if one.arg not in SAYS_NOTHING)):
             self.visit(child)
 
     def visit_Expr(self, node):
