@@ -7,6 +7,8 @@ SIZES   ?= 1 2 3 4 8
 SEEDS   ?= 200
 LOAD    ?= 16
 HISTORIES ?= 20
+MUTANTS ?= 60
+SEED    ?= 1
 VENV    ?= .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
 BIN     := $(VENV)/bin
 MACHINE ?= $(shell uname -m)
@@ -45,7 +47,7 @@ ON_RANKS = $(BIN)/python -m zerort.testing $(if $(LIMIT),--timeout $(LIMIT)) $(f
 COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types contracts test-unit test-jobs test-ranks test-loaded test-torch test-cpu test-cpus test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants bench clean powerloss errnos histories fuzz faults ALWAYS
+.PHONY: help setup train test lint types contracts test-unit test-jobs test-ranks test-loaded test-torch test-cpu test-cpus test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants mutants-core bench clean powerloss errnos histories fuzz faults ALWAYS
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -135,6 +137,9 @@ soak: $(VENV)/.cuda ## Walk on emulated GPUs under SEEDS=200 more orders of stre
 
 mutants: $(VENV)/.cuda ## Take each wait and each event out of the GPU path: a test must fail
 	$(BIN)/python tests/cuda/mutants.py
+
+mutants-core: $(VENV)/.dev ## Change MUTANTS=60 things in the core, one at a time, at random (SEED=1): a test must fail
+	$(BIN)/python tests/mutation/core.py --mutants $(MUTANTS) --seed $(SEED)
 
 bench: $(VENV)/.installed ## Measure collectives against MPI, the optimizers, and training steps
 	$(BIN)/zerort bench collectives --ranks 2 --compare mpi

@@ -9,60 +9,29 @@ annotations on the lines (`synchronisations.py`); `test_mutants.py` sees to it t
 """
 
 import ast
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import synchronisations
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent / "mutation"))
+
+from copies import ROOT, check_copy, copy_package, python  # noqa: E402 (of tests/mutation)
+
 COUNTS = HERE / "mutants.txt"
 """How many mutants and excuses each file has: what goes, or comes, is seen."""
 
 SEEDS = (0, 1, 2)
 RANKS = 2
-LONGEST = 120
-"""Seconds that the tests get; a mutant that hangs is caught, too."""
 SHOWN = 200
 """Characters of what a test said against a mutant."""
 
 SOURCES = synchronisations.read_tree(ROOT / "zerort")
 MUTANTS = tuple(mutant for source in SOURCES for mutant in source.mutants)
-
-# Where the package is installed in place, a finder points to it before any path is looked at.
-HOOK = """import sys
-sys.meta_path[:] = [one for one in sys.meta_path if "Redirecting" not in type(one).__name__]
-"""
-
-
-def copy_package(directory):
-    """Copy zerort to where Python finds it first, with the native kernels, wherever those are."""
-    shutil.copytree(ROOT / "zerort", directory / "zerort", ignore=shutil.ignore_patterns("__pycache__", "src"))
-    kernels = find_spec("zerort.native._kernels")
-    if kernels is not None and kernels.origin is not None:
-        shutil.copy(kernels.origin, directory / "zerort" / "native")
-    (directory / "sitecustomize.py").write_text(HOOK)
-
-
-def python(directory, *words, **settings):
-    """Run Python on the copy."""
-    env = {**os.environ, "PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1", **settings}
-    return subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=directory,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LONGEST,
-        check=False,
-    )
 
 
 @cache
@@ -135,9 +104,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="zerort-mutants-") as name:
         directory = Path(name)
         copy_package(directory)
-        used = python(directory, "-c", "import zerort; print(zerort.__file__)").stdout.strip()
-        if not used.startswith(name):
-            sys.exit(f"Expected the copy of zerort in {name} to be imported, got {used}.")
+        check_copy(directory)
         for test in sorted({one.test for one in chosen}):
             done = python(directory, *pytest_words(test))
             if done.returncode:

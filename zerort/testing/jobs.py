@@ -19,7 +19,7 @@ from pathlib import Path
 
 from zerort.comm.bootstrap.environment import find_launcher, without_launcher
 
-__all__ = ["JobResult", "run_job", "wait_for_job"]
+__all__ = ["JobResult", "run_job", "signal_all", "wait_for_job"]
 
 _MARK = "ZERORT_JOB"
 _DUMP_FOR = 3.0
@@ -86,13 +86,13 @@ def wait_for_job(
             code = _follow(process, sink.fileno(), began + timeout, echo=echo)
             if code is None:
                 code = 124
-                _signal(mark, signal.SIGUSR1)
+                signal_all(f"{_MARK}={mark}", signal.SIGUSR1)
                 time.sleep(_DUMP_FOR)
                 for file in sorted(Path(stacks).iterdir()):
                     os.write(sink.fileno(), b"\n" + file.read_bytes())
                 os.write(sink.fileno(), f"\nzerort: the job was ended after {timeout:.0f} s.\n".encode())
         finally:
-            _signal(mark, signal.SIGKILL)
+            signal_all(f"{_MARK}={mark}", signal.SIGKILL)
             process.kill()
             process.wait()
         sink.seek(0)
@@ -116,9 +116,14 @@ def _follow(process: subprocess.Popen[bytes], sink: int, deadline: float, *, ech
         time.sleep(0.02)
 
 
-def _signal(mark: str, number: signal.Signals) -> None:
-    """Send a signal to every Python process of the job; a killing one to the launcher's daemons too."""
-    needle = f"{_MARK}={mark}".encode()
+def signal_all(variable: str, number: signal.Signals) -> None:
+    """Send a signal to every Python process with a variable in its environment; a killing one to any other, too.
+
+    Args:
+        variable: As ``NAME=value``, or how that begins. Processes that those start inherit it.
+        number: The signal.
+    """
+    needle = variable.encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:

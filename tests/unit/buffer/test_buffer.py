@@ -213,3 +213,28 @@ def test_nan_in_a_given_gradient_is_found():
         bucket = GradientBucket(layout, Partition.build(64, 1), group=group, placement=S, needed=S, slots=slots)
         bucket.add("w", np.full(64, np.nan, np.float32), given=True)
         assert bucket.nonfinite == "w"
+
+
+@pytest.mark.parametrize(
+    ("options", "arrays"),
+    [
+        ({"placement": S}, 0.5),  # its range of two
+        ({"placement": R}, 1),
+        ({"placement": S, "micro_steps": 2}, 1),
+        ({"placement": S, "resident": True}, 1),
+        ({"placement": S, "tree": True}, 3),  # the sum, what is being added, and a level of the tree
+    ],
+)
+def test_a_bucket_says_how_many_bytes_it_holds(options, arrays):
+    layout = FlatLayout.build({"w": (1024,)})
+
+    def body(group):
+        slots = Slots("b", cure="", allocate=lambda n: np.ones(n, np.uint8), free=id, lasting=False)
+        slots.reserve(layout.nbytes, count=1)
+        bucket = GradientBucket(
+            layout, Partition.build(layout.numel, group.size), group=group, needed=S, slots=slots, **options
+        )
+        assert bucket.nbytes == arrays * layout.nbytes
+        bucket.close()
+
+    run_threads(2, body)
