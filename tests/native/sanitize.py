@@ -1,8 +1,8 @@
-"""Build the native code under ThreadSanitizer and AddressSanitizer, and run it with ranks as threads: ``make sanitize``.
+"""Run the native code under ThreadSanitizer and AddressSanitizer, with ranks as threads: ``make sanitize``.
 
 The harness (``main.cpp`` says what it does) compiles the sources of ``zerort/native/src`` that touch no Python, as they
-are. A report of a sanitizer is a failure, and so is a check of the harness. ``MUTANTS`` are the test of the test: a line
-of the sources is changed so that it is wrong, and the harness must fail.
+are. A report of a sanitizer is a failure, and so is a check of the harness. ``MUTANTS`` are the test of the test: a
+line of the sources is changed so that it is wrong, and the harness must fail.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parents[1] / "zerort/native/src"
 
 # No clones: they are chosen before a sanitizer is ready, and it then crashes. The switches of CMakeLists.txt otherwise.
-FLAGS = ["-std=c++17", "-O1", "-g", "-pthread", "-fno-omit-frame-pointer", "-ffp-contract=off", "-DZERORT_CLONES="]
+FLAGS = ["-std=c++17", "-O1", "-g1", "-pthread", "-fno-omit-frame-pointer", "-ffp-contract=off", "-DZERORT_CLONES="]
 FLAGS += ["-Wall", "-Wextra", "-Wno-psabi"]
 SANITIZERS = {
     "thread": ["-fsanitize=thread", "-DZERORT_PLAIN_STORES"],
@@ -38,17 +38,42 @@ OPTIONS = {
 # (sanitizer, file, what stands there, what makes it wrong)
 MUTANTS = [
     ("thread", "meeting.h", "epoch.load(std::memory_order_acquire)", "epoch.load(std::memory_order_relaxed)"),
-    ("thread", "meeting.cpp", "count.fetch_add(1, std::memory_order_acq_rel)", "count.fetch_add(1, std::memory_order_relaxed)"),
-    ("thread", "meeting.cpp", "meets.store(meets + 1, std::memory_order_release)", "meets.store(meets + 1, std::memory_order_relaxed)"),
+    (
+        "thread",
+        "meeting.cpp",
+        "count.fetch_add(1, std::memory_order_acq_rel)",
+        "count.fetch_add(1, std::memory_order_relaxed)",
+    ),
+    (
+        "thread",
+        "meeting.cpp",
+        "meets.store(meets + 1, std::memory_order_release)",
+        "meets.store(meets + 1, std::memory_order_relaxed)",
+    ),
     ("thread", "meeting.cpp", "turn_ = meets % 2;", "turn_ = 0;"),
     ("thread", "meeting.h", "std::atomic<std::uint32_t> target_{0};", "std::uint32_t target_{0};"),
     ("thread", "shortcut.h", "if (!parting) return kDone;", "if (parting || !parting) return kDone;"),
     ("thread", "shortcut.h", "peers_.half ^= 1;", "peers_.half = 0;"),
-    ("thread", "meeting.cpp", "futex(&control_->bell, FUTEX_WAIT, rung, &left)", "futex(&control_->bell, FUTEX_WAIT, control_->bell.load(), &left)"),
-    ("address", "crc32c.cpp", "for (; nbytes >= 8; p += 8, nbytes -= 8) state", "for (; nbytes >= 5; p += 8, nbytes -= nbytes < 8 ? nbytes : 8) state"),
+    (
+        "thread",
+        "meeting.cpp",
+        "futex(&control_->bell, FUTEX_WAIT, rung, &left)",
+        "futex(&control_->bell, FUTEX_WAIT, control_->bell.load(), &left)",
+    ),
+    (
+        "address",
+        "crc32c.cpp",
+        "for (; nbytes >= 8; p += 8, nbytes -= 8) state",
+        "for (; nbytes >= 5; p += 8, nbytes -= nbytes < 8 ? nbytes : 8) state",
+    ),
     ("address", "peers.cpp", "scratch_.resize(kBlockBytes * std::size_t(size()))", "scratch_.resize(kBlockBytes)"),
     ("address", "reduce.cpp", "const std::size_t rest = numel - i < n ? numel - i : n;", "const std::size_t rest = n;"),
-    ("address", "memory.cpp", "const std::size_t head = -reinterpret_cast<std::uintptr_t>(target) % line;", "const std::size_t head = 0;"),
+    (
+        "address",
+        "memory.cpp",
+        "const std::size_t head = -reinterpret_cast<std::uintptr_t>(target) % line;",
+        "const std::size_t head = 0;",
+    ),
 ]
 
 
@@ -75,8 +100,8 @@ def compiler() -> str:
 def start(program: Path, *arguments: object, timeout: float) -> subprocess.CompletedProcess[str]:
     """Run a program that has a sanitizer in it.
 
-    Without randomized addresses, where they can be had: on kernels that randomize more bits than ThreadSanitizer expects
-    (``vm.mmap_rnd_bits`` above 28) it finds its own addresses taken and ends.
+    Without randomized addresses, where they can be had: on kernels that randomize more bits than ThreadSanitizer
+    expects (``vm.mmap_rnd_bits`` above 28) it finds its own addresses taken and ends.
     """
     command = [str(program), *map(str, arguments)]
     fixed = ["setarch", platform.machine(), "-R"]
@@ -123,7 +148,7 @@ def mutate(directory: Path, file: str, old: str, new: str) -> Path:
 def main() -> int:
     """Run all seeds under both sanitizers, then the mutants."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for the seeds of one sanitizer")
     parser.add_argument("--no-mutants", action="store_true")
@@ -142,9 +167,14 @@ def main() -> int:
                 if done.returncode:
                     failed += 1
                     print(f"{name}: seed {seed} failed with {done.returncode}:\n{done.stderr}")
-                figures.update({key: int(value) for key, _, value in (line.partition("=") for line in done.stdout.split())})
+                figures.update(
+                    {key: int(value) for key, _, value in (line.partition("=") for line in done.stdout.split())}
+                )
             counts = ", ".join(f"{value:,} {key}" for key, value in sorted(figures.items()))
-            print(f"{name}: {options.seeds} seeds in {time.monotonic() - began:.0f} s: {counts}; failures so far: {failed}", flush=True)
+            print(
+                f"{name}: {options.seeds} seeds in {time.monotonic() - began:.0f} s: {counts}; {failed} failures so far",
+                flush=True,
+            )
         for number, (name, *change) in enumerate([] if options.no_mutants else MUTANTS):
             sources = mutate(Path(directory, f"mutant{number}"), *change)
             program = build(name, Path(directory, f"mutant{number}-built"), sources=sources)
