@@ -172,7 +172,7 @@ def main() -> int:
                 )
             counts = ", ".join(f"{value:,} {key}" for key, value in sorted(figures.items()))
             print(
-                f"{name}: {options.seeds} seeds in {time.monotonic() - began:.0f} s: {counts}; {failed} failures so far",
+                f"{name}: {options.seeds} seeds in {time.monotonic() - began:.0f} s: {counts}; {failed} failed so far",
                 flush=True,
             )
         for number, (name, *change) in enumerate([] if options.no_mutants else MUTANTS):
