@@ -47,7 +47,7 @@ ON_RANKS = $(BIN)/python -m zerort.testing $(if $(LIMIT),--timeout $(LIMIT)) $(f
 COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types contracts test-unit test-jobs test-ranks test-loaded test-torch test-cpu test-cpus test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants mutants-core bench clean powerloss errnos histories fuzz faults ALWAYS
+.PHONY: help setup train test lint types contracts test-unit test-jobs test-ranks test-loaded test-torch test-cpu test-cpus test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants mutants-core bench clean powerloss errnos histories fuzz faults sanitize ALWAYS
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -158,6 +158,9 @@ histories: $(VENV)/.dev ## Kill and stop savers, resumers and readers of one dir
 
 fuzz: $(VENV)/.dev ## Feed manifests, safetensors, leases, plans and sizes with 100,000 inputs
 	ZERORT_EXECUTIONS=100000 $(BIN)/python -m pytest -q tests/unit/test_fuzz.py
+
+sanitize: $(VENV)/.dev ## Run the native code under ThreadSanitizer and AddressSanitizer, ranks as threads; mutants of it must fail
+	$(BIN)/python tests/native/sanitize.py
 
 clean: ## Remove environments and builds
 	rm -rf .venv .venv-* build tests/cusim/build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

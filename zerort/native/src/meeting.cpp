@@ -45,20 +45,23 @@ Meeting::Meeting(std::uintptr_t control, int rank, int size, int spins, int yiel
       rank_(rank), size_(size), spins_(spins), yields_(yields) {
   Slot& mine = slots_[rank_];
   mine.pid = std::uint32_t(getpid());
-  target_ = met_ = control_->epoch.load();
-  mine.arrived.store(target_);
+  const std::uint32_t epoch = control_->epoch.load();
+  target_ = epoch;
+  met_ = epoch;
+  mine.arrived.store(epoch);
   mine.since_ns = now_ns();
   mine.state.store(1);
 }
 
 void Meeting::show(const void* header, const Location& source, const Location& out) {
   Slot& mine = slots_[rank_];
-  turn_ = mine.meets % 2;
+  const std::uint32_t meets = mine.meets.load(std::memory_order_relaxed);
+  turn_ = meets % 2;
   Call& call = mine.calls[turn_];
   std::memcpy(call.header, header, kHeaderBytes);
   call.source = source;
   call.out = out;
-  mine.meets++;
+  mine.meets.store(meets + 1, std::memory_order_release);
 }
 
 void Meeting::arrive(bool comparing) {
@@ -66,9 +69,9 @@ void Meeting::arrive(bool comparing) {
   // Only ranks that have seen the current epoch arrive, so it cannot move before all of them have.
   const std::uint32_t epoch = control_->epoch.load(std::memory_order_acquire);
   Slot& mine = slots_[rank_];
-  mine.since_ns = now_ns();
+  mine.since_ns.store(now_ns(), std::memory_order_relaxed);
   mine.arrived.store(epoch + 1, std::memory_order_release);
-  target_ = epoch + 1;
+  target_.store(epoch + 1, std::memory_order_relaxed);
   if (control_->count.fetch_add(1, std::memory_order_acq_rel) + 1 == std::uint32_t(size_)) {
     control_->count.store(0, std::memory_order_relaxed);
     control_->epoch.store(epoch + 1, std::memory_order_seq_cst);
@@ -99,10 +102,14 @@ Status Meeting::wait(double seconds) {
     const std::uint64_t now = now_ns();
     if (now >= deadline) return Status::waiting;
     const timespec left = {time_t((deadline - now) / 1000000000u), long((deadline - now) % 1000000000u)};
+    // First say that there is a sleeper, then look at the bell, then at what it rings for: who completes, breaks or leaves the
+    // meeting before that look is seen by it, and who does so later finds the sleeper and moves the bell.
     control_->sleepers.fetch_add(1, std::memory_order_seq_cst);
-    futex(&control_->epoch, FUTEX_WAIT, target_ - 1, &left);
+    const std::uint32_t rung = control_->bell.load(std::memory_order_seq_cst);
+    if (control_->epoch.load(std::memory_order_seq_cst) != target() && !someone_left())
+      futex(&control_->bell, FUTEX_WAIT, rung, &left);
     control_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    // Woken early by a rank that left or gave up: the caller finds out which.
+    // A rank left or gave up: the caller finds out which.
     if (!everyone_is_here() && someone_left()) return is_broken() ? Status::broken : Status::waiting;
   }
   return compare();
@@ -111,7 +118,7 @@ Status Meeting::wait(double seconds) {
 Status Meeting::compare() {
   // A rank that comes late completes the meeting, but those it meets have given up and gone.
   if (is_broken()) return Status::broken;
-  met_ = target_;
+  met_.store(target(), std::memory_order_relaxed);
   if (comparing_)
     for (int r = 0; r < size_; r++)
       if (std::memcmp(call(r).header, call(rank_).header, kAgreedBytes) != 0) return Status::disagree;
@@ -120,11 +127,12 @@ Status Meeting::compare() {
 
 bool Meeting::is_broken() const {
   const std::uint64_t word = control_->broken.load(std::memory_order_acquire);
-  return word != 0 && std::int32_t(std::uint32_t(word) - target_) <= 0;  // epochs wrap around
+  return word != 0 && std::int32_t(std::uint32_t(word) - target()) <= 0;  // epochs wrap around
 }
 
 void Meeting::give_up() {
-  const std::uint32_t first = met_ == target_ ? target_ + 1 : target_;
+  const std::uint32_t met = met_.load(), target = target_.load();  // in this order: an epoch is met after it was the target
+  const std::uint32_t first = met == target ? target + 1 : target;
   std::uint64_t word = control_->broken.load();
   while (word == 0 || std::int32_t(first - std::uint32_t(word)) < 0)
     if (control_->broken.compare_exchange_weak(word, kBroken | first)) break;
@@ -133,16 +141,20 @@ void Meeting::give_up() {
 }
 
 void Meeting::leave() {
-  if (slots_[rank_].state.load() != 3) slots_[rank_].state.store(2);
+  std::uint32_t here = 1;  // not if it gave up before
+  slots_[rank_].state.compare_exchange_strong(here, 2);
   wake();
 }
 
 bool Meeting::someone_left() const {
   for (int r = 0; r < size_; r++)
-    if (slots_[r].state.load() == 2 && slots_[r].arrived.load() != target_) return true;
+    if (slots_[r].state.load() == 2 && slots_[r].arrived.load() != target()) return true;
   return is_broken();
 }
 
-void Meeting::wake() const { futex(&control_->epoch, FUTEX_WAKE, INT_MAX, nullptr); }
+void Meeting::wake() const {
+  control_->bell.fetch_add(1, std::memory_order_seq_cst);
+  futex(&control_->bell, FUTEX_WAKE, INT_MAX, nullptr);
+}
 
 }  // namespace zerort

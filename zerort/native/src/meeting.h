@@ -33,10 +33,11 @@ class Meeting {
   Status compare();
 
   // Tell every rank, waiting or late, that nobody will meet here again: neither at the meeting that this rank waits for nor, if
-  // it has met there, at the next one. Who still sleeps through a meeting that did take place finds it so.
+  // it has met there, at the next one. Who still sleeps through a meeting that did take place finds it so. Any thread may say
+  // so, also while another one waits here.
   void give_up();
 
-  // This rank takes part no longer. Whoever waits for it now is woken to find out.
+  // This rank takes part no longer. Whoever waits for it now is woken to find out. Any thread may say so.
   void leave();
 
   int rank() const { return rank_; }
@@ -46,7 +47,7 @@ class Meeting {
   const Call& call(int rank) const { return slots_[rank].calls[turn_]; }
 
  private:
-  bool everyone_is_here() const { return control_->epoch.load(std::memory_order_acquire) == target_; }
+  bool everyone_is_here() const { return control_->epoch.load(std::memory_order_acquire) == target(); }
   bool someone_left() const;
   bool is_broken() const;  // the meeting that this rank waits for will not take place
   void wake() const;
@@ -54,8 +55,11 @@ class Meeting {
   Control* control_;
   Slot* slots_;
   int rank_, size_, spins_, yields_;
-  std::uint32_t target_ = 0;  // the epoch that this rank waits for
-  std::uint32_t met_ = 0;     // the last epoch at which it met all others
+  std::uint32_t target() const { return target_.load(std::memory_order_relaxed); }
+
+  // Written by the thread that meets, read by one that gives up.
+  std::atomic<std::uint32_t> target_{0};  // the epoch that this rank waits for
+  std::atomic<std::uint32_t> met_{0};     // the last epoch at which it met all others
   std::uint32_t turn_ = 0;    // which of the two calls in a slot belongs to the current meeting
   bool comparing_ = false;
 };

@@ -18,7 +18,8 @@ void touch(void* data, std::size_t nbytes) {
   }
 }
 
-#if defined(__x86_64__) && defined(__SSE2__)
+// Sanitizers do not see such stores: -DZERORT_PLAIN_STORES does without.
+#if defined(__x86_64__) && defined(__SSE2__) && !defined(ZERORT_PLAIN_STORES)
 
 // The one store for which C++ has no words; SSE2 is part of every x86-64. glibc's memcpy streams too, but only from sizes of
 // three quarters of the last cache on, which on servers is hundreds of megabytes.

@@ -1,10 +1,5 @@
 // PreparedCall: a collective whose arguments were found good, made again in one step: look whether the arrays are still the
-// same, meet, compare, move, part. From Python each of these steps costs as much as a small collective itself.
-//
-// Only what needs no more than the others' windows is done here. For anything else (a rank that does not come soon, calls
-// that differ, arrays in private memory) it returns how far it came, and zerort/comm/transports/node/transport.py goes on from there. What is
-// decided here is decided there in the same way: ranks of one meeting may take either path.
-#include <cstring>
+// same, then take the shortcut (shortcut.h). From Python each of its steps costs as much as a small collective itself.
 #include <stdexcept>
 #include <vector>
 
@@ -13,19 +8,12 @@
 #include <nanobind/stl/vector.h>
 
 #include "arguments.h"
-#include "memory.h"
-#include "peers.h"
+#include "shortcut.h"
 
 namespace nb = nanobind;
 
 namespace zerort {
 namespace {
-
-constexpr std::int64_t kStaging = 0;  // the window of the slabs
-constexpr double kPatience = 2e-3;    // seconds; whoever must wait longer looks around from Python meanwhile
-
-// How far a call came; with a Status added, unless it is done or was not begun.
-constexpr int kDone = 0, kStale = 1, kMeeting = 8, kParting = 16;
 
 // The last calls, for the flight recorder: written at every call, read when something has gone wrong.
 class CallLog {
@@ -77,8 +65,7 @@ class Known {
     return nb::getattr(array, "dtype").is(dtype_);
   }
 
-  char* data() const { return static_cast<char*>(address_); }
-  std::size_t nbytes() const { return nbytes_; }
+  Bytes bytes() const { return {static_cast<char*>(address_), nbytes_}; }
 
  private:
   void* address_ = nullptr;
@@ -86,108 +73,39 @@ class Known {
   nb::object dtype_;  // not valid for no array
 };
 
-enum class Move { nothing, copy, reduce, all_reduce };
-
-using Range = std::pair<std::uint64_t, std::uint64_t>;
-
 class PreparedCall {
  public:
   PreparedCall(Peers& peers, CallLog& log, nb::object facts, nb::bytes tail, nb::handle source, nb::handle out,
                std::pair<std::int64_t, std::uint64_t> source_place, std::pair<std::int64_t, std::uint64_t> out_place,
                std::uint64_t slab_nbytes, int move, std::vector<Range> takes, std::vector<std::uint64_t> places,
                bool alike, std::size_t width, int dtype, int reduction)
-      : peers_(peers), log_(log), facts_(facts), source_(source), out_(out),
-        source_place_{source_place.first, source_place.second}, out_place_{out_place.first, out_place.second},
-        slab_nbytes_(slab_nbytes), version_(peers.version()), move_(Move(move)), takes_(takes), places_(places),
-        alike_(alike), width_(width), dtype_(Dtype(dtype)), reduction_(Reduction(reduction)) {
-    if (tail.size() != kHeaderBytes - sizeof(std::uint64_t))
-      throw std::invalid_argument("Expected a packed header of the agreed size, without its number.");
-    std::memcpy(header_ + sizeof(std::uint64_t), tail.c_str(), tail.size());
-  }
+      : log_(log), facts_(facts), source_(source), out_(out),
+        shortcut_(peers,
+                  {{source_place.first, source_place.second}, {out_place.first, out_place.second}, slab_nbytes, Move(move),
+                   std::move(takes), std::move(places), alike, width, Dtype(dtype), Reduction(reduction)},
+                  checked(tail).c_str(), source_.bytes(), out_.bytes()) {}
 
   // Make the call with this number, if these are still its arrays.
   int run(std::uint64_t sequence, nb::handle source, nb::handle out) {
-    if (version_ != peers_.version() || !out_.is(out, Access::write)) return kStale;
+    if (shortcut_.is_stale() || !out_.is(out, Access::write)) return kStale;
     if (!source.is(out) && !source_.is(source, Access::read)) return kStale;
     log_.begin(facts_, sequence);
-    std::memcpy(header_, &sequence, sizeof sequence);  // little-endian, as zerort/comm/guard/call.py packs it
-    peers_.show(header_, slab_nbytes_ != 0 ? staged() : source_place_, out_place_);
-    const Status met = come(true);
-    if (met != Status::met) return kMeeting + int(met);
-    if (move_ != Move::nothing) {
-      if (!readable()) return kMeeting + int(Status::met);
-      const bool parting = move_ == Move::all_reduce || (alike_ && peers_.one_out()) || !peers_.all_sources_in(kStaging);
-      take();
-      if (parting) {
-        const Status parted = come(false);
-        if (parted != Status::met) return kParting + int(parted);
-      }
-    }
-    log_.end();
-    return kDone;
+    const int progress = shortcut_.run(sequence);
+    if (progress == kDone) log_.end();
+    return progress;
   }
 
  private:
-  // Meet, or part. The GIL is given away only if someone must be waited for.
-  Status come(bool comparing) {
-    peers_.arrive(comparing);
-    if (peers_.glance()) return peers_.compare();
-    const nb::gil_scoped_release release;
-    return peers_.wait(kPatience);
+  static const nb::bytes& checked(const nb::bytes& tail) {
+    if (tail.size() != kHeaderBytes - sizeof(std::uint64_t))
+      throw std::invalid_argument("Expected a packed header of the agreed size, without its number.");
+    return tail;
   }
 
-  // Copy the source into the half of the slab whose turn it is, and say where that is.
-  Location staged() {
-    peers_.half ^= 1;
-    const Location place = {kStaging, source_place_.offset + std::uint64_t(peers_.half) * slab_nbytes_};
-    std::memcpy(peers_.mapped(place), source_.data(), source_.nbytes());
-    return place;
-  }
-
-  bool readable() const {
-    return peers_.sources_in_windows() && (move_ != Move::all_reduce || peers_.outs_in_windows());
-  }
-
-  void take() {
-    const auto& [first, count] = takes_[std::size_t(peers_.rank())];
-    const WithoutGil released((move_ == Move::copy ? out_.nbytes() : count * width_ * takes_.size()));
-    if (move_ == Move::copy && alike_ && peers_.one_out()) {
-      copy_from(peers_.rank());  // every rank writes its own part of the one gathered array
-    } else if (move_ == Move::copy) {
-      for (int step = 0; step < peers_.size(); step++)  // everybody starts at home: no two queue at one rank's memory
-        copy_from((peers_.rank() + step) % peers_.size());
-    } else if (count == 0) {
-      return;
-    } else if (move_ == Move::reduce) {
-      peers_.reduce_sources(out_.data(), dtype_, reduction_, first, count);
-    } else if (peers_.one_out()) {
-      peers_.reduce_sources(out_.data() + first * width_, dtype_, reduction_, first, count);
-    } else {
-      peers_.reduce_into_all(dtype_, reduction_, first, count);
-    }
-  }
-
-  void copy_from(int rank) const {
-    const auto& [first, count] = takes_[std::size_t(rank)];
-    peers_.copy_from_source(rank, first * width_, out_.data() + places_[std::size_t(rank)] * width_, count * width_);
-  }
-
-  Peers& peers_;
   CallLog& log_;
   nb::object facts_;
   Known source_, out_;
-  Location source_place_;  // where it lies; or, if it is staged first, where this rank's slab begins
-  Location out_place_;
-  std::uint64_t slab_nbytes_;  // of half a slab; 0 if the source is not staged
-  std::uint64_t version_;      // of the windows in which the places were found
-  Move move_;
-  std::vector<Range> takes_;            // (first, count) of each rank's source, in elements
-  std::vector<std::uint64_t> places_;   // where each goes in out, in elements
-  bool alike_;
-  std::size_t width_;
-  Dtype dtype_;
-  Reduction reduction_;
-  alignas(8) char header_[kHeaderBytes];
+  Shortcut<WithoutGil> shortcut_;
 };
 
 }  // namespace

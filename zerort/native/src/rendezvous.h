@@ -1,6 +1,6 @@
 // The place in shared memory where the ranks of a node meet: a barrier, and one slot per rank that says what it came for.
 //
-//   Control  count · epoch · sleepers · broken            one cache line each
+//   Control  count · epoch · sleepers, bell · broken      one cache line each
 //   Slot[r]  arrived · state · pid · meets · since · Call[2]    what rank r is doing, readable by all
 //
 // A rank's calls take turns in two places: it writes its next call while slower ranks still read the one before. It comes back
@@ -35,8 +35,10 @@ struct alignas(kCacheLine) Slot {
   std::atomic<std::uint32_t> arrived;  // the epoch that this rank waits for, or last waited for
   std::atomic<std::uint32_t> state;    // 0 absent, 1 here, 2 left, 3 gave up
   std::uint32_t pid;
-  std::uint32_t meets;                 // how many calls this rank has made; its last one is calls[(meets - 1) % 2]
-  std::uint64_t since_ns;              // CLOCK_MONOTONIC at the last arrival
+  // How many calls this rank has made; its last one is calls[(meets - 1) % 2], whole before it is counted: others read it
+  // when this rank does not come.
+  std::atomic<std::uint32_t> meets;
+  std::atomic<std::uint64_t> since_ns;  // CLOCK_MONOTONIC at the last arrival
   alignas(kCacheLine) Call calls[2];
 };
 static_assert(sizeof(Slot) == 512, "zerort/native/rendezvous.py reads this layout");
@@ -45,6 +47,7 @@ struct Control {
   alignas(kCacheLine) std::atomic<std::uint32_t> count;
   alignas(kCacheLine) std::atomic<std::uint32_t> epoch;
   alignas(kCacheLine) std::atomic<std::uint32_t> sleepers;
+  std::atomic<std::uint32_t> bell;  // moves whenever sleepers are woken, for whatever reason: this is what they sleep on
   // 0, or kBroken and the epoch that is the first nobody will reach: meetings before it have taken place, and count.
   alignas(kCacheLine) std::atomic<std::uint64_t> broken;
 };
