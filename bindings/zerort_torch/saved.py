@@ -70,6 +70,13 @@ class SavedWeights(Attachment):
         for unit in self._units:
             unit.end_stay()
 
+    def nonfinite_hint(self) -> str:
+        """Name a cause of NaN that only weights which come and go have; see `zerort.engine.Attachment`."""
+        return (
+            "Or an autograd.Function keeps a weight as an attribute, ctx.w = w: it is NaN once its unit is released. "
+            "Keep it by ctx.save_for_backward(w)."
+        )
+
     def must_stay(self) -> bool:
         """Say whether a graph is made that does not ask: of a segment that is computed again, or of a part alone."""
         return bool(torch.is_grad_enabled()) and not self._open

@@ -103,9 +103,12 @@ def _walk(rt: Runtime, progress: Any) -> StepReport:
         why = f"NaN or infinity in the gradient of {why}"
         if rt.options.nonfinite == "raise" and rt.options.loss_scale is None:
             rt.ledger.turn()
+            hints = [
+                "Look at that rank's batch, lower the learning rate, or open the runtime with nonfinite='skip'.",
+                *(one.nonfinite_hint() for one in rt.attachments),
+            ]
             raise NonFiniteError(
-                f"Expected finite gradients, got {why}. Nothing was updated. Look at that rank's batch, lower the "
-                "learning rate, or open the runtime with nonfinite='skip'."
+                f"Expected finite gradients, got {why}. Nothing was updated. {' '.join(filter(None, hints))}"
             )
         return _report(rt, facts, updated=False, why=why, grad_norm=norm, loss_scale=used_scale)
     clip = 1.0 if rt.options.clip_norm is None else clip_factor(norm, rt.options.clip_norm)
