@@ -42,7 +42,7 @@ def _reading(units: list[TorchUnit], stack: ExitStack) -> Iterator[None]:
     written: list[str] = []
     for unit in units:
         unit.hold()
-        stack.callback(lambda unit=unit: written.extend(unit.release()))
+        stack.callback(_release, unit, written)
     seen = [(unit, weight, Look.at(weight.live)) for unit in units for weight in unit.weights]
     yield
     for unit, weight, look in seen:
@@ -53,6 +53,10 @@ def _reading(units: list[TorchUnit], stack: ExitStack) -> Iterator[None]:
     stack.close()
     if written:
         units[0].refuse_writes(list(dict.fromkeys(written)))
+
+
+def _release(unit: TorchUnit, written: list[str]) -> None:
+    written += unit.release()
 
 
 def full_state_dict(model: torch.nn.Module, *, root: int | None = 0) -> dict[str, Any]:

@@ -86,6 +86,16 @@ class Gradients(Attachment):
             weight.resting.on_gradient = self._on_gradient
             weight.live.register_post_accumulate_grad_hook(self._hook(account, local))
 
+    @property
+    def units(self) -> list[TorchUnit]:
+        """The units whose gradients it takes, in the order in which they came."""
+        return [account.unit for account in self._accounts]
+
+    @property
+    def pending(self) -> bool:
+        """Whether this rank had a gradient since the last step."""
+        return any(account.touched for account in self._accounts)
+
     def _hook(self, account: _Account, local: str) -> Callable[[torch.Tensor], None]:
         counts = self._rt.micro_steps > 1
 
@@ -170,7 +180,7 @@ class Gradients(Attachment):
 
     def _on_gradient(self) -> None:
         """Warn somebody who looks for a gradient that has gone into the sum."""
-        if self._warned or not any(account.touched for account in self._accounts):
+        if self._warned or not self.pending:
             return
         self._warned = True
         warnings.warn(

@@ -45,6 +45,7 @@ _FACTS: Final = frozenset(
         "storage_offset",
         "__len__",
         "__hash__",
+        "_has_compatible_shallow_copy_type",
     }
 )  # methods that tell what a tensor is, not what it holds
 _CONVERSIONS: Final = frozenset(
@@ -134,10 +135,15 @@ class RestingParameter(torch.nn.Parameter):
         )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise CallError(
-            f"Expected a sharded model to stay in its process, got pickling of {self.full_name!r}. Save "
-            "zt.full_state_dict(model), or the shards: rt.save(path)."
-        )
+        raise pickling_refusal(repr(self.full_name))
+
+
+def pickling_refusal(what: str) -> CallError:
+    """Return the error for ``torch.save(model)`` and its like."""
+    return CallError(
+        f"Expected a sharded model to stay in its process, got pickling of {what}. Save zt.full_state_dict(model), or "
+        "the shards: rt.save(path)."
+    )
 
 
 def frozen_refusal(name: str) -> CallError:
@@ -157,7 +163,7 @@ def _one_element(like: torch.Tensor) -> torch.Tensor:
 
 def _converted(
     me: RestingParameter, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> RestingParameter:
+) -> RestingParameter | str:
     """Return the parameter itself if a conversion changes neither its dtype nor its device."""
     with torch._C.DisableTorchFunctionSubclass():
         sample = torch.empty(0, dtype=me.dtype, device=me.device)

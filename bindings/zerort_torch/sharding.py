@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,10 +19,11 @@ from zerort_torch.guard import guard_optimizers
 from zerort_torch.hooks import carry_over, check_hooks, hooks_of
 from zerort_torch.materialise import Init, is_meta, materialise, materialise_buffers
 from zerort_torch.memory import as_array, check_device, check_torch, on_torchs_stream, share_memory, torch_device
-from zerort_torch.resting import RestingParameter
+from zerort_torch.resting import RestingParameter, pickling_refusal
 from zerort_torch.saved import SavedWeights
 from zerort_torch.state_dict import hook_state_dict
 from zerort_torch.strays import Strays, kept_in_containers
+from zerort_torch.support import check_supported
 from zerort_torch.unit import TorchUnit
 
 __all__ = ["Sharding", "shard", "sharding_of", "units_within"]
@@ -151,6 +152,7 @@ def shard(
 def _find(model: object, units: Units, *, device: torch.device) -> list[FoundUnit]:
     if not isinstance(model, torch.nn.Module):
         raise CallError(f"Expected a torch.nn.Module, got {type(model).__name__}.")
+    check_supported(model)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, RestingParameter) or model in _shardings:
             raise CallError(f"Expected a model that is not sharded yet, got one whose {name!r} is.")
@@ -209,14 +211,26 @@ def _register(rt: Runtime, found: FoundUnit, *, name: str, init: Init | None, br
 
 
 def _hold_during_forward(module: torch.nn.Module, hold: Callable[[], None], let_go: Callable[[], None]) -> None:
-    def before(module: torch.nn.Module, inputs: object) -> None:
-        hold()
+    module.register_forward_pre_hook(_Hook(hold), prepend=True)
+    module.register_forward_hook(_Hook(let_go), always_call=True)
 
-    def after(module: torch.nn.Module, inputs: object, output: object) -> None:
-        let_go()
 
-    module.register_forward_pre_hook(before, prepend=True)
-    module.register_forward_hook(after, always_call=True)
+class _Hook:
+    """A hook of a module: calls a function, and refuses to be pickled with the model."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self, module: torch.nn.Module, *values: object) -> None:
+        self._call()
+
+    def __deepcopy__(self, memo: object) -> _Hook:
+        return self  # as a function would: the model's parameters say what is wrong
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise pickling_refusal("the model")
 
 
 def _hook_model(model: torch.nn.Module, sharding: Sharding, begin: Callable[[], None]) -> None:

@@ -84,7 +84,7 @@ def _hook_loading(module: torch.nn.Module, owned: Owned) -> None:
         if metadata.pop("assign_to_params_buffers", False):  # or torch would find it there the next time, too
             raise CallError(
                 "Expected load_state_dict(…, assign=False) of a sharded model, got assign=True: its parameters lie in "
-                "the runtime's memory, where values are copied to. Leave assign out, or load before zt.shard(model, rt)."
+                "the runtime's memory. Leave assign out, so that values are copied; or load before zt.shard(model, rt)."
             )
         stack = ExitStack()
         under_way.append((stack, {unit: stack.enter_context(unit.rewriting()) for unit in by_unit}))

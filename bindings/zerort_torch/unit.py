@@ -256,7 +256,7 @@ class TorchUnit:
 
     def mark_changed(self) -> None:
         """Tell autograd that a step wrote to the parameters: graphs that still need the old values must not run."""
-        if self.in_memory and self.trained:
+        if self.in_memory and self.trained and not self._holders:  # no step changes what is held: it is refused
             torch.autograd.graph.increment_version([weight.live for weight in self.trained.values()])
 
     def __repr__(self) -> str:

@@ -35,7 +35,8 @@ class Look(NamedTuple):
         now = Look.at(parameter)
         if now.address != self.address or now.sample.dtype is not self.sample.dtype:
             return False
-        return torch.equal(now.sample.view(torch.uint8), self.sample.view(torch.uint8))  # as bytes: NaN is itself
+        same: bool = torch.equal(now.sample.view(torch.uint8), self.sample.view(torch.uint8))  # bytes: NaN is itself
+        return same
 
 
 def written_refusal(names: Sequence[str]) -> CallError:

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from models import GPT, LENGTH, VOCAB, WIDTH, text
+from models import GPT, VOCAB, WIDTH, text
 from mpi4py import MPI
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812 (as everybody calls it)
-from training import SAMPLES, assert_same, make, make_wide, part, train_plain, train_sharded
+from training import assert_same, make, make_wide, train_plain, train_sharded
 
 import zerort as zr
 import zerort_torch as zt

@@ -197,7 +197,10 @@ def _rates(rt: Runtime) -> tuple[dict[int, float], Exception | None]:
     """Return the next update's learning rate of every optimizer in use, and what a schedule raised."""
     optimizers = {id(one): one for state in rt.units.states() for one in state.optimizers}
     try:
-        return {key: one.lr_at(rt.updates + 1) for key, one in optimizers.items()}, None
+        return {
+            key: rt.lr_overrides[key] if key in rt.lr_overrides else one.lr_at(rt.updates + 1)
+            for key, one in optimizers.items()
+        }, None
     except Exception as error:  # a schedule is the user's: nothing has changed yet, so all ranks can still stop
         return dict.fromkeys(optimizers, 0.0), error
 
@@ -295,7 +298,7 @@ def _report(
         update=rt.updates,
         updated=updated,
         why=why,
-        lr=rt.optimizer.lr_at(max(rt.updates, 1)),
+        lr=rt.lr_overrides.get(id(rt.optimizer), rt.optimizer.lr_at(max(rt.updates, 1))),
         grad_norm=grad_norm,
         clipped=clipped,
         loss_scale=loss_scale,
