@@ -205,6 +205,51 @@ def test_a_write_to_what_was_gathered_to_be_read_is_refused(group, plan, write):
             assert (model.head.weight == 2).all()
 
 
+class Rescaling(nn.Module):
+    """Divides its weights when it is evaluated, as models for 16-bit inference do."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+
+    def forward(self, x):
+        if not self.training:
+            with torch.no_grad():
+                self.body.weight.div_(2)
+        return self.body(x)
+
+
+def test_weights_that_are_rescaled_in_evaluation_are_refused(rt):
+    model = zt.shard(make(Rescaling), rt)
+    model(torch.ones(1, 4)).sum().backward()
+    rt.step()
+    with torch.no_grad(), pytest.raises(CallError, match=r"'body.weight' to be read while gathered, got a write"):
+        model.eval()(torch.ones(1, 4))
+
+
+def test_what_one_rank_alone_does_is_told_on_all_ranks(group):
+    with zr.open(plan=zr.Plan.zero(3), group=group) as rt:
+        model = zt.shard(make(GPT), rt)
+
+        def write():
+            with torch.no_grad(), zt.gathered(model.head):
+                if rt.rank == 0:
+                    model.head.weight.mul_(2)
+            rt.group.barrier().wait()
+
+        with pytest.raises(CallError, match=r"'head.weight' to be read while gathered"):
+            write()
+        if rt.rank == 0:
+            model.adapter = nn.Linear(2, 2)
+        model(*text(2, 0)).backward()
+        with pytest.raises(CallError, match=r"got 'adapter.weight', 'adapter.bias', which came later"):
+            rt.step()
+        if rt.rank == 0:
+            del model.adapter
+        model(*text(2, 0)).backward()
+        assert rt.step().updated
+
+
 # -- gradients -------------------------------------------------------------------------------------------------------
 
 
@@ -224,6 +269,18 @@ def test_hooks_on_tensors_are_carried_over(group):
         model = zt.shard(model, rt)
         model.removed.remove()  # handles go on to work
         assert_same(train_sharded(model, rt, 4), expected)
+
+
+def test_hooks_on_tensors_are_made_in_a_gathered_block(rt):
+    model, seen = zt.shard(make(GPT), rt), []
+    with zt.gathered(model.head):
+        handle = model.head.weight.register_hook(lambda gradient: seen.append(gradient.shape))
+    for _ in range(2):
+        model(*text(2, 0)).backward()
+        rt.step()
+    handle.remove()
+    model(*text(2, 0)).backward()
+    assert seen == [(VOCAB, WIDTH)] * 2
 
 
 def test_hooks_behind_the_gradient_are_refused(rt):
