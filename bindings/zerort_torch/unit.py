@@ -213,6 +213,7 @@ class TorchUnit:
         for weight in self.weights:
             if weight.live.requires_grad and not weight.trainable:
                 weight.live.requires_grad = False  # or nobody could ever reach it again
+                weight.resting.mirror_requires_grad(requires_grad=False)
                 raise frozen_refusal(weight.full)
 
     def _put_live(self) -> None:

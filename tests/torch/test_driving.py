@@ -211,6 +211,7 @@ def test_what_was_frozen_stays_frozen(rt):
         model.head.weight.requires_grad = True
     with pytest.raises(CallError, match=r"'head.weight' to stay frozen"):
         model(*text(2, 0))
+    assert not model.head.weight.requires_grad
     model(*text(2, 0)).backward()
     assert rt.step().updated
 
