@@ -15,8 +15,11 @@
     sharding.py      shard(): the hooks of forward            gradients.py   ready gradients → reductions, in one order
     saved.py         what autograd keeps of a weight          state_dict.py  full weights in and out
     access.py        gathered(), full_state_dict()            optimizer.py   torch's optimizers on shards
-    materialise.py   meta device                              resting.py  guard.py    what tells misuse
+    as_optimizer.py  a runtime for schedulers, frameworks     materialise.py meta device
     buffers.py       running statistics, alike on all ranks   memory.py      DLPack, and on which stream
+    resting.py       what stands for a released parameter     guard.py       torch's optimizers are refused
+    strays.py        parameters that nobody would update      hooks.py       hooks on tensors are carried over
+    writes.py        writes to what is only to be read        support.py     what cannot be sharded
 
 Parameters lie where the runtime is: on the host, or on this rank's GPU (``zr.open(group=zr.open_group(kind="nccl"))``).
 
@@ -24,7 +27,8 @@ Public hooks of torch only: nothing is patched, nothing is hung on tensors of th
 """
 
 from zerort_torch.access import full_state_dict, gathered
+from zerort_torch.as_optimizer import as_optimizer
 from zerort_torch.optimizer import TorchOptimizer, optimizer
 from zerort_torch.sharding import shard
 
-__all__ = ["TorchOptimizer", "full_state_dict", "gathered", "optimizer", "shard"]
+__all__ = ["TorchOptimizer", "as_optimizer", "full_state_dict", "gathered", "optimizer", "shard"]

@@ -10,6 +10,7 @@ one reduces zeros for it, and one that nobody used costs nothing. It is the orde
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -69,6 +70,9 @@ class Gradients(Attachment):
         self._next = 0  # which of the order is to be reduced next
         self._completed = 0
         self._most = 1  # buckets that the widest unit takes at once
+        self._backward = -1  # number of the backward pass that is under way, or was the last
+        self._backwards = 0  # how many there were since the last step; counted where a step has several
+        self._warned = False
 
     def add_unit(self, unit: TorchUnit, *, spread: bool) -> None:
         """Take gradients of ``unit`` from now on; every rank adds the same ones, between steps."""
@@ -79,11 +83,26 @@ class Gradients(Attachment):
         self._order.insert(0, account)  # backward goes from the last to the first
         self._most = max(self._most, self._buckets(account))
         for local, weight in unit.trained.items():
+            weight.resting.on_gradient = self._on_gradient
             weight.live.register_post_accumulate_grad_hook(self._hook(account, local))
 
+    @property
+    def units(self) -> list[TorchUnit]:
+        """The units whose gradients it takes, in the order in which they came."""
+        return [account.unit for account in self._accounts]
+
+    @property
+    def pending(self) -> bool:
+        """Whether this rank had a gradient since the last step."""
+        return any(account.touched for account in self._accounts)
+
     def _hook(self, account: _Account, local: str) -> Callable[[torch.Tensor], None]:
+        counts = self._rt.micro_steps > 1
+
         def ready(parameter: torch.Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
+            if counts and (number := torch._C._current_graph_task_id()) != self._backward:
+                self._backward, self._backwards = number, self._backwards + 1
             with self.around():
                 self._take(account, local, gradient)
 
@@ -95,7 +114,8 @@ class Gradients(Attachment):
         if account.rounds >= self._rt.micro_steps:
             error = UnitStateError(
                 f"Expected at most {self._rt.micro_steps} backward() through {unit_title(account.unit.name)} per step, "
-                "got one more. Call rt.step() first, or open the runtime with micro_steps=."
+                "got one more. A step averages over ranks and micro-steps, one backward() each: add up the losses of "
+                "one and call backward() once; call rt.step() first, or open the runtime with micro_steps=."
             )
             self._rt.complain(error)
             raise error
@@ -158,6 +178,19 @@ class Gradients(Attachment):
                     if account.rounds < latest:
                         self._complete(account)
 
+    def _on_gradient(self) -> None:
+        """Warn somebody who looks for a gradient that has gone into the sum."""
+        if self._warned or not self.pending:
+            return
+        self._warned = True
+        warnings.warn(
+            "The gradients of a sharded model were looked at, or cleared, between backward() and rt.step(): .grad is "
+            "None there, and the step will use them. To clip them: zr.open(clip_norm=…), not clip_grad_norm_; their "
+            "norm: rt.step().grad_norm; to drop them: rt.discard_gradients(), not zero_grad().",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
     # -- around the step -------------------------------------------------------------------------------------------
 
     def around(self) -> AbstractContextManager[None]:
@@ -173,9 +206,10 @@ class Gradients(Attachment):
             raise error
         for account in self._order[self._next :]:
             self._finish(account)
-        facts = np.array([[account.touched, account.place] for account in self._accounts], np.int64)
-        everyone = self._rt.world.all_gather(facts.reshape(-1), name="gradients").wait()
-        everyone = everyone.reshape(self._rt.size, len(self._accounts), 2)
+        facts = [fact for account in self._accounts for fact in (account.touched, account.place)]
+        told = self._rt.world.all_gather(np.array([self._backwards, *facts], np.int64), name="gradients").wait()
+        told = told.reshape(self._rt.size, -1)
+        everyone = told[:, 1:].reshape(self._rt.size, len(self._accounts), 2)
         used = everyone[:, :, 0].max(0, initial=0)
         for account in self._accounts:
             if used[account.index] and account.ended == 0:
@@ -188,6 +222,13 @@ class Gradients(Attachment):
             )
         if not used.any():
             return
+        backwards = int(told[:, 0].max())
+        if verb == "step" and 0 < backwards < self._rt.micro_steps:
+            raise UnitStateError(
+                f"Expected {self._rt.micro_steps} backward() before step(), got {backwards}: a step averages over "
+                f"micro_steps={self._rt.micro_steps}, and the update would be as much too small. Call backward() for "
+                "each of them, or drop what is there: rt.discard_gradients()."
+            )
         places = everyone[0, :, 1]
         self._order = sorted(
             (account for account in self._accounts if used[account.index]),
@@ -200,7 +241,8 @@ class Gradients(Attachment):
 
     def forget(self) -> None:
         """Start the next step; see `zerort.engine.Attachment`."""
-        self._next = self._completed = 0
+        self._next = self._completed = self._backwards = 0
+        self._warned = False
         for account in self._accounts:
             account.reset()
             account.unit.mark_changed()

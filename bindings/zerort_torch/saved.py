@@ -51,18 +51,22 @@ class SavedWeights(Attachment):
         for unit in self._units:
             unit.stays = self.must_stay
         self._recent: OrderedDict[TorchUnit, list[torch.Tensor]] = OrderedDict()
-        self._open: list[torch.autograd.graph.saved_tensors_hooks] = []
+        self._open: list[torch.autograd.graph.saved_tensors_hooks | None] = []
 
     def enter(self) -> None:
-        """Have torch ask from now on."""
+        """Have torch ask from now on; inside of a transform of `torch.func`, which cannot, units stay as they are."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            self._open.append(None)
+            return
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         hooks.__enter__()
         self._open.append(hooks)
 
     def leave(self) -> None:
         """End one `enter`."""
-        if self._open:
-            self._open.pop().__exit__(None, None, None)
+        hooks = self._open.pop() if self._open else None
+        if hooks is not None:
+            hooks.__exit__(None, None, None)
 
     def forget(self) -> None:
         """Let go of what backward gathered: a step changes it."""
@@ -70,9 +74,17 @@ class SavedWeights(Attachment):
         for unit in self._units:
             unit.end_stay()
 
+    def nonfinite_hint(self) -> str:
+        """Name a cause of NaN that only weights which come and go have; see `zerort.engine.Attachment`."""
+        return (
+            "Or an autograd.Function keeps a weight as an attribute, ctx.w = w: it is NaN once its unit is released. "
+            "Keep it by ctx.save_for_backward(w)."
+        )
+
     def must_stay(self) -> bool:
         """Say whether a graph is made that does not ask: of a segment that is computed again, or of a part alone."""
-        return bool(torch.is_grad_enabled()) and not self._open
+        asks = bool(self._open) and self._open[-1] is not None
+        return bool(torch.is_grad_enabled()) and not asks
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         pointer = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0

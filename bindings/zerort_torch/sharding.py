@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,11 +16,14 @@ from zerort_torch.buffers import SharedBuffers
 from zerort_torch.finding import FoundUnit, Units, find_units
 from zerort_torch.gradients import gradients_of
 from zerort_torch.guard import guard_optimizers
+from zerort_torch.hooks import carry_over, check_hooks, hooks_of
 from zerort_torch.materialise import Init, is_meta, materialise, materialise_buffers
 from zerort_torch.memory import as_array, check_device, check_torch, on_torchs_stream, share_memory, torch_device
-from zerort_torch.resting import RestingParameter
+from zerort_torch.resting import RestingParameter, pickling_refusal
 from zerort_torch.saved import SavedWeights
 from zerort_torch.state_dict import hook_state_dict
+from zerort_torch.strays import Strays, kept_in_containers
+from zerort_torch.support import check_supported
 from zerort_torch.unit import TorchUnit
 
 __all__ = ["Sharding", "shard", "sharding_of", "units_within"]
@@ -106,9 +110,9 @@ def shard(
     gradients = gradients_of(rt)
     lasting = set(model.state_dict())
     made: dict[str, TorchUnit] = {}
-    originals = [parameter.value for one in found for parameter in one.parameters]
-    guard_optimizers(originals)
-    del originals
+    originals = [(one.full, weakref.ref(one.value)) for unit in found for one in unit.parameters]
+    unregistered = list(kept_in_containers(model))
+    guard_optimizers((one.full, one.value) for unit in found for one in unit.parameters)
     if rt.budget is not None:
         _announce(rt, found, name=name)
     for one in found:
@@ -133,15 +137,26 @@ def shard(
             _hold_during_forward(holder, unit.hold, unit.let_go)
     _hook_model(model, sharding, gradients.begin_forward)
     hook_state_dict(rt, ordered)
+    guard_optimizers((weight.full, weight.resting) for unit in ordered for weight in unit.weights)
+    strays = Strays(rt, model, ordered)
+    for full, reference in originals:
+        original = reference()
+        if original is not None:
+            strays.watch_object(original, full, "was before zt.shard(model, rt)")
+    for full, one in unregistered:
+        strays.watch_object(one, full, "holds")
+    rt.attachments.append(strays)
     return model
 
 
 def _find(model: object, units: Units, *, device: torch.device) -> list[FoundUnit]:
     if not isinstance(model, torch.nn.Module):
         raise CallError(f"Expected a torch.nn.Module, got {type(model).__name__}.")
+    check_supported(model)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, RestingParameter) or model in _shardings:
             raise CallError(f"Expected a model that is not sharded yet, got one whose {name!r} is.")
+        check_hooks(name, parameter)
         check_device(name, parameter.device, device)
     found = find_units(model, units)
     if not found:
@@ -170,7 +185,8 @@ def _full_name(name: str, found: FoundUnit) -> str:
 
 def _register(rt: Runtime, found: FoundUnit, *, name: str, init: Init | None, broadcast: bool) -> TorchUnit:
     if not found.parameters:
-        return TorchUnit(None, found, device=rt.device)
+        return TorchUnit(None, found, rt=rt)
+    hooks = hooks_of(found)  # before materialise, which makes new parameters
     meta = is_meta(found)
     error: ZerortError | None = None
     try:
@@ -187,20 +203,34 @@ def _register(rt: Runtime, found: FoundUnit, *, name: str, init: Init | None, br
             frozen=frozen.__contains__,
             broadcast=broadcast or meta,
         )
-        torch_unit = TorchUnit(unit, found, device=rt.device)
+        torch_unit = TorchUnit(unit, found, rt=rt)
+    for weight, mine in zip(torch_unit.weights, hooks, strict=True):
+        carry_over(mine, to=weight.live)
     found.parameters.clear()  # and with them the memory that the model came in
     return torch_unit
 
 
 def _hold_during_forward(module: torch.nn.Module, hold: Callable[[], None], let_go: Callable[[], None]) -> None:
-    def before(module: torch.nn.Module, inputs: object) -> None:
-        hold()
+    module.register_forward_pre_hook(_Hook(hold), prepend=True)
+    module.register_forward_hook(_Hook(let_go), always_call=True)
 
-    def after(module: torch.nn.Module, inputs: object, output: object) -> None:
-        let_go()
 
-    module.register_forward_pre_hook(before, prepend=True)
-    module.register_forward_hook(after, always_call=True)
+class _Hook:
+    """A hook of a module: calls a function, and refuses to be pickled with the model."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self, module: torch.nn.Module, *values: object) -> None:
+        self._call()
+
+    def __deepcopy__(self, memo: object) -> _Hook:
+        return self  # as a function would: the model's parameters say what is wrong
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise pickling_refusal("the model")
 
 
 def _hook_model(model: torch.nn.Module, sharding: Sharding, begin: Callable[[], None]) -> None:

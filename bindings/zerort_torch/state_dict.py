@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from zerort.engine import Runtime
+from zerort.errors import CallError
 from zerort_torch.unit import TorchUnit, Weight
 
 __all__ = ["Owned", "hook_state_dict", "only_on"]
@@ -57,10 +58,13 @@ def _hook_saving(rt: Runtime, module: torch.nn.Module, owned: Owned) -> None:
 
     def after(module: torch.nn.Module, found: Any, prefix: str, metadata: object) -> None:
         for attribute in owned:
+            name = prefix + attribute
+            if name not in found:
+                continue  # somebody took it out of the module
             if _root[0] in (None, rt.rank):
-                found[prefix + attribute] = found[prefix + attribute].detach().clone()
+                found[name] = found[name].detach().clone()
             else:
-                del found[prefix + attribute]
+                del found[name]
         for unit in units:
             unit.let_go()
 
@@ -74,7 +78,14 @@ def _hook_loading(module: torch.nn.Module, owned: Owned) -> None:
         by_unit[unit].append(weight)
     under_way: list[tuple[ExitStack, dict[TorchUnit, dict[str, Any]]]] = []
 
-    def before(module: torch.nn.Module, state_dict: Mapping[str, Any], prefix: str, *rest: object) -> None:
+    def before(
+        module: torch.nn.Module, state_dict: Mapping[str, Any], prefix: str, metadata: dict[str, Any], *rest: object
+    ) -> None:
+        if metadata.pop("assign_to_params_buffers", False):  # or torch would find it there the next time, too
+            raise CallError(
+                "Expected load_state_dict(…, assign=False) of a sharded model, got assign=True: its parameters lie in "
+                "the runtime's memory. Leave assign out, so that values are copied; or load before zt.shard(model, rt)."
+            )
         stack = ExitStack()
         under_way.append((stack, {unit: stack.enter_context(unit.rewriting()) for unit in by_unit}))
 

@@ -15,16 +15,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 
 from zerort.buffer import unit_title
-from zerort.engine import Unit
+from zerort.engine import Runtime, Unit
 from zerort.errors import CallError
-from zerort.typing import Array, Device
+from zerort.typing import Array
 from zerort_torch.finding import FoundUnit
 from zerort_torch.memory import as_array, as_tensor, on_torchs_stream
-from zerort_torch.resting import RestingParameter
+from zerort_torch.resting import RestingParameter, frozen_refusal
+from zerort_torch.writes import written_refusal
 
 __all__ = ["TorchUnit", "Weight"]
 
@@ -47,9 +49,15 @@ class Weight:
     """Where it begins there, in elements."""
 
     def put(self, value: torch.nn.Parameter) -> None:
-        """Make ``value`` the parameter wherever this one stands."""
+        """Make ``value`` the parameter wherever this one stands: what somebody else has put there stays."""
         for module, attribute in self.places:
-            setattr(module, attribute, value)
+            standing = module._parameters.get(attribute)
+            if standing is not self.live and standing is not self.resting:
+                continue
+            if type(module).__setattr__ is torch.nn.Module.__setattr__:
+                module._parameters[attribute] = value  # what it comes to, without its checks
+            else:
+                setattr(module, attribute, value)  # an LSTM keeps a list of its weights
 
 
 class TorchUnit:
@@ -58,12 +66,13 @@ class TorchUnit:
     Args:
         unit: The runtime's own; None if all parameters that stand in its modules are tied to other units.
         found: What stands where; its parameters are let go by the caller.
-        device: The runtime's.
+        rt: The runtime.
     """
 
-    def __init__(self, unit: Unit | None, found: FoundUnit, *, device: Device) -> None:
+    def __init__(self, unit: Unit | None, found: FoundUnit, *, rt: Runtime) -> None:
         self.unit = unit
-        self._device = device
+        self._rt = rt
+        self._device = rt.device
         self.name = found.name if unit is None else unit.name
         self.lenders: tuple[TorchUnit, ...] = ()
         """Units that hold parameters which also stand in this one's modules."""
@@ -79,8 +88,10 @@ class TorchUnit:
         """Whether the gathered form must outlive its release: autograd keeps live parameters, not their memory."""
         self.flats: list[torch.Tensor] = []
         """The gathered form where it is not always there: 1-D, one per section, while somebody holds it."""
+        self._versions: list[int] | None = None  # of the live parameters, when they were gathered to be read
         for weight in self.weights:
-            weight.put(weight.resting)
+            for module, attribute in weight.places:
+                setattr(module, attribute, weight.resting)
 
     def _weights(self, found: FoundUnit) -> list[Weight]:
         weights = []
@@ -91,12 +102,14 @@ class TorchUnit:
             extent = self._sections[index].layout.of(full)
             resting = RestingParameter(full, parameter.value)
             value = resting.stand_in() if not self._home else self._home[index][extent.slice].view(extent.shape)
+            # .data: views of one buffer would count versions together, and a write to one look like one to all.
+            resting.live = torch.nn.Parameter(value.data, requires_grad=parameter.value.requires_grad)
             weights.append(
                 Weight(
                     local=parameter.local,
                     full=full,
                     trainable=parameter.value.requires_grad,
-                    live=torch.nn.Parameter(value, requires_grad=parameter.value.requires_grad),
+                    live=resting.live,
                     resting=resting,
                     places=parameter.places,
                     section=index,
@@ -114,10 +127,25 @@ class TorchUnit:
                 unit._hold_own()
 
     def let_go(self) -> None:
-        """End one `hold`."""
+        """End one `hold`.
+
+        Raises:
+            CallError: Somebody wrote to a parameter meanwhile.
+        """
+        written = self.release()
+        if written:
+            self.refuse_writes(written)
+
+    def release(self) -> list[str]:
+        """End one `hold`; return the names of parameters that somebody wrote to meanwhile."""
         with on_torchs_stream(self._device):
-            for unit in (self, *self.lenders):
-                unit._let_go_own()
+            return [name for unit in (self, *self.lenders) for name in unit._let_go_own()]
+
+    def refuse_writes(self, written: list[str]) -> NoReturn:
+        """Raise for parameters that were written to, and have the other ranks raise, too."""
+        error = written_refusal(written)
+        self._rt.complain(error)
+        raise error
 
     def _hold_own(self) -> None:
         if self._holders == 0 and self.unit is not None:
@@ -127,19 +155,28 @@ class TorchUnit:
             elif not self.flats:
                 self._point(self.gather())
             self._put_live()
+            self._versions = [weight.live._version for weight in self.weights]
         self._holders += 1
 
-    def _let_go_own(self) -> None:
+    def _let_go_own(self) -> list[str]:
+        """End one hold of this unit alone; return the names of parameters that somebody wrote to."""
         if self._holders == 0:
-            return  # its hold failed
+            return []  # its hold failed
         self._holders -= 1
         if self._holders:
-            return
+            return []
+        written: list[str] = []
+        if self._versions is not None:
+            for weight, version in zip(self.weights, self._versions, strict=True):
+                if weight.live._version != version:
+                    written.append(weight.full)
+            self._versions = None
         for weight in self.weights:
             weight.put(weight.resting)
         self._stay.close()
         if not self.stays():
             self.end_stay()
+        return written
 
     @property
     def is_held(self) -> bool:
@@ -174,12 +211,10 @@ class TorchUnit:
 
     def _check_requires_grad(self) -> None:
         for weight in self.weights:
-            if weight.live.requires_grad is not weight.trainable:
-                weight.live.requires_grad = weight.trainable  # or nobody could ever reach it again
-                raise CallError(
-                    f"Expected requires_grad of {weight.full!r} to stay {weight.trainable} after sharding, got "
-                    f"{not weight.trainable}. Freeze and unfreeze before zt.shard(model, rt)."
-                )
+            if weight.live.requires_grad and not weight.trainable:
+                weight.live.requires_grad = False  # or nobody could ever reach it again
+                weight.resting.mirror_requires_grad(requires_grad=False)
+                raise frozen_refusal(weight.full)
 
     def _put_live(self) -> None:
         for weight in self.weights:
@@ -196,12 +231,16 @@ class TorchUnit:
             return
         self.flats = []
         for weight in self.weights:
-            shape = weight.resting.shape
-            if self._home:
-                home = self._home[weight.section][weight.first : weight.first + shape.numel()]
-                weight.live.data = home.view(shape)
-            else:
-                weight.live.data = weight.resting.stand_in()
+            self.point_home(weight)
+
+    def point_home(self, weight: Weight) -> None:
+        """Have a live parameter lie where it does while the unit is released."""
+        shape = weight.resting.shape
+        if self._home:
+            home = self._home[weight.section][weight.first : weight.first + shape.numel()]
+            weight.live.data = home.view(shape)
+        else:
+            weight.live.data = weight.resting.stand_in()
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -218,7 +257,7 @@ class TorchUnit:
 
     def mark_changed(self) -> None:
         """Tell autograd that a step wrote to the parameters: graphs that still need the old values must not run."""
-        if self.in_memory and self.trained:
+        if self.in_memory and self.trained and not self._holders:  # no step changes what is held: it is refused
             torch.autograd.graph.increment_version([weight.live for weight in self.trained.values()])
 
     def __repr__(self) -> str:

@@ -38,7 +38,6 @@ def test_a_released_parameter_cannot_be_used(group, plan):
             lambda: weight[0],
             lambda: torch.nn.functional.linear(torch.ones(32), weight),
             lambda: weight.tolist(),
-            lambda: model.half(),
         ]
         for use in uses:
             with pytest.raises(
@@ -76,32 +75,13 @@ def test_a_stand_in_lies_where_its_parameter_did():
     assert RestingParameter("w", torch.empty(3, device="meta")).stand_in().device.type == "meta"
 
 
-def test_requires_grad_stays_as_it_was(rt):
-    model = zt.shard(make(GPT), rt)
-    with pytest.raises(
-        CallError, match=r"Expected requires_grad of 'head.weight' to stay True after sharding, got False"
-    ):
-        model.head.weight.requires_grad = False
-    with pytest.raises(CallError, match=r"to stay True after sharding"):
-        model.requires_grad_(False)
-    model.requires_grad_(True)  # which changes nothing
-    with zt.gathered(model.head):
-        model.head.weight.requires_grad = False
-    with pytest.raises(CallError, match=r"Expected requires_grad of 'head.weight' to stay True"):
-        model(*text(2, 0))
-    model(*text(2, 0)).backward()
-    assert rt.step().without_gradient == ()
-
-
 def test_an_optimizer_over_the_models_own_parameters_is_refused(rt):
     plain = make(GPT)
     before = torch.optim.SGD(plain.parameters(), lr=0.1)
     model = zt.shard(plain, rt)
-    after = torch.optim.AdamW(model.parameters())
     model(*text(2, 0)).backward()
-    for optimizer in (before, after):
-        with pytest.raises(CallError, match=r"updated by rt.step\(\), got (SGD|AdamW).step\(\)"):
-            optimizer.step()
+    with pytest.raises(CallError, match=r"updated by rt.step\(\), got SGD.step\(\) over 'tokens.weight'"):
+        before.step()
     free = torch.nn.Linear(2, 2)
     torch.optim.SGD(free.parameters(), lr=0.1).step()  # others go on
 

@@ -28,6 +28,10 @@ class Attachment:
     def forget(self) -> None:
         """Start anew: the step is over, done or not."""
 
+    def nonfinite_hint(self) -> str:
+        """Return a cause of NaN in gradients that this framework alone has, as a sentence; the same on every rank."""
+        return ""
+
     def values(self, *, loading: bool = False) -> Iterable[Value]:
         """Return what a checkpoint holds beside units, or is loaded into, cut over the ranks that share the model.
 

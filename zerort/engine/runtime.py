@@ -91,6 +91,8 @@ class Runtime:
         """Whether no step was taken yet, and no other run's state loaded."""
         self.lease: Lease | None = None
         """The right to keep steps in `last_step`, once it was asked for."""
+        self.lr_overrides: dict[int, float] = {}
+        """Learning rates that are not as the optimizers have them, by the optimizer's `id`; the same on every rank."""
         self.units = Units()
         self.attachments: list[Attachment] = []
         """Bindings that collect gradients on their own; asked before every step, and told after it."""

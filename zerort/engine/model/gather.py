@@ -54,7 +54,7 @@ class GatheredForm:
     @property
     def slot_nbytes(self) -> int:
         """Bytes that it takes in a slot; 0 if it needs none."""
-        return sum(-(-s.layout.nbytes // _LINE) * _LINE for s in self._sections if s.parameters.needs_room)
+        return sum(_room_of(section) for section in self._sections if section.parameters.needs_room)
 
     def fetch(self) -> bool:
         """Start to bring the parameters here if there is room; say whether they are, or will be."""
@@ -76,7 +76,7 @@ class GatheredForm:
                 assert self._slot is not None
                 nbytes = section.layout.nbytes
                 out = self._slot.memory[cursor : cursor + nbytes].view(section.parameters.dtype)
-                cursor += -(-nbytes // _LINE) * _LINE
+                cursor += _room_of(section)
             arrivals.append(section.parameters.restore(out=out))
         self.fetched = joined(arrivals, result=None)
         return True
@@ -138,3 +138,8 @@ class GatheredForm:
     def close(self) -> None:
         """Forget the memory: its owner closes."""
         self._slot = self.fetched = None
+
+
+def _room_of(section: Section) -> int:
+    """Return the bytes that a gathered section takes in a slot: one that is empty takes a line, to have a slot, too."""
+    return max(-(-section.layout.nbytes // _LINE), 1) * _LINE

@@ -138,6 +138,10 @@ class OptimizerState:
         """The optimizers of its tensors, each once, in the same order on every rank."""
         return list({id(one): one for one in self._optimizers.values()}.values())
 
+    def optimizer_of(self, name: str) -> Optimizer:
+        """Return the optimizer of one of its tensors."""
+        return self._optimizers[name]
+
     @property
     def columns(self) -> dict[str, Column]:
         """What an update of elements reads and writes, by kind; ``master`` among them."""

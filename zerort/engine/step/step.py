@@ -102,9 +102,12 @@ def _walk(rt: Runtime, progress: Any) -> StepReport:
         why = f"NaN or infinity in the gradient of {why}"
         if rt.options.nonfinite == "raise" and rt.options.loss_scale is None:
             rt.ledger.turn()
+            hints = [
+                "Look at that rank's batch, lower the learning rate, or open the runtime with nonfinite='skip'.",
+                *(one.nonfinite_hint() for one in rt.attachments),
+            ]
             raise NonFiniteError(
-                f"Expected finite gradients, got {why}. Nothing was updated. Look at that rank's batch, lower the "
-                "learning rate, or open the runtime with nonfinite='skip'."
+                f"Expected finite gradients, got {why}. Nothing was updated. {' '.join(filter(None, hints))}"
             )
         return _report(rt, facts, updated=False, why=why, grad_norm=norm, loss_scale=used_scale)
     clip = 1.0 if rt.options.clip_norm is None else clip_factor(norm, rt.options.clip_norm)
@@ -194,7 +197,10 @@ def _rates(rt: Runtime) -> tuple[dict[int, float], Exception | None]:
     """Return the next update's learning rate of every optimizer in use, and what a schedule raised."""
     optimizers = {id(one): one for state in rt.units.states() for one in state.optimizers}
     try:
-        return {key: one.lr_at(rt.updates + 1) for key, one in optimizers.items()}, None
+        return {
+            key: rt.lr_overrides[key] if key in rt.lr_overrides else one.lr_at(rt.updates + 1)
+            for key, one in optimizers.items()
+        }, None
     except Exception as error:  # a schedule is the user's: nothing has changed yet, so all ranks can still stop
         return dict.fromkeys(optimizers, 0.0), error
 
@@ -295,7 +301,7 @@ def _report(
         update=rt.updates,
         updated=updated,
         why=why,
-        lr=rt.optimizer.lr_at(max(rt.updates, 1)),
+        lr=rt.lr_overrides.get(id(rt.optimizer), rt.optimizer.lr_at(max(rt.updates, 1))),
         grad_norm=grad_norm,
         clipped=clipped,
         loss_scale=loss_scale,
