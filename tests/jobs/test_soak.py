@@ -1,4 +1,4 @@
-"""300 steps with kills, resumes and stops end as 300 steps without do, and nothing grows (`make soak-faults`: 10,000)."""
+"""Steps with kills, resumes and stops end as those without do, and nothing grows: 300 (`make soak-faults`: 10,000)."""
 
 from __future__ import annotations
 
