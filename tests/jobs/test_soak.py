@@ -20,7 +20,7 @@ def test_steps_with_kills_and_stops_end_as_those_without(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=580,
+        timeout=1200,
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert ", 0 wrong" in answer.stdout
