@@ -8,6 +8,7 @@ SEEDS   ?= 200
 LOAD    ?= 16
 HISTORIES ?= 20
 MUTANTS ?= 60
+STEPS   ?= 10000
 SEED    ?= 1
 VENV    ?= .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
 BIN     := $(VENV)/bin
@@ -47,7 +48,8 @@ ON_RANKS = $(BIN)/python -m zerort.testing $(if $(LIMIT),--timeout $(LIMIT)) $(f
 COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types contracts test-unit test-jobs test-ranks test-loaded test-torch test-cpu test-cpus test-cuda test-cuda-alone test-cuda-ranks coverage-cuda soak mutants mutants-core bench clean powerloss errnos histories fuzz faults sanitize ALWAYS
+# Every target that `make help` names is one that no file is made by.
+.PHONY: ALWAYS test-cuda-alone test-cuda-ranks $(shell sed -nE 's/^([a-z-]+):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -168,6 +170,10 @@ clean: ## Remove environments and builds
 faults: $(VENV)/.dev ## Break a rank in every phase, in every way, over every transport; interrupt every line of step, save and load
 	$(call BOTH,ZERORT_ALL_FAULTS=1 $(BIN)/python -m pytest -q tests/jobs/test_phases_and_faults.py,\
 	  ZERORT_STRIDE=1 $(BIN)/python -m pytest -q tests/unit/engine/test_interrupts.py)
+
+soak-faults: $(VENV)/.dev ## Train STEPS=10000 steps, kill and resume every 50, stop ranks: nothing lost, nothing grows
+	rm -rf build/soak
+	$(BIN)/python tests/jobs/soak.py build/soak $(SEED) $(STEPS)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "zerort needs Python >= 3.10, found " + sys.version.split()[0] + ". Say which: make PYTHON=python3.11")'

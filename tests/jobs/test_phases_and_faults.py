@@ -102,6 +102,12 @@ class Case:
     kind: str
     native: bool
 
+    @property
+    def dies_at_once(self) -> bool:
+        """Whether the launcher hears of it first: it ends the others, and names any process or none."""
+        # Until zr.open has set its handlers, SIGTERM does what it does to any process.
+        return self.fault in ("KILL", "_exit") or (self.phase, self.fault) == ("open", "TERM")
+
     def __str__(self) -> str:
         return f"{self.phase}, {self.fault}, over {self.kind}, {'native' if self.native else 'numpy'}"
 
@@ -141,10 +147,9 @@ def test_the_job_ends_and_tells_whose_fault_it_was(job, scratch, tmp_path, case)
     assert result.code != 0, result.output
     if (case.phase, case.fault) == ("open", "STOP"):  # nobody is known yet
         assert "Expected all 3 ranks to open group 'world' within 5 s, got fewer" in result.output, result.output
-    elif case.fault not in ("KILL", "_exit"):  # where the launcher ends the others at once, and names any or none
+    elif not case.dies_at_once:
         told = result.output.replace(process[0], "")
-        by_launcher = rf"PID {process[1]}\b" if case.fault == "TERM" else "$^"
-        assert re.search(rf"\b[Rr]ank 1\b|{by_launcher}", told), result.output
+        assert re.search(r"\b[Rr]ank 1\b", told), result.output
         blamed = re.findall(r"got (?:no|none of|an error on) ranks? ([\d, ]*\d)", told)
         assert set(blamed) <= {"1"}, result.output
 
