@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from zerort.checkpoint import Value, load, read_manifest, save
+from zerort.checkpoint.failure import together
 from zerort.checkpoint.manifest import encode
 from zerort.config import GroupOptions
 from zerort.errors import CallError, CheckpointError, StorageError
@@ -301,7 +302,8 @@ def test_ranks_that_read_different_manifests_all_hear_of_it(tmp_path: Path) -> N
     def body(group):
         load(tmp_path / "a", group, [value(group, SHAPES)])
 
-    with mock.patch("zerort.checkpoint.load.read_manifest", seen):
+    on_its_own_thread = mock.patch("zerort.checkpoint.load.patiently", together)
+    with on_its_own_thread, mock.patch("zerort.checkpoint.load.read_manifest", seen):
         with mock.patch("zerort.checkpoint.load.is_replaced", return_value=False):
             assert "to be the same on every rank" in refused(2, CheckpointError, body)
         assert "got 100 new ones in a row" in refused(2, CheckpointError, body)

@@ -20,11 +20,12 @@ import pytest
 import zerort as zr
 from zerort.checkpoint import Value, lease, read_manifest, reader, save
 from zerort.checkpoint.directory import publish
-from zerort.checkpoint.failure import patiently
+from zerort.checkpoint.failure import patiently, together
 from zerort.checkpoint.lease import LEASE, LEASE_SECONDS, Lease
 from zerort.config import GroupOptions
 from zerort.errors import CheckpointError, CheckpointInUseError, StorageError
 from zerort.layout import FlatLayout, Partition
+from zerort.offload.activity import on_disk
 from zerort.offload.scratch import this_owner
 from zerort.testing import run_threads
 
@@ -134,6 +135,9 @@ def test_copies_of_a_model_that_read_different_checkpoints_are_told(tmp_path):
             unit = rt.register("unit", {"w": np.zeros(100, np.float32)})
             with contextlib.ExitStack() as stack:
                 if group.rank == 0:
+                    stack.enter_context(
+                        mock.patch("zerort.checkpoint.load.patiently", together)
+                    )  # on the rank's own thread
                     stack.enter_context(mock.patch("zerort.checkpoint.load.ShardFiles", opened))
                 group.barrier().wait()
                 with pytest.raises(CheckpointError, match="Expected all copies of the model to load one checkpoint"):
@@ -163,6 +167,30 @@ def test_ranks_with_different_timeouts_decide_alike_that_a_disk_is_stuck(tmp_pat
     with mock.patch("zerort.checkpoint.failure._MEET_EVERY", 0.2):
         assert len(set(run_threads(3, body))) == 1
     gate.set()
+
+
+def test_an_operation_longer_than_the_timeout_is_not_stuck_while_others_of_its_rank_end(tmp_path):
+    """One block of a slow disk, and small operations beside it: the work is waited for, and gives what it gives."""
+    long_ended = threading.Event()
+
+    def others():
+        while not long_ended.wait(0.1):
+            with on_disk("write", "another block"):
+                pass
+
+    def work():
+        helper = threading.Thread(target=others)
+        helper.start()
+        with on_disk("write", str(tmp_path / "block")):
+            time.sleep(2.5)
+        long_ended.set()
+        helper.join()
+        return "written"
+
+    def body(group):
+        return patiently(group, work if group.rank == 0 else str, path=str(tmp_path), name="write")
+
+    assert run_threads(2, body, options=GroupOptions(timeout=1.0)) == ["written", ""]
 
 
 def test_a_child_forked_while_its_lease_is_being_released_does_not_hang(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 
 import zerort as zr
 from zerort.checkpoint import reader, verify
+from zerort.checkpoint.failure import together
 from zerort.errors import CallError, CheckpointError, CorruptCheckpointError, StorageError, ZerortError
 from zerort.testing import run_threads
 
@@ -172,5 +173,6 @@ def test_copies_of_the_model_that_failed_to_load_are_torn_together(tmp_path):
         return reader.ShardFiles(*args, **settings)
 
     run(save)
-    with mock.patch("zerort.checkpoint.load.ShardFiles", opened):
+    on_its_own_thread = mock.patch("zerort.checkpoint.load.patiently", together)
+    with on_its_own_thread, mock.patch("zerort.checkpoint.load.ShardFiles", opened):
         run_threads(4, body)

@@ -8,7 +8,7 @@
 
 A save counts from the moment its manifest is renamed onto ``manifest.json``; before that the files of the one before
 are untouched, after that they are deleted. Only names of these forms are ever deleted. May import: errors,
-offload.{disk, second_names}.
+offload.{activity, disk, second_names}.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from zerort.checkpoint.lease import LEASE
 from zerort.checkpoint.manifest import DATA_NAME, Manifest, decode
 from zerort.errors import CheckpointError, StorageError
 from zerort.offload import disk
+from zerort.offload.activity import on_disk
 from zerort.offload.second_names import TRIAL
 
 __all__ = [
@@ -192,7 +193,8 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
                     f"Expected a manifest of at most {_MOST_MANIFEST} bytes, got one of {nbytes} bytes at {file}. It "
                     "was not written by zerort: take another checkpoint."
                 )
-            text = stream.read()
+            with on_disk("read", file):
+                text = stream.read()
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(_what_is_there(where)) from None
     except OSError as error:

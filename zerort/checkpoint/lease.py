@@ -11,7 +11,7 @@
 An owner on this machine is gone when the kernel has dropped its lock: a kill -9 holds nobody up. One elsewhere is gone
 if its lock can be had and it has given no sign of life for 60 s; so is any, where the file system has no locks. What a
 save will delete is listed before the fence, so a successor's files are never among it. May import: checkpoint.schema,
-errors, forks, offload.{disk, scratch, workers}.
+errors, forks, offload.{activity, disk, scratch, workers}.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from zerort import forks
 from zerort.checkpoint.schema import COUNT, expect
 from zerort.errors import CheckpointInUseError
 from zerort.offload import disk
+from zerort.offload.activity import on_disk
 from zerort.offload.scratch import Owner, is_dead, this_owner
 from zerort.offload.workers import lend
 
@@ -231,7 +232,8 @@ class Lease:
         except FileNotFoundError:
             return None
         try:
-            return _parse(descriptor)
+            with on_disk("read", self._path):
+                return _parse(descriptor)
         finally:
             os.close(descriptor)
 
