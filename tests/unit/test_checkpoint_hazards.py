@@ -372,3 +372,32 @@ def test_a_manifest_that_cannot_be_read_to_its_end_is_a_stuck_disk_on_every_rank
     with mock.patch("zerort.checkpoint.read_manifest", side_effect=lambda path: gate.wait(60)):
         run_threads(2, body, options=GroupOptions(timeout=2.0))
     gate.set()
+
+
+ENDING = """
+import os, sys, threading
+from zerort.checkpoint import sweep as module
+from zerort.checkpoint.failure import patiently
+from zerort.testing import run_threads
+module.AT_ONCE_NBYTES = -1
+real = os.unlink
+def unlink(path, **options):  # not before the program has come to its end
+    if "/old" in os.fspath(path):
+        threading.main_thread().join()
+    real(path, **options)
+os.unlink = unlink
+work = lambda: module.sweep(sys.argv[1], ["old", "older"])
+run_threads(1, lambda group: patiently(group, work, path=sys.argv[1], name="save commit"))
+"""
+
+
+def test_files_of_earlier_saves_are_deleted_though_the_program_has_ended(tmp_path):
+    """Saves delete on a daemon's thread. A thread that such a one starts is a daemon, too, unless it is told otherwise:
+    for a while files stayed where a job ended with its save."""
+    for name in ("old", "older"):
+        (tmp_path / name).write_text("x")
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, tmp_path], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.listdir(tmp_path) == []
