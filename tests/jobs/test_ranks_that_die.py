@@ -85,7 +85,7 @@ def assert_named_by(output, victim, others):
 def test_a_rank_of_a_node_that_dies_is_named_by_all_others(script, tmp_path, death):
     if death.form == "native" and not native.AVAILABLE:
         pytest.skip("not built")
-    control = open_control(3, "/dev/shm", sees_processes=True)
+    control = open_control(3, "/dev/shm")
     words = [str(death.victim), death.form, death.moment]
     path = script(ON_A_NODE)
     ranks = [

@@ -25,7 +25,7 @@ from zerort.comm.failure import abort_job_on_exception, end_job
 from zerort.comm.group import Group
 from zerort.comm.leftovers import sweep
 from zerort.comm.nccl_bootstrap import open_on_gpus
-from zerort.comm.neighbours import process_space
+from zerort.comm.neighbours import can_open_each_other, see_each_other
 from zerort.comm.node import NodeTransport, open_control
 from zerort.comm.solo import SoloTransport
 from zerort.comm.transport import Transport
@@ -187,14 +187,15 @@ def open_node(
 ) -> NodeTransport:
     """Build the node transport of this machine's ranks; if that fails on any machine, it fails on ``everyone``."""
     everyone = machine if everyone is None else everyone
-    able, spaces = zip(*machine.allgather((native.AVAILABLE and allow_native, process_space())), strict=True)
-    sees_processes = len(set(spaces)) == 1
+    able = machine.allgather(native.AVAILABLE and allow_native)
+    sees_processes = see_each_other(machine.allgather)
+    named = not (sees_processes and can_open_each_other(machine.allgather))
     control, path, error = None, "", ""
     if machine.Get_rank() == 0:
         for directory in {"/dev/shm", options.shm_dir}:  # MPI libraries know only the first
             sweep(directory)
         try:
-            control = open_control(machine.Get_size(), options.shm_dir, sees_processes=sees_processes)
+            control = open_control(machine.Get_size(), options.shm_dir, named=named)
             path = control.path
         except SharedMemoryError as problem:
             error = str(problem)
@@ -210,6 +211,7 @@ def open_node(
                 options=options,
                 in_native=all(able),
                 sees_processes=sees_processes,
+                named=named,
             )
         except SharedMemoryError as problem:
             error = str(problem)
