@@ -1,6 +1,7 @@
 """What processes of one machine can find out about each other: whether they see each other, files and memory.
 
-Containers and kernels may hide any of these. Each question is asked by all ranks at once and answered for all alike. May import: native.
+Containers and kernels may hide any of these. Each question is asked by all ranks at once and answered for all alike.
+May import: native.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ def can_open_each_other(tell: Tell) -> bool:
     """Find out, by trying, whether every rank may open every other's open files: security modules may forbid it."""
     with open(os.devnull, "rb") as file:
         mine = f"/proc/{os.getpid()}/fd/{file.fileno()}"
-        everyone = all(answer == "yes" for answer in tell("yes" if all(map(_opens, tell(mine))) else "no"))
-    return everyone
+        return all(answer == "yes" for answer in tell("yes" if all(map(_opens, tell(mine))) else "no"))
 
 
 def _opens(path: str) -> bool:
