@@ -47,9 +47,7 @@ def test_a_killed_rank_is_named_and_the_gpu_is_freed(tmp_path):
     """
     script = tmp_path / "job.py"
     script.write_text(PRELUDE + textwrap.dedent(code))
-    control = open_control(
-        3, "/dev/shm", sees_processes=True
-    )  # without a launcher: one would end all ranks with the first
+    control = open_control(3, "/dev/shm")  # without a launcher: one would end all ranks with the first
     env = hardware.environment(devices=3) | {"ZERORT_FLIGHT_DIR": str(tmp_path)}
     words = [sys.executable, str(script)]
     ranks = [

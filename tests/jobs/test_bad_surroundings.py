@@ -298,3 +298,37 @@ def test_importing_zerort_imports_no_mpi_and_no_framework():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_ranks_that_may_not_open_each_others_files_share_memory_by_name(job):
+    """A process that is not dumpable shows its open files to nobody but those who may trace everything."""
+    code = """
+import ctypes
+from mpi4py import MPI
+libc = ctypes.CDLL(None, use_errno=True)
+head, caps = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+assert libc.capget(head, caps) == 0
+caps[0] &= ~(1 << 19)  # CAP_SYS_PTRACE, effective and permitted
+caps[1] &= ~(1 << 19)
+assert libc.capset(head, caps) == 0
+assert libc.prctl(4, 0, 0, 0, 0) == 0  # PR_SET_DUMPABLE
+other = MPI.COMM_WORLD.allgather(os.getpid())[MPI.COMM_WORLD.rank - 1]
+try:
+    os.close(os.open(f"/proc/{other}/fd/1", os.O_RDONLY))
+except PermissionError:
+    say("refused")
+MPI.COMM_WORLD.Barrier()
+with zr.open_group(kind="node") as group:
+    mine = group.empty(1000, np.float64)
+    mine[:] = group.rank + 1
+    assert (group.all_reduce(mine).wait() == 6).all()
+    assert (group.all_reduce(np.ones(300_000)).wait() == 3).all()  # of its own, not shared
+    with group.split(group.rank % 2) as part:
+        assert (part.all_reduce(np.ones(10)).wait() == part.size).all()
+    group.barrier().wait()
+    say("left", os.listdir(os.environ["ZERORT_SHM_DIR"]))
+"""
+    result = job(3, code)
+    assert result.code == 0, result.output
+    assert result.output.count("refused\n") == 3, result.output
+    assert result.output.count("left []\n") == 3, result.output

@@ -97,6 +97,29 @@ def test_other_arrays_and_kinds_are_right_too(words: tuple[str, ...]) -> None:
     assert f"Group('world', {'mpi' if 'mpi' in words else 'node'}," in answer.stdout
 
 
+def test_sums_that_hosts_round_on_the_wire_are_right(job) -> None:
+    """Two hosts, of nine ranks and of one: the sums of nine may have no room in bfloat16, and are sent rounded."""
+    code = """
+from mpi4py import MPI
+from zerort.cli.bench.collectives.operations import OPERATIONS
+from zerort.cli.bench.collectives.trials import Pattern, our_trials
+from zerort.comm.bootstrap.opening import best_transport
+from zerort.native.dtypes import numpy_dtype
+world, options = MPI.COMM_WORLD, zr.GroupOptions.from_environment()
+machine = world.Split(world.rank // 9, world.rank)
+with zr.Group(best_transport(world, name="world", options=options, kind="hierarchical", machine=machine)) as group:
+    arrays = [group.empty(10 * 610, numpy_dtype("bfloat16")) for _ in range(2)]
+    for op in ("reduce_scatter", "all_reduce"):
+        trials = our_trials(group, OPERATIONS[op], *arrays, Pattern("bfloat16", group.size))
+        say(op, [trial.check() for trial in trials.values()])
+"""
+    result = job(10, code)
+    assert result.code == 0, result.output
+    assert result.output.count("reduce_scatter [0, 0]\n") == result.output.count("all_reduce [0, 0]\n") == 10, (
+        result.output
+    )
+
+
 def test_wrong_data_fails_the_benchmark(tmp_path: Path) -> None:
     script = tmp_path / "spoiled.py"
     script.write_text(

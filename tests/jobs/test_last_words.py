@@ -41,6 +41,10 @@ elif how == "raise in with":
     with group, rt:
         train(rt)
         raise SystemExit(3)
+elif how == "exit after with":
+    with group, rt:
+        train(rt)
+    sys.exit(3)
 """
 )
 
@@ -65,6 +69,20 @@ def test_a_rank_that_ends_its_loop_early_is_the_story_on_every_rank(job, how, co
     assert sum(line.startswith("[ranks 1, 2] rank 0 left after update 2") for line in told) == 1
     assert "Open a new group" not in result.output
     assert len([line for line in result.output.splitlines() if line.startswith("[")]) < 20, result.output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_asks_for_its_code_after_it_has_closed_the_group_gets_it(job, kind):
+    """The others miss it before it says with which code it ends."""
+    result = job(3, EARLY, args=["exit after with", kind])
+    assert result.code == 3, result.output
+    assert result.output.count("rank 0 left after update 2, ranks 1, 2 are at update 3: give all ranks the same") == 2
+
+
+@pytest.mark.parametrize("raised", ["sys.exit(3)", "raise SystemExit(3)"])
+def test_a_code_that_one_rank_ends_with_is_the_jobs(job, raised):
+    result = job(3, f"with zr.open_group() as group:\n    group.barrier().wait()\nif group.rank == 1:\n    {raised}\n")
+    assert result.code == 3, result.output
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,10 +1,16 @@
 """A rank that is late, gone, killed or raising never leaves the others waiting for ever."""
 
 import json
+import os
 import re
+import threading
+import time
 from pathlib import Path
 
 import pytest
+
+from zerort.comm.bootstrap.environment import find_launcher
+from zerort.testing import run_job
 
 
 def opened(timeout):
@@ -382,3 +388,31 @@ except CollectiveError as error:
     result = job(3, code)
     assert result.code == 7, result.output
     assert result.output.count("caught it") == 3, result.output
+
+
+def test_what_a_killed_job_leaves_of_mpis_memory_is_found(script, tmp_path):
+    """So that the fixture's comparison of shared memory, MPI's own included, can fail."""
+    code = """
+group = zr.open_group()
+open_gate(group.rank)
+wait_for_gates("killer")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    path = script(code)
+
+    def kill_when_mapped():
+        while not all((tmp_path / f"job.py-gate-{rank}").exists() for rank in range(2)):
+            time.sleep(0.01)
+        time.sleep(1.0)  # longer than between two looks at what is mapped
+        (tmp_path / "job.py-gate-killer").touch()
+
+    killer = threading.Thread(target=kill_when_mapped)
+    killer.start()
+    result = run_job(2, [path], cwd=tmp_path, timeout=60)
+    killer.join()
+    mapped = [name for name in result.left if "mpich_shm_" in name]
+    assert result.code not in (0, 124), result.output
+    if find_launcher().vendor == "MPICH":
+        assert len(mapped) == 1, result.left
+    for name in mapped:
+        os.unlink(name)

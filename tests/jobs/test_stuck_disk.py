@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from zerort.checkpoint import verify
 
 SAVE = """
@@ -60,4 +62,69 @@ group.close()
     result = job(3, code, args=[tmp_path / "c"])
     assert result.code == 0, result.output
     assert re.findall(r"rank \d deleted (\d+)", result.output) == ["3"] * 3, result.output
+    assert verify(tmp_path / "c") == []
+
+
+HANG = """
+def never_open(part):
+    real = os.open
+    def hang(path, *words, **options):
+        if part in os.fspath(path):
+            time.sleep(1000)
+        return real(path, *words, **options)
+    os.open = hang
+"""
+
+
+@pytest.mark.parametrize(("rank", "part"), [(1, "shard-"), (2, "manifest.json")], ids=["data", "manifest"])
+def test_a_file_that_cannot_be_opened_to_load_names_its_rank_and_path(job, tmp_path, rank, part):
+    code = (
+        SAVE
+        + HANG
+        + """
+from zerort.checkpoint import load
+save(path, group, values, meta={})
+if group.rank == int(sys.argv[2]):
+    never_open(sys.argv[3])
+try:
+    load(path, group, values)
+except StorageError as error:
+    say("rank", group.rank, "raised", error)
+group.close()
+"""
+    )
+    result = job(3, code, args=[tmp_path / "c", rank, part])
+    assert result.code == 0, result.output
+    raised = re.findall(r"rank (\d) raised (.*)", result.output)
+    assert sorted(one for one, _ in raised) == ["0", "1", "2"], result.output
+    at = re.escape(f"got none on rank {rank}, which is at: open {tmp_path}/c/{part}")
+    assert all(re.search(at, text) for _, text in raised), result.output
+
+
+def test_a_lease_that_cannot_be_looked_at_before_a_step_names_its_rank_and_path(job, tmp_path):
+    code = (
+        HANG
+        + """
+options = zr.GroupOptions.from_environment(timeout=10.0)
+with zr.open_group(options=options) as group, zr.open(group=group, last_step=sys.argv[1]) as rt:
+    unit = rt.register("unit", {"w": np.zeros(1000, np.float32)})
+    for number in range(2):
+        if number == 1 and group.rank == 0:
+            never_open("saver.lease")
+        with unit.gathered():
+            pass
+        unit.reduce({"w": np.ones(1000, np.float32)})
+        try:
+            rt.step()
+        except StorageError as error:
+            say("rank", group.rank, "raised in step", number, error)
+    say("rank", group.rank, "did", rt.updates)
+"""
+    )
+    result = job(2, code, args=[tmp_path / "c"])
+    assert result.code == 0, result.output
+    raised = re.findall(r"rank (\d) raised in step 1 (.*)", result.output)
+    assert sorted(one for one, _ in raised) == ["0", "1"], result.output
+    assert all(f"got none on rank 0, which is at: open {tmp_path}/c/saver.lease" in text for _, text in raised)
+    assert result.output.count("did 1") == 2, result.output
     assert verify(tmp_path / "c") == []

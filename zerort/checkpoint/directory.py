@@ -24,6 +24,7 @@ from zerort.checkpoint.lease import LEASE
 from zerort.checkpoint.manifest import DATA_NAME, Manifest, decode
 from zerort.errors import CheckpointError, StorageError
 from zerort.storage.files import disk
+from zerort.storage.files.activity import on_disk
 from zerort.storage.files.hard_links import TRIAL
 
 __all__ = [
@@ -191,7 +192,8 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
                     f"Expected a manifest of at most {_MOST_MANIFEST} bytes, got one of {nbytes} bytes at {file}. It "
                     "was not written by zerort: take another checkpoint."
                 )
-            text = stream.read()
+            with on_disk("read", file):
+                text = stream.read()
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(_what_is_there(where)) from None
     except OSError as error:

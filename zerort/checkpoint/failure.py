@@ -59,6 +59,10 @@ def patiently(group: Group, work: Callable[[], T], *, path: str, name: str) -> T
     runs on a thread, and the ranks meet every few seconds until all have done theirs. Work that is quick takes no more
     messages than with `together`.
 
+    What moves is counted in operations that end: blocks of some megabytes, opens, syncs. A long one is not stuck as
+    long as others of its rank end. One that is alone for longer than the timeout is: nobody can see inside a sync, so a
+    rank that writes gigabytes into the page cache of a slow disk needs a timeout as long as that takes.
+
     Raises:
         StorageError: On one rank no operation on a file has ended for as long as the group's timeout; on every rank,
             with that rank and the file, and with `is_stuck`. What is stuck there is left to itself.

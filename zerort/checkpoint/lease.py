@@ -33,6 +33,7 @@ from zerort import forks
 from zerort.checkpoint.schema import COUNT, expect
 from zerort.errors import CheckpointInUseError
 from zerort.storage.files import disk
+from zerort.storage.files.activity import on_disk
 from zerort.storage.files.workers import lend
 from zerort.storage.scratch import Owner, is_dead, this_owner
 
@@ -230,7 +231,8 @@ class Lease:
         except FileNotFoundError:
             return None
         try:
-            return _parse(descriptor)
+            with on_disk("read", self._path):
+                return _parse(descriptor)
         finally:
             os.close(descriptor)
 

@@ -8,6 +8,7 @@ read       extents that overlap this rank's range, checked and converted     any
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 from bisect import bisect_right
@@ -18,7 +19,7 @@ import numpy as np
 from zerort import trace
 from zerort.checkpoint.casts import FLOATS, can_convert
 from zerort.checkpoint.directory import MOST_REPLACED, is_replaced, read_manifest, replaced_too_often
-from zerort.checkpoint.failure import patiently, storage_error, together
+from zerort.checkpoint.failure import patiently, storage_error
 from zerort.checkpoint.manifest import Manifest
 from zerort.checkpoint.reader import Damage, Fetch, ShardFiles, damage_error, fetch_all
 from zerort.checkpoint.value import Value, check_values
@@ -112,21 +113,29 @@ def _open(
         _check_model(path, found, values, strict=strict)
         return found
 
+    def open_files(found: Manifest) -> ShardFiles | Exception:
+        try:
+            return ShardFiles(path, found, list(plan_fetches(found, values, group.rank)), on_damage=refuse)
+        except OSError as caught:
+            return storage_error(caught, path=path)
+        except Exception as caught:
+            return caught
+
+    # All that asks the disk is done patiently: one that does not answer is named.
     for _ in range(MOST_REPLACED):
-        found = together(group, begin, path=path, name="load checks")
+        found = patiently(group, begin, path=path, name="load checks")
         manifest = None
         with contextlib.ExitStack() as unless_all_have:
-            error: Exception | None = None
-            try:
-                files = ShardFiles(path, found, list(plan_fetches(found, values, group.rank)), on_damage=refuse)
+            files = patiently(group, functools.partial(open_files, found), path=path, name="load files")
+            error = files if isinstance(files, Exception) else None
+            if not isinstance(files, Exception):
                 unless_all_have.callback(files.close)
-            except Exception as caught:
-                error = storage_error(caught, path=path) if isinstance(caught, OSError) else caught
             told = gather_json(group, [found.digest, error is None], name="load open")
-            if all(row == [found.digest, True] for row in told):
+            if not isinstance(files, Exception) and all(row == [found.digest, True] for row in told):
                 unless_all_have.pop_all()
                 return found, files
-            if any(gather_json(group, is_replaced(path, found), name="load again")):
+            look_again = functools.partial(is_replaced, path, found)
+            if any(gather_json(group, patiently(group, look_again, path=path, name="load again"), name="load again")):
                 continue
             expect_same(group, f"{found.digest:08x}", what=f"the manifest of {path}", error=CheckpointError)
             raise_together(group, error, name="load open")

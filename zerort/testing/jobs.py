@@ -6,6 +6,7 @@ itself and its ranks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from zerort.comm.bootstrap.environment import find_launcher, without_launcher
 __all__ = ["JobResult", "run_job", "signal_all", "wait_for_job"]
 
 _MARK = "ZERORT_JOB"
+_SHM = "/dev/shm/"
+_LOOK_EVERY = 0.25
+"""Seconds between looks at what the ranks have mapped."""
 _DUMP_FOR = 3.0
 """Seconds that ranks get to write their stacks before they are killed."""
 
@@ -35,6 +39,8 @@ class JobResult:
     output: str
     """What all ranks wrote, mixed as it came."""
     seconds: float
+    left: tuple[str, ...] = ()
+    """Files in /dev/shm that its processes had mapped, and that are still there: MPI's own shared memory, too."""
 
     @property
     def timed_out(self) -> bool:
@@ -82,8 +88,9 @@ def wait_for_job(
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, env=environment, cwd=cwd
         )
+        mapped: set[str] = set()
         try:
-            code = _follow(process, sink.fileno(), began + timeout, echo=echo)
+            code = _follow(process, mark, sink.fileno(), began + timeout, echo=echo, mapped=mapped)
             if code is None:
                 code = 124
                 signal_all(f"{_MARK}={mark}", signal.SIGUSR1)
@@ -99,13 +106,18 @@ def wait_for_job(
         output = sink.read().decode(errors="replace")
     if echo and code == 124:
         print(output)
-    return JobResult(code, output, time.monotonic() - began)
+    return JobResult(code, output, time.monotonic() - began, tuple(sorted(filter(os.path.exists, mapped))))
 
 
-def _follow(process: subprocess.Popen[bytes], sink: int, deadline: float, *, echo: bool) -> int | None:
-    shown = 0
+def _follow(
+    process: subprocess.Popen[bytes], mark: str, sink: int, deadline: float, *, echo: bool, mapped: set[str]
+) -> int | None:
+    shown, looked = 0, time.monotonic()
     while True:
         code = process.poll()
+        if time.monotonic() - looked >= _LOOK_EVERY:
+            mapped.update(_mapped(mark))
+            looked = time.monotonic()
         if echo:
             fresh = os.pread(sink, 1 << 20, shown)
             shown += len(fresh)
@@ -123,13 +135,26 @@ def signal_all(variable: str, number: signal.Signals) -> None:
         variable: As ``NAME=value``, or how that begins. Processes that those start inherit it.
         number: The signal.
     """
-    needle = variable.encode()
+    for entry in _processes(variable):
+        with contextlib.suppress(OSError):
+            if number == signal.SIGKILL or "python" in os.readlink(entry / "exe"):
+                os.kill(int(entry.name), number)
+
+
+def _processes(variable: str) -> Iterator[Path]:
+    """Yield the entries in /proc of other processes with a variable in their environment."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if needle in (entry / "environ").read_bytes() and (
-                    number == signal.SIGKILL or "python" in os.readlink(entry / "exe")
-                ):
-                    os.kill(int(entry.name), number)
-            except OSError:
-                continue  # it ended meanwhile, or is not ours
+            with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours
+                if variable.encode() in (entry / "environ").read_bytes():
+                    yield entry
+
+
+def _mapped(mark: str) -> Iterator[str]:
+    """Yield the files in /dev/shm that processes of the job have mapped."""
+    for entry in _processes(f"{_MARK}={mark}"):
+        with contextlib.suppress(OSError):
+            for line in (entry / "maps").read_text(errors="replace").splitlines():
+                _, found, name = line.partition(f" {_SHM}")
+                if found and not name.endswith(" (deleted)"):
+                    yield _SHM + name

@@ -17,7 +17,7 @@ import pytest
 import seams
 
 from zerort.checkpoint import Value, load, read_manifest, save
-from zerort.checkpoint.failure import patiently
+from zerort.checkpoint.failure import patiently, together
 from zerort.checkpoint.manifest import encode
 from zerort.config import GroupOptions
 from zerort.errors import CallError, CheckpointError, StorageError
@@ -304,7 +304,7 @@ def test_ranks_that_read_different_manifests_all_hear_of_it(tmp_path: Path) -> N
     def body(group):
         load(tmp_path / "a", group, [value(group, SHAPES)])
 
-    with seams.inside(load, read_manifest=seen):
+    with seams.inside(load, patiently=together, read_manifest=seen):  # on the rank's own thread
         with seams.inside(load, is_replaced=lambda *_: False):
             assert "to be the same on every rank" in refused(2, CheckpointError, body)
         assert "got 100 new ones in a row" in refused(2, CheckpointError, body)

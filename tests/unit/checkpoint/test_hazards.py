@@ -22,11 +22,12 @@ import zerort as zr
 from zerort import checkpoint
 from zerort.checkpoint import Value, lease, load, read_manifest, reader, save
 from zerort.checkpoint.directory import publish
-from zerort.checkpoint.failure import patiently
+from zerort.checkpoint.failure import patiently, together
 from zerort.checkpoint.lease import LEASE, LEASE_SECONDS, Lease
 from zerort.config import GroupOptions
 from zerort.errors import CheckpointError, CheckpointInUseError, StorageError
 from zerort.layout import FlatLayout, Partition
+from zerort.storage.files.activity import on_disk
 from zerort.storage.scratch import this_owner
 from zerort.testing import run_threads
 
@@ -136,7 +137,9 @@ def test_copies_of_a_model_that_read_different_checkpoints_are_told(tmp_path):
             unit = rt.register("unit", {"w": np.zeros(100, np.float32)})
             with contextlib.ExitStack() as stack:
                 if group.rank == 0:
-                    stack.enter_context(seams.inside(load, ShardFiles=opened))
+                    stack.enter_context(
+                        seams.inside(load, patiently=together, ShardFiles=opened)
+                    )  # on the rank's own thread
                 group.barrier().wait()
                 with pytest.raises(CheckpointError, match="Expected all copies of the model to load one checkpoint"):
                     rt.load(path)
@@ -165,6 +168,30 @@ def test_ranks_with_different_timeouts_decide_alike_that_a_disk_is_stuck(tmp_pat
     with seams.inside(patiently, _MEET_EVERY=0.2):
         assert len(set(run_threads(3, body))) == 1
     gate.set()
+
+
+def test_an_operation_longer_than_the_timeout_is_not_stuck_while_others_of_its_rank_end(tmp_path):
+    """One block of a slow disk, and small operations beside it: the work is waited for, and gives what it gives."""
+    long_ended = threading.Event()
+
+    def others():
+        while not long_ended.wait(0.1):
+            with on_disk("write", "another block"):
+                pass
+
+    def work():
+        helper = threading.Thread(target=others)
+        helper.start()
+        with on_disk("write", str(tmp_path / "block")):
+            time.sleep(2.5)
+        long_ended.set()
+        helper.join()
+        return "written"
+
+    def body(group):
+        return patiently(group, work if group.rank == 0 else str, path=str(tmp_path), name="write")
+
+    assert run_threads(2, body, options=GroupOptions(timeout=1.0)) == ["written", ""]
 
 
 def test_a_child_forked_while_its_lease_is_being_released_does_not_hang(tmp_path):
@@ -346,3 +373,32 @@ def test_a_manifest_that_cannot_be_read_to_its_end_is_a_stuck_disk_on_every_rank
     with mock.patch.object(checkpoint, "read_manifest", side_effect=lambda path: gate.wait(60)):
         run_threads(2, body, options=GroupOptions(timeout=2.0))
     gate.set()
+
+
+ENDING = """
+import os, sys, threading
+from zerort.checkpoint import sweep as module
+from zerort.checkpoint.failure import patiently
+from zerort.testing import run_threads
+module.AT_ONCE_NBYTES = -1
+real = os.unlink
+def unlink(path, **options):  # not before the program has come to its end
+    if "/old" in os.fspath(path):
+        threading.main_thread().join()
+    real(path, **options)
+os.unlink = unlink
+work = lambda: module.sweep(sys.argv[1], ["old", "older"])
+run_threads(1, lambda group: patiently(group, work, path=sys.argv[1], name="save commit"))
+"""
+
+
+def test_files_of_earlier_saves_are_deleted_though_the_program_has_ended(tmp_path):
+    """Saves delete on a daemon's thread. A thread that such a one starts is a daemon, too, unless it is told otherwise:
+    for a while files stayed where a job ended with its save."""
+    for name in ("old", "older"):
+        (tmp_path / name).write_text("x")
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, tmp_path], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.listdir(tmp_path) == []

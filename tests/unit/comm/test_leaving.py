@@ -12,7 +12,7 @@ from zerort.config import GroupOptions
 @pytest.fixture
 def ranks():
     """Two transports of one node, as if in two processes."""
-    control, options = open_control(2, "/dev/shm", sees_processes=True), GroupOptions(timeout=20.0)
+    control, options = open_control(2, "/dev/shm"), GroupOptions(timeout=20.0)
     made = [
         NodeTransport(
             control.path, rank, 2, name="world", options=options, in_native=native.AVAILABLE, sees_processes=True

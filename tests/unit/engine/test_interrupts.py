@@ -58,7 +58,7 @@ class Interrupter:
 
 def run(directory: Path, verb: str, stage: int, at: int) -> int:
     """Interrupt rank 0 at a line of ``verb`` and return how many lines it ran there."""
-    control = open_control(2, "/dev/shm", sees_processes=True)
+    control = open_control(2, "/dev/shm")
     seen, stories = [0], ["", ""]
     kept, path = str(directory / "kept"), str(directory / f"{verb} {stage} {at}")
 

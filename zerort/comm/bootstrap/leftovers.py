@@ -32,21 +32,21 @@ _FIRST_PROCESS_SPACE = 0xEFFFFFFC
 """The inode of the process namespace that holds all others (PROC_PID_INIT_INO): who is in it sees every process."""
 
 
-def sweep(directory: str) -> list[str]:
-    """Remove the abandoned segments of a directory, and return the paths of what is gone.
+def sweep(directory: str, *, settled: float = _SETTLED) -> list[str]:
+    """Remove the segments of a directory that are abandoned, for ``settled`` seconds, and return the paths of those.
 
     Nothing is removed where some processes cannot be seen, as in a container that shares its /dev/shm.
     """
     gone = []
     if sees_every_process():
-        for path in abandoned(directory):
+        for path in abandoned(directory, settled=settled):
             with contextlib.suppress(OSError):  # another job sweeps at the same time
                 os.unlink(path)
                 gone.append(path)
     return gone
 
 
-def abandoned(directory: str) -> dict[str, int]:
+def abandoned(directory: str, *, settled: float = _SETTLED) -> dict[str, int]:
     """Return the segments in a directory that no process we can see uses, with the bytes each takes."""
     found = {}
     directory = os.path.realpath(directory)  # as processes' own tables name it
@@ -54,9 +54,9 @@ def abandoned(directory: str) -> dict[str, int]:
         for entry in os.scandir(directory):
             with contextlib.suppress(OSError):  # gone meanwhile
                 status = entry.stat(follow_symlinks=False)
-                settled = time.time() - status.st_mtime > _SETTLED
+                is_settled = time.time() - status.st_mtime > settled
                 ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
-                if ours and settled and _SEGMENT.fullmatch(entry.name):
+                if ours and is_settled and _SEGMENT.fullmatch(entry.name):
                     found[entry.path] = status.st_blocks * 512
     if found:  # only then is it worth a look at every process
         for path in _in_use(directory):

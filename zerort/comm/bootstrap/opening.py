@@ -23,7 +23,7 @@ from zerort.comm.bootstrap.environment import load_mpi
 from zerort.comm.bootstrap.leftovers import sweep
 from zerort.comm.group import Group
 from zerort.comm.guard.failure import abort_job_on_exception, end_job
-from zerort.comm.neighbours import process_space
+from zerort.comm.neighbours import can_open_each_other, see_each_other
 from zerort.comm.transport import Transport
 from zerort.comm.transports.nccl.opening import open_on_gpus
 from zerort.comm.transports.node.transport import NodeTransport, open_control
@@ -186,14 +186,15 @@ def open_node(
 ) -> NodeTransport:
     """Build the node transport of this machine's ranks; if that fails on any machine, it fails on ``everyone``."""
     everyone = machine if everyone is None else everyone
-    able, spaces = zip(*machine.allgather((native.AVAILABLE and allow_native, process_space())), strict=True)
-    sees_processes = len(set(spaces)) == 1
+    able = machine.allgather(native.AVAILABLE and allow_native)
+    sees_processes = see_each_other(machine.allgather)
+    named = not (sees_processes and can_open_each_other(machine.allgather))
     control, path, error = None, "", ""
     if machine.Get_rank() == 0:
         for directory in {"/dev/shm", options.shm_dir}:  # MPI libraries know only the first
             sweep(directory)
         try:
-            control = open_control(machine.Get_size(), options.shm_dir, sees_processes=sees_processes)
+            control = open_control(machine.Get_size(), options.shm_dir, named=named)
             path = control.path
         except SharedMemoryError as problem:
             error = str(problem)
@@ -209,6 +210,7 @@ def open_node(
                 options=options,
                 in_native=all(able),
                 sees_processes=sees_processes,
+                named=named,
             )
         except SharedMemoryError as problem:
             error = str(problem)

@@ -118,7 +118,7 @@ def see_others_out(*, broken: str = "", patience: float | None = None) -> None:
         ended = f"zerort: rank {rank} of {size} ended before the others:"
         with _ending:
             tell = functools.partial(_repeat, f"rank {rank}", ended)
-            if not last_words.see_others_out(tell, patience=patience):
+            if not last_words.see_others_out(tell, code=_code_of_exit, patience=patience):
                 late = f"other ranks did not come to their end within {patience:.0f} s: ending all ranks."
                 end_job(f"ends after {broken} broke; {late}", code=_code_of_exit or 1)
 
@@ -143,16 +143,23 @@ def _end_job_over(error: BaseException) -> None:
     if last_words is None:
         end_job("raised; ending all ranks.\n" + text)
         return
+    code = 1
     with _ending:
         try:
-            _tell_together(last_words, error, text)
+            said = _tell_together(last_words, error, text)
+            if isinstance(error, RankFailedError):  # what a rank asked for: when it left the group, or afterwards
+                code = error.exit_code if error.exit_code > 1 else said or 1
             _unlink_segments_of_mpich()
         finally:
-            MPI.COMM_WORLD.Abort(error.exit_code if isinstance(error, RankFailedError) else 1)
+            MPI.COMM_WORLD.Abort(code)
 
 
-def _tell_together(last_words: LastWords, error: BaseException, text: str) -> None:
-    """Print ``error`` if this is the lowest rank that raised it; return when all that was raised has been printed."""
+def _tell_together(last_words: LastWords, error: BaseException, text: str) -> int:
+    """Print ``error`` if this is the lowest rank that raised it; return when all that was raised has been printed.
+
+    Returns:
+        The exit code of those who have left, as far as they know it; 0 if they ended well.
+    """
     from zerort.comm.guard.last_words import Words
 
     rank, size = last_words.rank, last_words.size
@@ -176,6 +183,7 @@ def _tell_together(last_words: LastWords, error: BaseException, text: str) -> No
         last_words.wait_until_told(tellers - {rank})
     else:
         last_words.say_told(raised[0].rank)
+    return max(one.code for one in heard.values())
 
 
 def _head(ranks: list[int], size: int) -> str:

@@ -42,6 +42,8 @@ class Words:
     """Whether it raised only because another rank failed or left."""
     story: str = ""
     """Who left too early, in one line; empty if nobody did."""
+    code: int = 0
+    """Of a rank that left: its exit code, as far as it is known."""
 
 
 class LastWords:
@@ -90,8 +92,10 @@ class LastWords:
             self._receive()  # which also sends
             time.sleep(2e-3)
 
-    def see_others_out(self, tell: Callable[[str], None], *, patience: float | None = None) -> bool:
+    def see_others_out(self, tell: Callable[[str], None], *, code: int = 0, patience: float | None = None) -> bool:
         """Wait until every rank ends, as MPI would do next; ``tell`` the first story that one of them raises with.
+
+        Whoever raises is told this rank's exit ``code``: it may have left its groups before it knew that.
 
         Returns:
             Whether they all did within ``patience`` seconds, if that is given.
@@ -105,7 +109,7 @@ class LastWords:
                 if words.story and first:
                     first = False
                     tell(words.story)
-                self._send(Words(self.rank, "left"), [words.rank])
+                self._send(Words(self.rank, "left", code=code), [words.rank])
             time.sleep(nap)
             nap = min(2 * nap, 0.02)
         return True

@@ -97,7 +97,7 @@ class Exchange:
         self._neighbours = {
             rank: pid
             for rank, (*place, pid) in enumerate(where)
-            if place == [*where[self.rank][:2]] and rank != self.rank
+            if place == [*where[self.rank][:2]] and rank != self.rank and is_alive(pid)  # hidden ones cannot be told
         }
 
     def all_gather_bytes(self, mine: bytes, *, sequence: int) -> list[bytes]:

@@ -40,23 +40,31 @@ __all__ = ["keep", "lease_of", "objection", "resume", "room_beside"]
 
 
 def objection(rt: Runtime, *, progress: Any) -> Exception | None:
-    """Return why a step cannot be kept, as far as this rank knows, before anything changes.
+    """Return why a step cannot be kept, as far as this rank knows, before anything changes. Every rank calls this.
 
     That is what its caller wants to be kept with it, or a run that keeps its steps there at the same time, or another
     run's last step, which would be lost, or a directory that cannot be written to.
+
+    Raises:
+        StorageError: The disk does not answer; on every rank.
     """
-    try:
-        checkpoint.as_json(progress, what="progress")
-        if rt.rank == 0:
-            _expect_usable(rt)
-            if rt.is_new and checkpoint.exists(_directory(rt)):
-                raise CallError(
-                    f"Expected rt.resume() before the first step, got none, and {_directory(rt)} holds the last step "
-                    "of another run. Call rt.resume() once all units are registered, or name another directory."
-                )
-    except Exception as error:
-        return error
-    return None
+
+    def look() -> Exception | None:
+        try:
+            checkpoint.as_json(progress, what="progress")
+            if rt.rank == 0:
+                _expect_usable(rt)
+                if rt.is_new and checkpoint.exists(_directory(rt)):
+                    raise CallError(
+                        f"Expected rt.resume() before the first step, got none, and {_directory(rt)} holds the last "
+                        "step of another run. Call rt.resume() once all units are registered, or name another "
+                        "directory."
+                    )
+        except Exception as error:
+            return error
+        return None
+
+    return patiently(rt.world, look, path=_directory(rt), name="last step")
 
 
 def _expect_usable(rt: Runtime, *, patience: float = 0.0, anew: bool = False) -> None:

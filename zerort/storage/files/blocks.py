@@ -150,16 +150,17 @@ class BlockFile:
                 raise
 
     def _reserve(self, nbytes: int) -> None:
-        if self._faults is not None:
-            self._faults.meet("reserve", self.path)
-        if nbytes == 0:
-            return
-        try:
-            os.posix_fallocate(self._descriptor, 0, nbytes)
-        except OSError as error:
-            if error.errno not in _NO_FALLOCATE:
-                raise
-            os.ftruncate(self._descriptor, nbytes)
+        with on_disk("reserve", self.path):
+            if self._faults is not None:
+                self._faults.meet("reserve", self.path)
+            if nbytes == 0:
+                return
+            try:
+                os.posix_fallocate(self._descriptor, 0, nbytes)
+            except OSError as error:
+                if error.errno not in _NO_FALLOCATE:
+                    raise
+                os.ftruncate(self._descriptor, nbytes)
         disk.tell("reserve", self.path, nbytes)
 
     @property

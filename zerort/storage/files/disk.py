@@ -71,12 +71,13 @@ def open_regular(path: str, flags: int, mode: int = 0o666) -> int:
     Raises:
         OSError: It is no regular file, or the file system refused.
     """
-    try:
-        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise OSError(error.errno, _NO_FILE, path) from None
-        raise
+    with on_disk("open", path):
+        try:
+            descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise OSError(error.errno, _NO_FILE, path) from None
+            raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, _NO_FILE, path)

@@ -2,8 +2,10 @@
 
 [Note: the pattern]
 Element i of rank r is ``(i + 17 r) mod 61 + r mod 3``. 61 is prime, so a block that lands at another place, or comes
-from another rank, differs nearly everywhere; the values are small whole numbers, so sums are exact before they are
-rounded once, and every result is compared bit by bit. What a result must overwrite is scrubbed first.
+from another rank, differs nearly everywhere; the values are small whole numbers, so sums are exact, and every result is
+compared bit by bit. Of 16-bit floats, which hold few whole numbers, the remainders are summed that all ranks together
+can: then sums are exact in any order, wherever they are rounded on their way between hosts. What a result must
+overwrite is scrubbed first.
 
 [Note: the error of a sum]
 16-bit floats that fill their mantissa have sums that must be rounded, and libraries differ in how often they do so.
@@ -42,6 +44,11 @@ class Pattern:
         self._kind = numpy_dtype(dtype)
         steps = np.arange(_PERIOD, dtype=np.int64)
         self._rows = [(steps + 17 * rank) % _PERIOD + rank % 3 for rank in range(size)]
+        if dtype in HALVES:
+            largest = 2 ** (_MANTISSA_BITS[dtype] + 1) // size
+            self._rows = [
+                row % (largest + 1) if largest else (row % _PERIOD == 0).astype(np.int64) for row in self._rows
+            ]
         self._sum = np.sum(self._rows, axis=0)
 
     def fill(self, array: Array, rank: int) -> None:
@@ -62,7 +69,7 @@ class Pattern:
 
     def _period(self, rank: int | None, position: int) -> Array:
         values = np.roll(self._sum if rank is None else self._rows[rank], -(position % _PERIOD))
-        # Half precision is summed in fp32 and rounded once; integers wrap around.
+        # Through fp32, from which NumPy has a way to bf16; integers wrap around.
         return values.astype(np.float32).astype(self._kind) if self._kind.kind in "fV" else values.astype(self._kind)
 
 

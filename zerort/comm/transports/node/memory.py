@@ -36,7 +36,7 @@ class NodeMemory:
         options: Sizes, and where shared memory is.
         link: The rendezvous, which must know where windows are mapped.
         tell: Exchanges texts with the other ranks.
-        sees_processes: The ranks see each other's processes.
+        named: Give files a name until all have mapped them.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class NodeMemory:
         options: GroupOptions,
         link: Any,
         tell: Callable[[str], list[str]],
-        sees_processes: bool,
+        named: bool,
     ) -> None:
         self.rank = rank
         self.size = size
         self._options = options
         self._link = link
         self._tell = tell
-        self._sees_processes = sees_processes
+        self._named = named
         self._shelf = Shelf()
         self._stage: Window | None = None  # all ranks' slabs
 
@@ -120,7 +120,7 @@ class NodeMemory:
         try:
             if self.rank == 0:
                 try:
-                    file = SharedFile(self._options.shm_dir, nbytes, named=not self._sees_processes)
+                    file = SharedFile(self._options.shm_dir, nbytes, named=self._named)
                     story = file.path
                 except SharedMemoryError as error:
                     story = f"!{error}"

@@ -72,9 +72,9 @@ _WHOLE_NBYTES = 64 * 1024
 """All-reduces up to this size are summed whole by every rank: cheaper than a second meeting."""
 
 
-def open_control(size: int, directory: str, *, sees_processes: bool) -> SharedFile:
+def open_control(size: int, directory: str, *, named: bool = False) -> SharedFile:
     """Make the file in which ``size`` ranks of a node will meet. One rank does so, and closes it when all have."""
-    return SharedFile(directory, board_nbytes(size), named=not sees_processes)
+    return SharedFile(directory, board_nbytes(size), named=named)
 
 
 class NodeTransport(Transport):
@@ -84,6 +84,7 @@ class NodeTransport(Transport):
         control: Path of the file that `open_control` made.
         in_native: Use the native rendezvous. The same on all ranks.
         sees_processes: The ranks see each other's processes: then one that is not there has died. The same on all.
+        named: Shared memory has a name until all have mapped it: they may not open each other's. The same on all.
     """
 
     kind = "node"
@@ -99,6 +100,7 @@ class NodeTransport(Transport):
         options: GroupOptions,
         in_native: bool,
         sees_processes: bool,
+        named: bool = False,
     ) -> None:
         super().__init__(rank, size, name=name, options=options)
         mapped = map_file(control)
@@ -116,9 +118,8 @@ class NodeTransport(Transport):
             self._control.address, rank=rank, size=size, spins=spins, yields=4, in_native=in_native
         )
         self._sees_processes = sees_processes
-        self.memory = NodeMemory(
-            rank, size, options=options, link=self._link, tell=self.tell, sees_processes=sees_processes
-        )
+        self._named = named
+        self.memory = NodeMemory(rank, size, options=options, link=self._link, tell=self.tell, named=named)
         self._left = False
         self._stage_up_to = 0
         self.reads_in_place = False
@@ -388,7 +389,7 @@ class NodeTransport(Transport):
             key=key,
             rank=self.rank,
             tell=self.tell,
-            open_control=lambda size: open_control(size, self.options.shm_dir, sees_processes=self._sees_processes),
+            open_control=lambda size: open_control(size, self.options.shm_dir, named=self._named),
             make=lambda control, rank, size: NodeTransport(
                 control,
                 rank,
@@ -397,6 +398,7 @@ class NodeTransport(Transport):
                 options=self.options,
                 in_native=self._in_native,
                 sees_processes=self._sees_processes,
+                named=self._named,
             ),
         )
 
