@@ -93,7 +93,7 @@ def shard(
     """
     if not isinstance(rt, Runtime):
         raise CallError(f"Expected a runtime, as zr.open() gives one, got {type(rt).__name__}: zt.shard(model, rt).")
-    rt.check_open("shard")
+    rt.context.check_open("shard")
     found: list[FoundUnit] = []
     error: ZerortError | None = None
     try:
@@ -109,7 +109,7 @@ def shard(
     originals = [parameter.value for one in found for parameter in one.parameters]
     guard_optimizers(originals)
     del originals
-    if rt.budget is not None:
+    if rt.context.budget is not None:
         _announce(rt, found, name=name)
     for one in found:
         made[one.name] = unit = _register(rt, one, name=name, init=init, broadcast=broadcast)

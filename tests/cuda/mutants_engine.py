@@ -63,7 +63,7 @@ ENGINE = (
     ),
     Mutant(
         "engine/model/unit.py",
-        "views = self._runtime.device.arrive(ticket)",
+        "views = self._context.device.arrive(ticket)",
         "views = ticket.result",
         (SEEDS, "no_order_of_streams"),
         ranks=2,
@@ -71,7 +71,7 @@ ENGINE = (
     Mutant("engine/model/gather.py", "self.fetched.wait()", "pass", (SEEDS, "no_order_of_streams"), ranks=2),
     Mutant(
         "engine/model/gather.py",
-        "self._runtime.device.arrive(fetched)  # if it was gathered ahead and not used: it is read until then",
+        "self._context.device.arrive(fetched)  # if it was gathered ahead and not used: it is read until then",
         "pass",
         (ORDER, "a_gather_that_nobody_used_leaves_its_slot"),
         ranks=2,
@@ -99,9 +99,11 @@ ENGINE = (
         ranks=2,
     ),
     # -- the step --------------------------------------------------------------------------------------------------
-    Mutant("engine/step/step.py", "rt.stage.finish()", "pass", (ORDER, "a_digest_is_of_what_was_written"), ranks=2),
     Mutant(
-        "engine/step/step.py",
+        "engine/step/digest.py", "context.stage.finish()", "pass", (ORDER, "a_digest_is_of_what_was_written"), ranks=2
+    ),
+    Mutant(
+        "engine/step/digest.py",
         "section.parameters.wait()  # a gather in place may write to this rank's range, too: the same values",
         "pass",
         (ORDER, "a_digest_is_of_what_was_written"),
@@ -114,9 +116,15 @@ ENGINE = (
         (ORDER, "a_digest_is_of_what_was_written"),
         ranks=2,
     ),
-    Mutant("engine/runtime.py", "self.stage.finish()", "pass", (ORDER, "a_checkpoint_is_of_what_was_written"), ranks=2),
     Mutant(
-        "engine/runtime.py",
+        "engine/model/gather.py",
+        "context.stage.finish()",
+        "pass",
+        (ORDER, "a_checkpoint_is_of_what_was_written"),
+        ranks=2,
+    ),
+    Mutant(
+        "engine/model/gather.py",
         "section.parameters.wait()",
         "pass",
         (ORDER, "values_are_assigned_behind_a_gather"),
@@ -131,14 +139,14 @@ ENGINE = (
     ),
     Mutant(
         "engine/step/update.py",
-        "return rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))",
-        "rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))",
+        "return context.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))",
+        "context.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))",
         (ORDER, "what_comes_back_late_is_what_a_disk_gets"),
         ranks=2,
     ),
     Mutant(
         "engine/persist/saving.py",
-        "rt.device.settle()",
+        "context.device.settle()",
         "pass",
         (ORDER, "a_checkpoint_is_of_what_was_written"),
         ranks=2,
@@ -161,14 +169,18 @@ NOT_OF_THE_GPU = {
         "array, out=array, name=self.name, eager=False, after=self.reduction": "calls over GPUs take turns",
     },
     "engine/step/copies.py": {
-        'everyone = rt.world.all_gather(mine, name="reduced").wait().reshape(rt.world.size, len(units))': _OF_THE_HOST,
+        'everyone = context.world.all_gather(mine, name="reduced").wait().reshape(context.world.size, len(units))': (
+            _OF_THE_HOST
+        ),
         "bucket.wait()": "the end of calls that failed",
     },
     "buffer/slots.py": {
         "slot.busy.wait()  # not only for what comes next: the memory goes": "a stream holds the arrays of its work",
     },
     "engine/model/assignment.py": {
-        'rt.world.barrier(name="assign").wait()  # nobody reads what is about to change': "ranks that share memory",
+        'context.world.barrier(name="assign").wait()  # nobody reads what is about to change': (
+            "ranks that share memory"
+        ),
     },
     "engine/residence/chunked_array.py": {
         "return self.read(self.cuts[at], np.empty(self._numel(at), self.dtype)).wait()": _OF_A_DISK,
@@ -177,7 +189,7 @@ NOT_OF_THE_GPU = {
         "self.column.write(begin - self._own.first, source).wait()": _OF_THE_HOST
     },
     "engine/model/gather.py": {
-        "self._runtime.mesh.shard.barrier(name=f\"slot for {self._name or 'root unit'}\"[:60]).wait()": "shared slots",
+        "self._context.mesh.shard.barrier(name=f\"slot for {self._name or 'root unit'}\"[:60]).wait()": "shared slots",
     },
     "engine/residence/host_parameters.py": {
         "self._whole.wait()": "whoever lets a slot go has waited",
@@ -190,9 +202,8 @@ NOT_OF_THE_GPU = {
             "the emulated device keeps memory that copies use; CUDA does not promise that"
         ),
     },
-    "engine/runtime.py": {
-        "wait()": "the end: for errors, and for what the lines below give back",
-        'return self.mesh.shard.all_reduce(values, name="statistics").wait()': _OF_THE_HOST,
+    "engine/step/update.py": {
+        'return context.mesh.shard.all_reduce(values, name="statistics").wait()': _OF_THE_HOST,
     },
     "engine/persist/snapshot.py": {
         "section.parameters.restore().wait()": "for its error; whoever looks at them waits for the same Ticket",
@@ -201,17 +212,21 @@ NOT_OF_THE_GPU = {
         "self.master.write(first, master).wait()": _OF_A_DISK,
         "param.write(first, rounded).wait()": _OF_A_DISK,
     },
-    "engine/step/step.py": {
-        'everyone = rt.world.all_gather(mine, name="step").wait().reshape(rt.world.size, -1)': _OF_THE_HOST,
-        "flat = rt.mesh.shard.all_gather(np.concatenate(sums), counts=[sum(row) for row in counts], "
+    "engine/step/record.py": {
+        "everyone = group.all_gather(flat, name=name).wait().reshape(group.size, -1)": _OF_THE_HOST,
+    },
+    "engine/step/measure.py": {
+        "flat = context.mesh.shard.all_gather(np.concatenate(sums), counts=[sum(row) for row in counts], "
         'name="norm").wait()': _OF_THE_HOST,
-        'rt.mesh.shard.barrier(name="publish").wait()  # one for all units: their gathers need none any more': (
+    },
+    "engine/step/refresh.py": {
+        'context.mesh.shard.barrier(name="refresh").wait()  # one for all units: their gathers need none any more': (
             "ranks that share memory"
         ),
     },
     "engine/residence/tiers.py": {"self._pipeline.finish()": _OF_A_DISK},
     "engine/model/values.py": {
-        'rt.world.broadcast(whole.reshape(-1), name="initial values").wait()': _OF_THE_HOST,
+        'context.world.broadcast(whole.reshape(-1), name="initial values").wait()': _OF_THE_HOST,
     },
     "engine/model/units.py": {
         "section.bucket.wait()": "for its error; `settle` orders what is computed",

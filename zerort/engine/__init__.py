@@ -4,7 +4,8 @@ opening.py  opening_checks.py           all ranks open a runtime alike, or all r
 runtime.py                              `Runtime`: register, step, save, load, resume, memory, close
 options.py  offload_options.py          how it trains; option_names.py answers names that are not ours
 mesh.py                                 which ranks share shards, and which hold copies
-context.py  ledger.py  stopping.py      what all sections share; bytes and waits counted; signals that ask to stop
+context.py                              `Context`: what all parts of an open runtime share
+ledger.py  stopping.py                  bytes and waits counted; signals that ask to stop
 report.py  binding.py                   what a step tells; what a framework binding adds
 
 model/       what is gathered and reduced          step/      agree, measure, update, refresh

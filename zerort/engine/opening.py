@@ -118,17 +118,17 @@ def open_runtime(
         raise_together(ranks.world, error, name="open")
         assert runtime is not None
         facts = [
-            [str(runtime.plan), repr(runtime.budget)],
-            runtime.optimizer.describe(),
-            [_describe(one, runtime.optimizer) for one in runtime.groups],
-            runtime.options.describe(),
+            [str(runtime.context.plan), repr(runtime.context.budget)],
+            runtime.context.optimizer.describe(),
+            [_describe(one, runtime.context.optimizer) for one in runtime.context.groups],
+            runtime.context.options.describe(),
             [ranks.shard.size, ranks.world.size],
         ]
         expect_same(ranks.world, facts, what="the runtime's plan, optimizer and options")
     except BaseException:
         ranks.close()
         raise
-    runtime.stopping.begin()
+    runtime.context.stopping.begin()
     return runtime
 
 

@@ -240,10 +240,10 @@ def test_room_for_the_last_step_is_asked_for_before_the_first(tmp_path):
             open_runtime(group, tmp_path / "scratch", EVERYTHING, last_step=tmp_path / "last") as rt,
             mock.patch("zerort.engine.residence.scratch_store.free_nbytes") as free_nbytes,
         ):
-            free_nbytes.side_effect = lambda path: free - rt.tiers.resting_nbytes
+            free_nbytes.side_effect = lambda path: free - rt.context.tiers.resting_nbytes
             rt.register("unit0", values(0))
             rt.register("unit1", values(1))
-            return rt.tiers.resting_nbytes
+            return rt.context.tiers.resting_nbytes
 
     resting = run_threads(1, lambda group: body(group, 2**40))[0]
     enough = resting * 7 // 4  # a checkpoint has no gradients: three of four parts are there twice

@@ -130,8 +130,8 @@ def test_every_option_is_in_the_signature_with_its_default_and_its_meaning():
 
 def test_plan_and_optimizer_may_come_first():
     with zr.open_group(kind="solo") as group, zr.open(zr.Plan.zero(1), zr.SGD(lr=0.1), group=group) as rt:
-        assert rt.plan == zr.Plan.zero(1)
-        assert rt.optimizer == zr.SGD(lr=0.1)
+        assert rt.context.plan == zr.Plan.zero(1)
+        assert rt.context.optimizer == zr.SGD(lr=0.1)
 
 
 @pytest.mark.parametrize("stage", [4, -1, "3", 3.0, True, [3], None])

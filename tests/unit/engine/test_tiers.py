@@ -254,7 +254,7 @@ def test_scratch_that_is_asked_for_is_made(tmp_path, monkeypatch):
         with zr.open(plan=plan, group=group, scratch=scratch, create_scratch=True, offload=SMALL) as rt:
             rt.register("unit0", values(0))
             steps(rt, range(1))
-            assert rt.rank != 0 or rt.tiers.disks[0].mount.point in str(rt.tiers.disks[0])
+            assert rt.rank != 0 or rt.context.tiers.disks[0].mount.point in str(rt.context.tiers.disks[0])
 
     run_threads(2, lambda group: body(group, tmp_path / "new" / "one"))
     monkeypatch.setenv("ZERORT_SCRATCH", str(tmp_path / "environment"))
@@ -266,7 +266,7 @@ def test_the_first_state_of_a_section_may_stay_in_memory(tmp_path):
     def body(group, resident):
         with open_runtime(group, tmp_path) as rt:
             tiers = SectionTiers(parameter=DEVICE, gradient=DEVICE, state=NVME, state_resident_nbytes=resident)
-            rt.setup = dataclasses.replace(rt.setup, tiers_of=lambda name: tiers)
+            rt.context = dataclasses.replace(rt.context, tiers_of=lambda name: tiers)
             rt.register("a", values(0))
             report = steps(rt, range(3))
             return weights(rt)["a"], rt.memory(), report
@@ -313,7 +313,9 @@ def test_a_lenders_gradient_stays_in_memory_and_says_so(tmp_path):
                 lender.reduce(values(1))
                 borrower.reduce({"w": values(2)["w"], "b": np.ones(7, np.float32)})
                 assert rt.step().updated
-            told = zr.forecast(units, plan=plan, optimizer=rt.optimizer, size=1, lenders=["lender"], offload=SMALL)
+            told = zr.forecast(
+                units, plan=plan, optimizer=rt.context.optimizer, size=1, lenders=["lender"], offload=SMALL
+            )
             memory = rt.memory()
             for part in ("parameter", "gradient", "state", "nvme"):
                 assert getattr(memory, part) == getattr(told, part), part

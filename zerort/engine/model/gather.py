@@ -14,19 +14,18 @@ hosts are shared by its ranks. Those of GPUs are private.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from zerort.buffer import Slot
 from zerort.comm.agreement import raise_together
 from zerort.device import HostDevice, Ticket, joined
+from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.residence.resting_parameters import RestingParameters
 from zerort.errors import StorageError, ZerortError
 
-if TYPE_CHECKING:
-    from zerort.engine.runtime import Runtime
-
-__all__ = ["GatheredForm"]
+__all__ = ["GatheredForm", "wait_for_gathers"]
 
 _LINE: Final = 64  # bytes: sections of one slot start on a cache line
 
@@ -35,17 +34,17 @@ class GatheredForm:
     """The whole of one unit, on this rank.
 
     Args:
-        runtime: Whose slots it takes.
+        context: What the runtime's parts share: slots, ranks.
         name: The unit's.
         sections: The unit's.
     """
 
-    def __init__(self, runtime: Runtime, name: str, sections: tuple[Section, ...]) -> None:
-        self._runtime = runtime
+    def __init__(self, context: Context, name: str, sections: tuple[Section, ...]) -> None:
+        self._context = context
         self._name = name
         self._sections = sections
         self._resting = [one.parameters for one in sections if isinstance(one.parameters, RestingParameters)]
-        self._shares_slots = bool(self._resting) and isinstance(runtime.device, HostDevice)
+        self._shares_slots = bool(self._resting) and isinstance(context.device, HostDevice)
         self._holders = 0  # who needs it: its unit, and units that are tied to that one
         self._slot: Slot | None = None
         self.fetched: Ticket[Any] | None = None
@@ -62,12 +61,12 @@ class GatheredForm:
             return True
         need = self.slot_nbytes
         if need:
-            if not self._runtime.slots.gathered.available:
+            if not self._context.slots.gathered.available:
                 return False
-            self._slot = self._runtime.slots.gathered.lease(need)
-            if self._shares_slots and self._slot.idle_since == self._runtime.meetings:  # [Note: Shared slots]
-                self._runtime.mesh.shard.barrier(name=f"slot for {self._name or 'root unit'}"[:60]).wait()
-                self._runtime.meetings += 1
+            self._slot = self._context.slots.gathered.lease(need)
+            if self._shares_slots and self._slot.idle_since == self._context.run.meetings:  # [Note: Shared slots]
+                self._context.mesh.shard.barrier(name=f"slot for {self._name or 'root unit'}"[:60]).wait()
+                self._context.run.meetings += 1
         cursor, arrivals = 0, []
         for section in self._sections:
             out = None
@@ -83,32 +82,32 @@ class GatheredForm:
     def hold(self) -> None:
         """Bring the parameters here, until as many `let_go`. Every rank calls this."""
         if not self.fetch():
-            self._runtime.prefetcher.drop()
+            self._context.prefetcher.drop()
             if not self.fetch():
-                self._runtime.slots.gathered.lease(self.slot_nbytes)  # which says that there is none, and the cure
+                self._context.slots.gathered.lease(self.slot_nbytes)  # which says that there is none, and the cure
         if self._resting and not self._holders:
             self._meet()
         self._holders += 1
 
     def _meet(self) -> None:
         """Wait for this rank's part, and let all ranks know of theirs."""
-        runtime = self._runtime
+        context = self._context
         error: StorageError | None = None
         assert self.fetched is not None
         try:
-            with runtime.ledger.stall("nvme"):
+            with context.ledger.stall("nvme"):
                 self.fetched.wait()
         except StorageError as caught:
             error = caught
         try:
-            error = error or runtime.tiers.failure()  # what is read may be what was there before a write that failed
-            raise_together(runtime.mesh.shard, error, name=f"gather {self._name or 'root unit'}"[:60])
+            error = error or context.tiers.failure()  # what is read may be what was there before a write that failed
+            raise_together(context.mesh.shard, error, name=f"gather {self._name or 'root unit'}"[:60])
         except ZerortError as failure:
-            if runtime.mesh.replicate is not None:  # the other copies have heard nothing yet
-                runtime.world.complain(str(failure))
+            if context.mesh.replicate is not None:  # the other copies have heard nothing yet
+                context.world.complain(str(failure))
             self.drop()
             raise
-        runtime.meetings += 1
+        context.run.meetings += 1
         self.fetched = joined([self.fetched, *(one.spread() for one in self._resting)], result=None)
 
     def let_go(self) -> None:
@@ -125,14 +124,22 @@ class GatheredForm:
             assert fetched is not None
             try:
                 with contextlib.suppress(StorageError):  # nobody needs it; who does, reads again
-                    self._runtime.device.arrive(fetched)  # if it was gathered ahead and not used: it is read until then
+                    self._context.device.arrive(fetched)  # if it was gathered ahead and not used: it is read until then
             finally:  # a gather that failed gives its slot back, too: all ranks know of it
                 for section in self._sections:
                     section.parameters.release()
-                slot.idle_since = self._runtime.meetings
+                slot.idle_since = self._context.run.meetings
                 slot.release()
         self.fetched = None
 
     def close(self) -> None:
         """Forget the memory: its owner closes."""
         self._slot = self.fetched = None
+
+
+def wait_for_gathers(context: Context, sections: Iterable[Section]) -> None:
+    """Wait until nobody reads parameters of ``sections`` any more, and all of them are written: they are to change."""
+    context.prefetcher.drop()
+    context.stage.finish()
+    for section in sections:
+        section.parameters.wait()

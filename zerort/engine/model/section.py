@@ -22,7 +22,7 @@ from zerort.buffer import FlatBuffer, GradientBucket
 from zerort.comm.agreement import raise_together
 from zerort.config import Tier
 from zerort.device import HostDevice
-from zerort.engine.context import SectionSetup
+from zerort.engine.context import Context
 from zerort.engine.model.tensors import TensorSpec
 from zerort.engine.residence.choose import SectionTiers
 from zerort.engine.residence.chunked_array import Column, cut_chunks
@@ -51,7 +51,7 @@ class Section:
         name: Unit and dtype, for errors and traces.
         tensors: Shapes and dtype by full name, in the order in which they should lie.
         optimizers: The tensors' optimizers by full name; None if they are frozen.
-        setup: What all sections have in common.
+        context: What the runtime's parts share.
         resident: Keep whole gradients, because several units contribute to them.
     """
 
@@ -61,19 +61,19 @@ class Section:
         tensors: Mapping[str, TensorSpec],
         *,
         optimizers: Mapping[str, Optimizer] | None,
-        setup: SectionSetup,
+        context: Context,
         resident: bool = False,
     ) -> None:
-        group = setup.group
+        group = context.mesh.shard
         dtype = next(iter(tensors.values())).dtype
         self.name = name
-        self.layout, self.partition = setup.cut.of({full: spec.shape for full, spec in tensors.items()}, dtype=dtype)
+        self.layout, self.partition = context.cut.of({full: spec.shape for full, spec in tensors.items()}, dtype=dtype)
         self._group = group
         self._device = group.device
-        self._setup = setup
+        self._context = context
         self.looks_at_tensors = any(isinstance(one, TensorOptimizer) for one in (optimizers or {}).values())
         """Whether an optimizer of its tensors looks at whole ones: then all of it is in memory."""
-        self.tiers = self._resting_tiers(setup.tiers_of(name))
+        self.tiers = self._resting_tiers(context.tiers_of(name))
         self.parameters = self._make_parameters()
         self.state: OptimizerState | None = None
         self.bucket: GradientBucket | None = None
@@ -88,7 +88,9 @@ class Section:
     @property
     def _summed_in(self) -> str:
         """What gradients are collected and summed in."""
-        return gradient_dtype(self.layout.dtype, self._setup.gradient_dtype, over_nccl=self._setup.group.kind == "nccl")
+        return gradient_dtype(
+            self.layout.dtype, self._context.options.gradient_dtype, over_nccl=self._group.kind == "nccl"
+        )
 
     def _resting_tiers(self, asked: SectionTiers) -> SectionTiers:
         """Return where the parts rest, as far as the optimizers of its tensors allow it."""
@@ -104,7 +106,7 @@ class Section:
         return SectionTiers(parameter=Tier.DEVICE, gradient=Tier.DEVICE, state=Tier.DEVICE)
 
     def _make_parameters(self) -> FlatBuffer | HostParameters | RestingParameters:
-        plan, group, traffic = self._setup.plan, self._group, self._setup.ledger.moved
+        plan, group, traffic = self._context.plan, self._group, self._context.ledger.moved
         if not self._is_apart(self.tiers.parameter):
             placement = plan.parameter.placement
             return FlatBuffer(
@@ -121,7 +123,7 @@ class Section:
 
     def _make_state(self, optimizers: Mapping[str, Optimizer]) -> OptimizerState:
         """Make the state on all ranks, or on none: one rank's GPU may have less left than another's."""
-        setup = self._setup
+        context = self._context
         made: OptimizerState | None = None
         error: DeviceMemoryError | None = None
         try:
@@ -129,12 +131,12 @@ class Section:
                 self.layout,
                 self.partition,
                 rank=self._group.rank,
-                whole=setup.plan.state.placement is Placement.REPLICATED,
+                whole=context.plan.state.placement is Placement.REPLICATED,
                 optimizers=optimizers,
                 name=self.name,
                 streaming=self._streaming(),
                 device=self._device,
-                zeros=setup.host.zeros if self._is_apart(self.tiers.state) else None,
+                zeros=context.host.zeros if self._is_apart(self.tiers.state) else None,
             )
         except DeviceMemoryError as caught:
             error = caught
@@ -150,18 +152,18 @@ class Section:
     def _resting_column(self, kind: str, dtype: str, tier: Tier) -> Column:
         """Return a column of this rank's range that is not where computing happens."""
         count = self.partition.counts[self._group.rank]
-        cuts = cut_chunks(count, most=self._setup.tiers.chunk_numel)
+        cuts = cut_chunks(count, most=self._context.tiers.chunk_numel)
         resident = len(cuts) - 1 if tier is Tier.HOST else 0
-        memory = self._setup.host.zeros(cuts[resident], dtype)
+        memory = self._context.host.zeros(cuts[resident], dtype)
         name = f"{self.name}/{kind}"
-        return Column(name, cuts, memory, resident=resident, tiers=self._setup.tiers, device=self._device)
+        return Column(name, cuts, memory, resident=resident, tiers=self._context.tiers, device=self._device)
 
     def _streaming(self) -> Streaming | None:
         if not self.is_apart:
             return None
         return Streaming(
-            tiers=self._setup.tiers,
-            chunk_numel=self._setup.tiers.chunk_numel,
+            tiers=self._context.tiers,
+            chunk_numel=self._context.tiers.chunk_numel,
             state=self.tiers.state is Tier.NVME,
             resident_nbytes=self.tiers.state_resident_nbytes,
         )
@@ -173,7 +175,7 @@ class Section:
             return 0
         widths = [self.layout.dtype, self._summed_in]
         widths += [column.dtype.name for column in self.state.columns.values()]
-        longest = min(max(self.partition.counts), self._setup.tiers.chunk_numel)
+        longest = min(max(self.partition.counts), self._context.tiers.chunk_numel)
         return longest * sum(map(itemsize, widths))
 
     @property
@@ -189,7 +191,7 @@ class Section:
             "gradient": [itemsize(self._summed_in)],
             "state": [column.dtype.itemsize for column in self.state.columns.values()],
         }
-        cuts = [cut_chunks(count, most=self._setup.tiers.chunk_numel) for count in set(self.partition.counts)]
+        cuts = [cut_chunks(count, most=self._context.tiers.chunk_numel) for count in set(self.partition.counts)]
         longest = max(last - first for one in cuts for first, last in pairwise(one))
         return sum(
             round_up(longest * width, PAGE_NBYTES)
@@ -223,7 +225,7 @@ class Section:
 
     def make_bucket(self, *, resident: bool) -> None:
         """Make the place where gradients are collected, or make it anew. Every rank calls this."""
-        setup = self._setup
+        context = self._context
         if self.bucket is not None:
             self.bucket.close()
         if resident and self._gradient is not None:
@@ -233,17 +235,17 @@ class Section:
             replace(self.layout, dtype=self._summed_in),
             self.partition,
             group=self._group,
-            placement=setup.plan.gradient.placement,
-            needed=setup.plan.state.placement,
-            slots=setup.slots.buckets,
+            placement=context.plan.gradient.placement,
+            needed=context.plan.state.placement,
+            slots=context.slots.buckets,
             rest=self._make_rest(),
-            micro_steps=setup.micro_steps,
-            tree=setup.deterministic,
+            micro_steps=context.micro_steps,
+            tree=context.options.deterministic,
             resident=resident,
             name=self.name,
-            traffic=setup.ledger.moved,
+            traffic=context.ledger.moved,
             kernels=bucket_kernels_for(self._device),
-            replicas=setup.replicas,
+            replicas=context.mesh.replicate,
         )
 
     def _keep_gradient_in_memory(self) -> None:
@@ -264,9 +266,9 @@ class Section:
     def _make_rest(self) -> RestingGradient | None:
         if self._gradient is None:
             return None
-        setup = self._setup
+        context = self._context
         return RestingGradient(
-            self._gradient, block=setup.norm_block, slots=setup.slots.summed, stream=setup.tiers.stream
+            self._gradient, block=context.norm_block, slots=context.slots.summed, stream=context.tiers.stream
         )
 
     @property
@@ -277,7 +279,7 @@ class Section:
     @property
     def owned(self) -> Column:
         """The range of the parameters that this rank updates. All of it if every rank has state for all."""
-        if self._setup.plan.state.placement is not Placement.REPLICATED:
+        if self._context.plan.state.placement is not Placement.REPLICATED:
             return self.shard
         array = self.parameters.whole  # each rank writes all of it: it is never gathered
         return Column(self.name, (0, array.size), array, device=self._device)

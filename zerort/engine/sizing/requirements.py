@@ -15,8 +15,7 @@ from typing import Final
 
 from zerort.buffer import TreeSum
 from zerort.config import Plan, Tier
-from zerort.engine.context import cut_over
-from zerort.engine.model.registration import Division, divide
+from zerort.engine.model.division import Division, cut_over, divide
 from zerort.engine.model.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
 from zerort.engine.residence.choose import SectionTiers
 from zerort.engine.residence.chunked_array import cut_chunks

@@ -8,6 +8,7 @@ Both are the same call over the same elements, so where a value rests does not s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from zerort.comm.agreement import raise_together
 from zerort.device import HostDevice, Ticket, joined
+from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.residence.chunked_array import Column
 from zerort.engine.residence.gradients import SummedGradient
 from zerort.engine.residence.host_parameters import HostParameters
 from zerort.engine.step.state import Rates
+from zerort.layout import Placement
 from zerort.optim.kernels import kernels_for
 from zerort.typing import Array
 
 if TYPE_CHECKING:
-    from zerort.engine.runtime import Runtime
     from zerort.streaming import Hop, Part
 
 __all__ = ["update_sections"]
@@ -104,7 +106,7 @@ class _Chunk:
 
 
 def update_sections(
-    rt: Runtime,
+    context: Context,
     sections: Sequence[Section],
     gradients: Sequence[SummedGradient],
     *,
@@ -115,7 +117,7 @@ def update_sections(
     """Update parameters and state of every section that has gradients. Every rank calls this.
 
     Args:
-        rt: The owner.
+        context: What the runtime's parts share.
         sections: Whose turn it is.
         gradients: Each one's summed gradient, of the owned range.
         present: Tensors that have a gradient; the same on every rank.
@@ -124,7 +126,7 @@ def update_sections(
     """
     settings = _Settings(present=present, rates=rates, grad_scale=scale)
     streams = any(section.is_apart for section in sections)  # on every rank, also on one that has nothing to
-    with rt.tiers.tearing(f"update {rt.updates}"):
+    with context.tiers.tearing(f"update {context.run.updates}"):
         chunks: list[_Chunk] = []
         for section, gradient in zip(sections, gradients, strict=True):
             assert section.state is not None
@@ -136,44 +138,51 @@ def update_sections(
                     present=present,
                     rates=rates,
                     grad_scale=scale,
-                    sum_over_ranks=rt.sum_over_shards,
+                    sum_over_ranks=functools.partial(_sum_over_shards, context),
                 )
             chunks += _chunks_of(section, gradient.column, present)
         error: Exception | None = None
         try:
-            _compute(rt, chunks, settings)
+            _compute(context, chunks, settings)
         except Exception as caught:  # a disk's, a kernel's, or that of a user's optimizer
             if not streams:
                 raise
             error = caught
         if streams:
-            raise_together(rt.world, error, name="update")
+            raise_together(context.world, error, name="update")
 
 
-def _compute(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
+def _sum_over_shards(context: Context, values: Array) -> Array:
+    """Return the sum of every rank's ``values``, if ranks hold different parts of the state."""
+    if context.plan.state.placement is Placement.REPLICATED:
+        return values
+    return context.mesh.shard.all_reduce(values, name="statistics").wait()
+
+
+def _compute(context: Context, chunks: Sequence[_Chunk], settings: _Settings) -> None:
     """Update chunks where they are, those that rest elsewhere on their way through memory. No communication."""
     streamed = [chunk for chunk in chunks if chunk.resting]
     here = [chunk for chunk in chunks if not chunk.resting]
-    if isinstance(rt.device, HostDevice):
+    if isinstance(context.device, HostDevice):
         for chunk in here:
             chunk.update(settings, chunk.arrays())
     else:
-        _stage(rt, here, settings)
+        _stage(context, here, settings)
 
     def compute(number: int, *brought: Array) -> Ticket[Any] | None:
         chunk = streamed[number]
-        if isinstance(rt.device, HostDevice):
+        if isinstance(context.device, HostDevice):
             chunk.update(settings, chunk.arrays(brought))
             return None
-        return rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))
+        return context.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))
 
     if streamed:
-        rt.tiers.run([chunk.parts() for chunk in streamed], compute)
+        context.tiers.run([chunk.parts() for chunk in streamed], compute)
 
 
-def _stage(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
+def _stage(context: Context, chunks: Sequence[_Chunk], settings: _Settings) -> None:
     """Update chunks of which some may rest on the host while computing happens on a GPU."""
-    written = rt.stage.run(
+    written = context.stage.run(
         [chunk.hops() for chunk in chunks], lambda number, *columns: chunks[number].update(settings, columns)
     )
     for section, pairs in groupby(zip(chunks, written.result, strict=True), key=lambda pair: pair[0].section):
