@@ -92,9 +92,9 @@ def open_group(device: str) -> zr.Group:
 def learn(rt: zr.Runtime, units: dict[str, zn.NumpyUnit], model: ByteModel, text: ByteText, *, step: int) -> float:
     """Hand in the gradients of this rank's part of a batch, and return its part of the mean loss in nats."""
     losses, saved = [], {}
-    for shard in rt.shards:
-        x, y = text.batch(step, shard, of=rt.shard_count)  # on GPUs, the model copies them to its parameters
-        weight = rt.shard_count * len(x) / text.rows  # a shard with fewer rows counts for less
+    for shard in rt.micro_batches:
+        x, y = text.batch(step, shard, of=rt.micro_batch_count)  # on GPUs, the model copies them to its parameters
+        weight = rt.micro_batch_count * len(x) / text.rows  # a shard with fewer rows counts for less
         for name, unit in units.items():
             with unit.gathered() as p:
                 x, saved[name] = model.forward(name, p, x)

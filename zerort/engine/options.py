@@ -50,7 +50,7 @@ class RuntimeOptions:
     """Give the same bits on any number of ranks: gradients of `virtual_shards` are summed in one fixed tree."""
 
     virtual_shards: int | None = None
-    """How many micro-batches a step has, over all ranks; with `deterministic` only. See `Runtime.shards`."""
+    """How many micro-batches a step has, over all ranks; with `deterministic` only. See `Runtime.micro_batches`."""
 
     weights: Sequence[float] | None = None
     """How much of every shard each rank takes, by capacity; None: alike."""

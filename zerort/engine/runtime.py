@@ -125,15 +125,15 @@ class Runtime:
         return self.context.micro_steps
 
     @property
-    def shards(self) -> range:
-        """Which of a step's `shard_count` micro-batches this rank computes, in order.
+    def micro_batches(self) -> range:
+        """Which of a step's `micro_batch_count` micro-batches this rank computes, in order.
 
         One `Unit.reduce` of every unit for each of them, then a `step`.
         """
         return range(self.rank * self.micro_steps, (self.rank + 1) * self.micro_steps)
 
     @property
-    def shard_count(self) -> int:
+    def micro_batch_count(self) -> int:
         """How many micro-batches a step has, over all ranks."""
         return self.size * self.micro_steps
 

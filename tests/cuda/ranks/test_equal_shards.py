@@ -57,7 +57,7 @@ def train(rt, *, steps):
         units.append(rt.register(unit, values))
     reports = []
     for step in range(steps):
-        for shard in rt.shards:
+        for shard in rt.micro_batches:
             lot = np.random.default_rng((step, shard))
             for unit in units:
                 with unit.gathered() as p:

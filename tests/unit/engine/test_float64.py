@@ -75,7 +75,7 @@ def test_a_difference_that_float32_would_lose_arrives():
         options = {"optimizer": zr.SGD(lr=1.0, momentum=0.5), "deterministic": True, "virtual_shards": 2}
         with zr.open(group=group, **options) as rt:
             unit = rt.register("u", {"w": np.ones(5000)})
-            for _ in rt.shards:
+            for _ in rt.micro_batches:
                 unit.reduce({"w": np.full(5000, 0.25 + change)})
             report = rt.step()
             with unit.gathered() as p:
