@@ -24,7 +24,7 @@ ROWS, STEPS = 24, 4
 LR = zr.warmup_cosine(2e-2, warmup=2, total=STEPS)
 DECAY = {
     "optimizer": zr.AdamW(lr=LR, weight_decay=0.1),
-    "groups": [zr.ParameterGroup(("*.b_*", "*.norm*"), weight_decay=0)],
+    "param_groups": [zr.ParameterGroup(("*.b_*", "*.norm*"), weight_decay=0)],
 }
 
 

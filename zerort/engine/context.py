@@ -79,7 +79,7 @@ class Context:
     """How much there is of each memory, instead of the plan's tiers."""
     optimizer: Optimizer
     """How parameters are updated."""
-    groups: tuple[ParameterGroup, ...]
+    param_groups: tuple[ParameterGroup, ...]
     """Other settings for some parameters."""
     options: RuntimeOptions
     """How the runtime trains."""
@@ -116,7 +116,7 @@ class Context:
         plan: Plan,
         budget: Budget | None,
         optimizer: Optimizer,
-        groups: tuple[ParameterGroup, ...],
+        param_groups: tuple[ParameterGroup, ...],
         options: RuntimeOptions,
         prefetcher: Prefetcher,
     ) -> Context:
@@ -127,7 +127,7 @@ class Context:
             plan: What lives where.
             budget: How much there is of each memory, instead of the plan's tiers.
             optimizer: How parameters are updated.
-            groups: Other settings for some of them.
+            param_groups: Other settings for some of them.
             options: How the runtime trains.
             prefetcher: Gathers the units that come next.
         """
@@ -137,14 +137,20 @@ class Context:
         allotment = None
         if budget is not None:
             allotment = Allotment.build(
-                budget, mesh, plan=plan, optimizer=optimizer, groups=groups, options=options, offload=offload
+                budget,
+                mesh,
+                plan=plan,
+                optimizer=optimizer,
+                param_groups=param_groups,
+                options=options,
+                offload=offload,
             )
         return cls(
             mesh=mesh,
             plan=plan,
             budget=budget,
             optimizer=optimizer,
-            groups=groups,
+            param_groups=param_groups,
             options=options,
             cut=cut_over(
                 shard.size,

@@ -30,7 +30,7 @@ def open_runtime(
     plan: Plan | Budget | None = None,
     optimizer: Optimizer | None = None,
     *,
-    groups: Sequence[ParameterGroup] = (),
+    param_groups: Sequence[ParameterGroup] = (),
     group: Group | None = None,
     mesh: Mesh | None = None,
     micro_steps: int = 1,
@@ -55,7 +55,7 @@ def open_runtime(
     Args:
         plan: What lives where, or a budget: `Plan.zero`, `Plan.fit`. ZeRO-3 if None.
         optimizer: How parameters are updated; AdamW with a learning rate of 1e-3 if None.
-        groups: Other settings for some parameters, by name.
+        param_groups: Other settings for some parameters, by name.
         group: The ranks; left open when the runtime closes. All of the job's if None.
         mesh: The ranks as `zerort.mesh` arranges them, instead of a group; closed with the runtime.
         micro_steps: Calls of `Unit.reduce` that are summed locally before anything is communicated.
@@ -110,7 +110,7 @@ def open_runtime(
         try:
             if unknown:
                 raise unknown_options(unknown, _NAMES)
-            runtime = _prepare(ranks, plan, optimizer, groups, settings())
+            runtime = _prepare(ranks, plan, optimizer, param_groups, settings())
         except ZerortError as caught:
             error = caught.with_traceback(None)  # the line that called this tells more than ours
         except Exception as caught:
@@ -120,7 +120,7 @@ def open_runtime(
         facts = [
             [str(runtime.context.plan), repr(runtime.context.budget)],
             runtime.context.optimizer.describe(),
-            [_describe(one, runtime.context.optimizer) for one in runtime.context.groups],
+            [_describe(one, runtime.context.optimizer) for one in runtime.context.param_groups],
             runtime.context.options.describe(),
             [ranks.shard.size, ranks.world.size],
         ]
@@ -152,12 +152,12 @@ def _prepare(
     ranks: Mesh,
     plan: Plan | Budget | None,
     optimizer: Optimizer | None,
-    groups: Sequence[ParameterGroup],
+    param_groups: Sequence[ParameterGroup],
     settings: RuntimeOptions,
 ) -> Runtime:
     plan = Plan.zero(3) if plan is None else plan
     optimizer = AdamW(lr=1e-3) if optimizer is None else optimizer
-    check_nouns(plan, optimizer, groups)
+    check_nouns(plan, optimizer, param_groups)
     settings = _with_directories(settings)
     budget = plan if isinstance(plan, Budget) else None
     if isinstance(plan, Budget):
@@ -174,7 +174,7 @@ def _prepare(
         _check_optimizer_of_gpus(optimizer)
     if settings.deterministic:
         _check_deterministic(ranks, optimizer, settings)
-    return Runtime(ranks, plan=plan, budget=budget, optimizer=optimizer, groups=groups, options=settings)
+    return Runtime(ranks, plan=plan, budget=budget, optimizer=optimizer, param_groups=param_groups, options=settings)
 
 
 def _with_directories(settings: RuntimeOptions) -> RuntimeOptions:

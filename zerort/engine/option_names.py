@@ -26,7 +26,7 @@ _ELSEWHERE: Final = (
         ("scheduler", "lr_scheduler", "warmup", "warmup_steps", "num_warmup_steps"),
         "the learning rate is a schedule, optimizer=zr.AdamW(lr=zr.warmup_cosine(3e-4, warmup=200, total=10_000))",
     ),
-    (("param_groups", "parameter_groups", "no_decay"), "groups=[zr.ParameterGroup('*.bias', weight_decay=0.0)]"),
+    (("groups", "parameter_groups", "no_decay"), "param_groups=[zr.ParameterGroup('*.bias', weight_decay=0.0)]"),
     (
         ("zero_stage", "stage", "zero", "zero_optimization", "sharding_strategy", "fsdp", "reshard_after_forward"),
         "a stage is a plan, plan=zr.Plan.zero(3)",

@@ -54,7 +54,7 @@ class Runtime:
         plan: What lives where; with a budget, only how it lies over the ranks.
         budget: How much there is of each memory, instead of the plan's tiers.
         optimizer: How parameters are updated.
-        groups: Other settings for some of them.
+        param_groups: Other settings for some of them.
         options: How it trains.
     """
 
@@ -65,7 +65,7 @@ class Runtime:
         plan: Plan,
         budget: Budget | None = None,
         optimizer: Optimizer,
-        groups: Sequence[ParameterGroup] = (),
+        param_groups: Sequence[ParameterGroup] = (),
         options: RuntimeOptions,
     ) -> None:
         self.units = Units()
@@ -74,7 +74,7 @@ class Runtime:
             plan=plan,
             budget=budget,
             optimizer=optimizer,
-            groups=tuple(groups),
+            param_groups=tuple(param_groups),
             options=options,
             prefetcher=Prefetcher(self.units, ahead=options.prefetch),
         )
@@ -222,7 +222,7 @@ class Runtime:
         self.context.stopping.check()
         if not self._stepped and self.rank == 0:
             shapes = {e.name: e.shape for section in self.units.trained_sections() for e in section.layout.extents}
-            warn_of_unmatched(self.context.groups, shapes)
+            warn_of_unmatched(self.context.param_groups, shapes)
         self._stepped = True
         with unbroken("step", self.mesh.groups), within(self.attachments):
             return take_step(self.context, self.units, progress=progress)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.mpi
 
 DECAY = {
     "optimizer": zr.AdamW(lr=zr.warmup_cosine(2e-2, warmup=2, total=4), weight_decay=0.1),
-    "groups": [zr.ParameterGroup("*.b", weight_decay=0.0)],
+    "param_groups": [zr.ParameterGroup("*.b", weight_decay=0.0)],
     "clip_norm": 1.0,
 }
 STEPS = 4

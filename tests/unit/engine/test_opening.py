@@ -96,8 +96,8 @@ def test_one_rank_that_misspells_stops_all():
         ({"plan": zr.Plan}, "got the class Plan."),
         ({"optimizer": "adamw"}, "Expected optimizer to be one such as zr.AdamW(lr=1e-3), got 'adamw'."),
         ({"optimizer": zr.SGD}, "got the class SGD. Make one of it: zr.SGD(lr=1e-3)."),
-        ({"groups": zr.ParameterGroup("*")}, "Expected groups to be a list of parameter groups"),
-        ({"groups": ["*.bias"]}, "Expected groups to be a list of parameter groups"),
+        ({"param_groups": zr.ParameterGroup("*")}, "Expected param_groups to be a list of parameter groups"),
+        ({"param_groups": ["*.bias"]}, "Expected param_groups to be a list of parameter groups"),
     ],
 )
 def test_an_option_of_a_wrong_type_is_refused_by_name(arguments, told):
@@ -124,7 +124,7 @@ def test_every_option_is_in_the_signature_with_its_default_and_its_meaning():
         assert parameters[field.name].annotation == field.type, field.name
     for name in parameters:
         assert f"        {'**' * (name == 'unknown')}{name}: " in zr.open.__doc__, name
-    nouns = {"plan", "optimizer", "groups", "group", "mesh", "unknown"}
+    nouns = {"plan", "optimizer", "param_groups", "group", "mesh", "unknown"}
     assert parameters.keys() - nouns == {field.name for field in dataclasses.fields(RuntimeOptions)}
 
 

@@ -192,7 +192,9 @@ def test_a_kernel_that_fails_on_one_rank_ends_the_update_on_all(tmp_path, failin
     momentum = {"in_memory": 0.0, "streamed": 0.9}
     settings = {
         "optimizer": Failing(lr=0.1),
-        "groups": [zr.ParameterGroup(f"{one}.*", momentum=momentum[one], fails=one == failing) for one in momentum],
+        "param_groups": [
+            zr.ParameterGroup(f"{one}.*", momentum=momentum[one], fails=one == failing) for one in momentum
+        ],
     }
 
     def body(group):

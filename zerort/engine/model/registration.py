@@ -110,7 +110,7 @@ def _make_unit(
         for part in divide(
             own,
             frozen={full_name(name, local) for local in cold}.__contains__,
-            resolve=lambda full, shape: resolve(context.optimizer, context.groups, full, shape),
+            resolve=lambda full, shape: resolve(context.optimizer, context.param_groups, full, shape),
         )
     )
     if any(section.tiers.streams for section in sections):

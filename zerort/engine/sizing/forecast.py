@@ -33,7 +33,7 @@ def forecast(
     optimizer: Optimizer,
     size: int,
     rank: int = 0,
-    groups: Sequence[ParameterGroup] = (),
+    param_groups: Sequence[ParameterGroup] = (),
     frozen: Frozen | Mapping[str, Frozen] = False,
     weights: Sequence[float] | None = None,
     gradient_dtype: str | None = None,
@@ -54,7 +54,7 @@ def forecast(
         optimizer: Whose state is kept.
         size: Ranks that share the model.
         rank: Whose bytes.
-        groups: Other settings for some parameters.
+        param_groups: Other settings for some parameters.
         frozen: Which parameters take no gradient: in every unit, or by unit.
         weights: How much of every shard each rank takes.
         gradient_dtype: What gradients are summed in; None: the parameter's dtype.
@@ -78,7 +78,7 @@ def forecast(
         plan=plan if isinstance(plan, Plan) else Plan.zero(plan.stage),
         optimizer=optimizer,
         size=size,
-        groups=groups,
+        param_groups=param_groups,
         frozen=frozen,
         weights=weights,
         equal_shards=on_gpus,

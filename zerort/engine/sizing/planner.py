@@ -58,7 +58,7 @@ class Allotment:
         *,
         plan: Plan,
         optimizer: Optimizer,
-        groups: Sequence[ParameterGroup],
+        param_groups: Sequence[ParameterGroup],
         options: RuntimeOptions,
         offload: OffloadOptions,
     ) -> Allotment:
@@ -68,7 +68,7 @@ class Allotment:
             plan=plan,
             optimizer=optimizer,
             size=mesh.shard.size,
-            groups=groups,
+            param_groups=param_groups,
             weights=options.weights,
             equal_shards=mesh.shard.prefers_equal_counts,
             gradient_dtype=options.gradient_dtype,

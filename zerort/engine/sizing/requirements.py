@@ -93,7 +93,7 @@ class Blueprint:
     """Whose state is kept."""
     size: int
     """Ranks that share the model."""
-    groups: Sequence[ParameterGroup] = ()
+    param_groups: Sequence[ParameterGroup] = ()
     """Other settings for some parameters."""
     frozen: Frozen | Mapping[str, Frozen] = False
     """Which parameters take no gradient: in every unit, or by unit."""
@@ -125,7 +125,7 @@ class Blueprint:
         yield from divide(
             {full_name(unit, local): spec for local, spec in tensors.items()},
             frozen=cold.__contains__,
-            resolve=lambda name, shape: resolve(self.optimizer, self.groups, name, shape),
+            resolve=lambda name, shape: resolve(self.optimizer, self.param_groups, name, shape),
         )
 
     def _size(self, unit: str, part: Division, ranks: Sequence[int]) -> SectionSize:
