@@ -154,7 +154,7 @@ class Context:
             options=options,
             cut=cut_over(
                 shard.size,
-                weights=options.weights,
+                weights=options.shard_weights,
                 deterministic=options.deterministic,
                 equal=shard.prefers_equal_counts,
             ),

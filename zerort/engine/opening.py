@@ -41,7 +41,7 @@ def open_runtime(
     gradient_dtype: str | None = None,
     deterministic: bool = False,
     virtual_shards: int | None = None,
-    weights: Sequence[float] | None = None,
+    shard_weights: Sequence[float] | None = None,
     prefetch: int = 1,
     buckets: int = 2,
     scratch: Scratch | None = None,
@@ -67,7 +67,7 @@ def open_runtime(
         gradient_dtype: What gradients are summed in; None: the parameter's dtype, but float32 for float16 on GPUs.
         deterministic: Give the same bits on any number of ranks; needs ``virtual_shards``.
         virtual_shards: How many micro-batches a step has, over all ranks, with ``deterministic``.
-        weights: How much of every shard each rank takes, by capacity; None: alike.
+        shard_weights: How much of every shard each rank takes, by capacity; None: alike.
         prefetch: Units that are gathered ahead of the one in use.
         buckets: Gradient buckets that may be in flight at once.
         scratch: The directory for what rests on NVME, or several; None: as ``ZERORT_SCRATCH`` says, or the system's for
@@ -96,7 +96,7 @@ def open_runtime(
         gradient_dtype=gradient_dtype,
         deterministic=deterministic,
         virtual_shards=virtual_shards,
-        weights=weights,
+        shard_weights=shard_weights,
         prefetch=prefetch,
         buckets=buckets,
         scratch=scratch,
@@ -165,10 +165,10 @@ def _prepare(
     on_gpus = not isinstance(ranks.shard.device, HostDevice)
     if plan.gradient.tier is Tier.NVME or (plan.gradient.tier is Tier.HOST and on_gpus):
         _check_resting_gradient(ranks, settings, plan.gradient.tier, free=Tier.DEVICE if on_gpus else Tier.HOST)
-    if settings.weights is not None and len(settings.weights) != ranks.shard.size:
+    if settings.shard_weights is not None and len(settings.shard_weights) != ranks.shard.size:
         raise PlanError(
             f"Expected one weight for each of {ranks.shard.size} ranks that share the model, got "
-            f"{len(settings.weights)}: {settings.weights!r}."
+            f"{len(settings.shard_weights)}: {settings.shard_weights!r}."
         )
     if on_gpus:
         _check_optimizer_of_gpus(optimizer)

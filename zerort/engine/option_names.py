@@ -64,7 +64,7 @@ _ELSEWHERE: Final = (
     (("process_group", "comm", "communicator", "backend"), "group=zr.open_group()"),
     (("device", "device_id", "gpu", "local_rank"), "the group has the device, group=zr.open_group(kind='nccl')"),
     (("device_mesh", "replicate", "num_replicate"), "mesh=zr.mesh(shard=4, replicate=2)"),
-    (("shard_weights", "capacities"), "weights=[1, 1, 2]"),
+    (("weights", "capacities"), "shard_weights=[1, 1, 2]"),
     (
         ("world_size", "ranks", "nproc", "nproc_per_node", "num_processes", "rank"),
         "the launcher says how many, mpirun -n 8 python train.py",

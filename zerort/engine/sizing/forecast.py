@@ -35,7 +35,7 @@ def forecast(
     rank: int = 0,
     param_groups: Sequence[ParameterGroup] = (),
     frozen: Frozen | Mapping[str, Frozen] = False,
-    weights: Sequence[float] | None = None,
+    shard_weights: Sequence[float] | None = None,
     gradient_dtype: str | None = None,
     micro_steps: int = 1,
     virtual_shards: int | None = None,
@@ -56,7 +56,7 @@ def forecast(
         rank: Whose bytes.
         param_groups: Other settings for some parameters.
         frozen: Which parameters take no gradient: in every unit, or by unit.
-        weights: How much of every shard each rank takes.
+        shard_weights: How much of every shard each rank takes.
         gradient_dtype: What gradients are summed in; None: the parameter's dtype.
         micro_steps: Calls of reduce that are summed before anything is communicated.
         virtual_shards: Micro-batches of a step in deterministic mode.
@@ -80,7 +80,7 @@ def forecast(
         size=size,
         param_groups=param_groups,
         frozen=frozen,
-        weights=weights,
+        shard_weights=shard_weights,
         equal_shards=on_gpus,
         gradient_dtype=gradient_dtype,
         micro_steps=micro_steps,

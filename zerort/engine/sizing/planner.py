@@ -69,7 +69,7 @@ class Allotment:
             optimizer=optimizer,
             size=mesh.shard.size,
             param_groups=param_groups,
-            weights=options.weights,
+            shard_weights=options.shard_weights,
             equal_shards=mesh.shard.prefers_equal_counts,
             gradient_dtype=options.gradient_dtype,
             over_nccl=mesh.shard.kind == "nccl",

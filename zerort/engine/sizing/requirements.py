@@ -97,7 +97,7 @@ class Blueprint:
     """Other settings for some parameters."""
     frozen: Frozen | Mapping[str, Frozen] = False
     """Which parameters take no gradient: in every unit, or by unit."""
-    weights: Sequence[float] | None = None
+    shard_weights: Sequence[float] | None = None
     """How much of every shard each rank takes."""
     equal_shards: bool = False
     """Whether shards are padded to one length, as NCCL wants them."""
@@ -133,7 +133,10 @@ class Blueprint:
         if self.virtual_shards is not None:
             copies = 2 + TreeSum.depth(self.virtual_shards // self.size)
         cut = cut_over(
-            self.size, weights=self.weights, deterministic=self.virtual_shards is not None, equal=self.equal_shards
+            self.size,
+            weights=self.shard_weights,
+            deterministic=self.virtual_shards is not None,
+            equal=self.equal_shards,
         )
         layout, partition = cut.of({name: spec.shape for name, spec in part.tensors.items()}, dtype=part.dtype)
         mine = max(partition.counts[rank] for rank in ranks)
