@@ -37,7 +37,7 @@ def budget_of(whole: zr.MemoryReport, share: float) -> zr.Budget:
 @pytest.mark.parametrize(("size", "weighted"), [(1, False), (3, True)])
 def test_bytes_are_those_of_the_forecast(optimizer, size, weighted, tmp_path):
     weights = [float(rank + 1) for rank in range(size)] if weighted else None
-    settings = {"optimizer": optimizer, "weights": weights}
+    settings = {"optimizer": optimizer, "shard_weights": weights}
     told = {**settings, "frozen": "t", "size": size, "offload": OFFLOAD}
     whole = zr.forecast(MODEL, plan=zr.Plan.zero(3), rank=size - 1, **told)
     for share in (2.0, 0.9, 0.6, 0.45):

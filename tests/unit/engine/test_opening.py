@@ -41,6 +41,8 @@ def refused(error=CallError, **arguments):
         ("zero_stage", "plan=zr.Plan.zero(3)"),
         ("bf16", "register parameters of that dtype"),
         ("max_grad_norm", "clip_norm=1.0"),
+        ("groups", "param_groups=[zr.ParameterGroup("),
+        ("weights", "shard_weights=[1, 1, 2]"),
         ("nvme_path", "scratch='/mnt/nvme'"),
         ("world_size", "mpirun -n 8 python train.py"),
         ("xyzzy", "There are plan, optimizer, "),
@@ -60,7 +62,7 @@ def test_the_answer_is_short_and_shows_no_insides():
     with zr.open_group(kind="solo") as group, pytest.raises(CallError) as caught:
         zr.open(group=group, optimiser=None)
     files = [frame.filename.rpartition("/")[2] for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert files == ["test_engine_opening.py", "opening.py", "agreement.py"]
+    assert files == ["test_opening.py", "opening.py", "agreement.py"]
     assert caught.value.__cause__ is caught.value.__context__ is None
 
 

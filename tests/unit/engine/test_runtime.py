@@ -52,7 +52,7 @@ def test_ranks_that_open_differently_all_raise(arguments):
         ({"clip_norm": 0.0}, CallError, "Expected clip_norm to be a number above 0"),
         ({"nonfinite": "ignore"}, CallError, "Expected nonfinite to be one of 'raise', 'skip'"),
         ({"deterministic": True}, CallError, "virtual_shards=N together"),
-        ({"weights": [1.0, 2.0]}, PlanError, "Expected one weight for each of 3 ranks"),
+        ({"shard_weights": [1.0, 2.0]}, PlanError, "Expected one weight for each of 3 ranks"),
         ({"scratch": []}, CallError, "a directory or several"),
         ({"scratch": ["/tmp", "/tmp/"]}, CallError, "different directories"),
         ({"offload": {"depth": 3}}, CallError, "Expected offload to be OffloadOptions"),
@@ -291,7 +291,7 @@ SPECS = {
 )
 def test_bytes_at_rest_are_those_of_the_forecast(stage, size, optimizer, weighted, micro_steps, gradient_dtype):
     weights = [float(rank % 3 + 1) for rank in range(size)] if weighted else None
-    told = {"weights": weights, "gradient_dtype": gradient_dtype, "micro_steps": micro_steps}
+    told = {"shard_weights": weights, "gradient_dtype": gradient_dtype, "micro_steps": micro_steps}
 
     def body(group):
         with zr.open(plan=zr.Plan.zero(stage), optimizer=optimizer, group=group, **told) as rt:
