@@ -134,7 +134,7 @@ def test_an_adafactor_of_float64_parameters_is_the_same_on_any_number_of_ranks()
             for gradients in steps:
                 unit.reduce(gradients)
                 rt.step()
-            assert {kept.column.dtype.name for kept in unit.sections[0].state.kept.values()} == {"float64"}
+            assert {kept.column.dtype.name for kept in unit.sections[0].state.entries.values()} == {"float64"}
             with unit.gathered() as p:
                 return {name: np.array(p[name]) for name in p}
 

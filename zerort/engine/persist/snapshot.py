@@ -60,7 +60,7 @@ def values_in(section: Section, rank: int, *, optimizer: bool = True) -> Iterato
     """Yield what a checkpoint stores of a section: the part of ``rank``, which is this one."""
     yield _parameters_of(section, rank)
     if optimizer and section.state is not None:
-        for kind, kept in section.state.kept.items():
+        for kind, kept in section.state.entries.items():
             mine = _range_of(kept.column, kept.partition.of(rank), first=kept.first_of(rank))
             yield Value(kind=kind, layout=kept.layout, partition=kept.partition, mine=mine)
 
@@ -172,7 +172,7 @@ def spread_loaded(context: Context, units: Units, *, optimizer: bool) -> None:
         for section in unit.sections:
             state = section.state
             if state is not None and optimizer:
-                for kept in state.kept.values():
+                for kept in state.entries.values():
                     if kept.whole:
                         _spread(shard, kept.column.memory, kept.partition)
             if state is not None and state.master is not None:

@@ -1,4 +1,4 @@
-"""What an `OptimizerState` is made of: `Kept`, one kind of state; `Streaming`, what of it is not in memory."""
+"""What an `OptimizerState` is made of: `StateEntry`, one kind of state; `Streaming`, what of it is not in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zerort.engine.residence.tiers import Tiers
 from zerort.layout import FlatLayout, Partition
 from zerort.optim import StateSpec
 
-__all__ = ["Kept", "Streaming", "layout_of_some"]
+__all__ = ["StateEntry", "Streaming", "layout_of_some"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Streaming:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StateEntry:
     """One kind of state: a column, and where the tensors' parts of it lie."""
 
     spec: StateSpec
