@@ -19,7 +19,7 @@ import zerort as zr
 from zerort.engine.ledger import Ledger
 from zerort.engine.offload_options import OFFLOAD_ENVIRONMENT, scratch_directories
 from zerort.engine.residence.choose import SectionTiers
-from zerort.engine.residence.chunked_array import Column, cut_chunks
+from zerort.engine.residence.chunked_array import ChunkedArray, cut_chunks
 from zerort.engine.residence.scratch_store import expect_room
 from zerort.engine.residence.tiers import Tiers
 from zerort.errors import CallError, PlanError, StorageError
@@ -46,7 +46,7 @@ def test_a_column_reads_and_writes_any_range_wherever_it_rests(tmp_path):
         tiers = Tiers(group, scratch=tmp_path, options=SMALL, ledger=Ledger())
         tiers.prepare(4 * NUMEL, what="a column")
         cuts = cut_chunks(NUMEL, most=2048)
-        column = Column("values", cuts, np.zeros(cuts[2], np.float32), resident=2, tiers=tiers)
+        column = ChunkedArray("values", cuts, np.zeros(cuts[2], np.float32), resident=2, tiers=tiers)
         column.create()
         assert column.resting_nbytes == tiers.resting_nbytes == 4 * (NUMEL - cuts[2])
         expected = np.zeros(NUMEL, np.float32)

@@ -25,7 +25,7 @@ from zerort.device import HostDevice
 from zerort.engine.context import Context
 from zerort.engine.model.tensors import TensorSpec
 from zerort.engine.residence.choose import SectionTiers
-from zerort.engine.residence.chunked_array import Column, cut_chunks
+from zerort.engine.residence.chunked_array import ChunkedArray, cut_chunks
 from zerort.engine.residence.gradients import RestingGradient, SummedGradient, SummedInMemory
 from zerort.engine.residence.host_parameters import HostParameters
 from zerort.engine.residence.resting_parameters import RestingParameters
@@ -77,7 +77,7 @@ class Section:
         self.parameters = self._make_parameters()
         self.state: OptimizerState | None = None
         self.bucket: GradientBucket | None = None
-        self._gradient: Column | None = None  # where it rests, if that is not in memory
+        self._gradient: ChunkedArray | None = None  # where it rests, if that is not in memory
         self.gradient_dtypes: tuple[np.dtype[Any], ...] = (numpy_dtype(dtype),)
         if optimizers is not None:
             self.state = self._make_state(optimizers)
@@ -149,14 +149,14 @@ class Section:
         """Say whether what rests in a tier is elsewhere than in the memory that computing happens in."""
         return tier is Tier.NVME or (tier is Tier.HOST and not isinstance(self._device, HostDevice))
 
-    def _resting_column(self, kind: str, dtype: str, tier: Tier) -> Column:
+    def _resting_column(self, kind: str, dtype: str, tier: Tier) -> ChunkedArray:
         """Return a column of this rank's range that is not where computing happens."""
         count = self.partition.counts[self._group.rank]
         cuts = cut_chunks(count, most=self._context.tiers.chunk_numel)
         resident = len(cuts) - 1 if tier is Tier.HOST else 0
         memory = self._context.host.zeros(cuts[resident], dtype)
         name = f"{self.name}/{kind}"
-        return Column(name, cuts, memory, resident=resident, tiers=self._context.tiers, device=self._device)
+        return ChunkedArray(name, cuts, memory, resident=resident, tiers=self._context.tiers, device=self._device)
 
     def _streaming(self) -> Streaming | None:
         if not self.is_apart:
@@ -216,7 +216,7 @@ class Section:
         return max(self.partition.counts) * rest.column.dtype.itemsize
 
     @property
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[ChunkedArray]:
         """Everything of it that may rest elsewhere than in memory."""
         found = [] if self.state is None else list(self.state.columns.values())
         if not isinstance(self.parameters, FlatBuffer):
@@ -277,15 +277,15 @@ class Section:
         return frozenset(extent.name for extent in self.layout.extents)
 
     @property
-    def owned(self) -> Column:
+    def owned(self) -> ChunkedArray:
         """The range of the parameters that this rank updates. All of it if every rank has state for all."""
         if self._context.plan.state.placement is not Placement.REPLICATED:
             return self.shard
         array = self.parameters.whole  # each rank writes all of it: it is never gathered
-        return Column(self.name, (0, array.size), array, device=self._device)
+        return ChunkedArray(self.name, (0, array.size), array, device=self._device)
 
     @property
-    def shard(self) -> Column:
+    def shard(self) -> ChunkedArray:
         """This rank's range of the parameters."""
         if not isinstance(self.parameters, FlatBuffer):
             return self.parameters.column
@@ -293,7 +293,7 @@ class Section:
         cuts: tuple[int, ...] = (0, array.size)
         if self.state is not None and self.state.owned == self.partition.of(self._group.rank):
             cuts = self.state.cuts
-        return Column(self.name, cuts, array, device=self._device)
+        return ChunkedArray(self.name, cuts, array, device=self._device)
 
     def checksum(self) -> tuple[int, int]:
         """Return the crc32c of this rank's range of the parameters, and its bytes: without what evens ranges out."""
@@ -307,7 +307,7 @@ class Section:
         array = self.bucket.settle()
         if isinstance(self.bucket.rest, RestingGradient):
             return self.bucket.rest
-        column = Column(self.name, self.state.cuts, array, device=self._device)
+        column = ChunkedArray(self.name, self.state.cuts, array, device=self._device)
         return SummedInMemory(column)
 
     @property

@@ -29,7 +29,7 @@ from zerort.engine.model.units import Units
 from zerort.engine.persist.saving import load, save
 from zerort.engine.persist.snapshot import values_in
 from zerort.engine.report import Restored
-from zerort.engine.residence.chunked_array import Column
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.scratch_store import expect_room
 from zerort.errors import CallError
 from zerort.layout import itemsize
@@ -162,7 +162,7 @@ def _count(context: Context, units: Units, sections: Sequence[Section], director
         for section in (*units.sections(), *sections):
             for value in values_in(section, context.mesh.shard.rank):
                 total += value.mine.size * itemsize(value.layout.dtype)
-                resting += value.mine.resting_nbytes if isinstance(value.mine, Column) else 0
+                resting += value.mine.resting_nbytes if isinstance(value.mine, ChunkedArray) else 0
     linked = round(here * resting)
     return _Counted(linked, total - linked, round(here * new), copied)
 

@@ -24,7 +24,7 @@ from zerort.comm.agreement import raise_together
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.model.units import Units
-from zerort.engine.residence.chunked_array import Column
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.errors import CheckpointError, StorageError, UnitStateError
 from zerort.layout import Partition, Placement, Range
 from zerort.typing import Array
@@ -86,7 +86,7 @@ def _parameters_of(section: Section, rank: int) -> Value:
     return Value(kind="parameter", layout=layout, partition=section.partition, mine=master)
 
 
-def _range_of(column: Column, own: Range, *, first: int) -> Array | Column:
+def _range_of(column: ChunkedArray, own: Range, *, first: int) -> Array | ChunkedArray:
     """Return a rank's range of a column that begins at element ``first``: an array, or what rests elsewhere."""
     if column.streams:
         return column

@@ -17,7 +17,7 @@ import numpy as np
 
 from zerort.buffer import Slots
 from zerort.device import Ticket
-from zerort.engine.residence.chunked_array import Column
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.errors import StorageError
 from zerort.optim import square_sums, square_sums_of
 from zerort.optim.kernels import kernels_for
@@ -30,7 +30,7 @@ class SummedGradient(Protocol):
     """What the step reads of a section's summed gradient."""
 
     @property
-    def column(self) -> Column:
+    def column(self) -> ChunkedArray:
         """This rank's range, or all of it if every rank updates all."""
 
     @property
@@ -45,7 +45,7 @@ class SummedGradient(Protocol):
 class SummedInMemory:
     """A summed gradient in memory."""
 
-    column: Column
+    column: ChunkedArray
 
     @property
     def sums(self) -> None:
@@ -68,7 +68,7 @@ class RestingGradient:
         stream: Does what follows a reduction.
     """
 
-    def __init__(self, column: Column, *, block: int | None, slots: Slots, stream: Stream) -> None:
+    def __init__(self, column: ChunkedArray, *, block: int | None, slots: Slots, stream: Stream) -> None:
         self.column = column
         self.error: StorageError | None = None
         """What the disk had against the last one, on this rank alone: the step tells the others."""

@@ -1,8 +1,8 @@
 """`OptimizerState`: what an optimizer keeps for the tensors of one flat layout, and the pass that updates them.
 
-    one element per parameter element    exp_avg …          a `Column` for the range that this rank updates
+    one element per parameter element    exp_avg …          a `ChunkedArray` for the range that this rank updates
     one array per tensor                 row, col …         small, in memory, the same on every rank
-    float32 master weights               of bf16 and fp16 parameters: a `Column` for the range that this rank updates
+    float32 master weights               of bf16 and fp16 parameters: a `ChunkedArray` for the range that this rank updates
 
 The range is cut into chunks, which are updated one by one wherever they rest; state that is all in memory is one chunk.
 Neighbouring tensors with the same settings are updated by one kernel call, padding included (zeros stay zeros), and
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby, pairwise
 
 from zerort.device import HostDevice
-from zerort.engine.residence.chunked_array import Column, beside, cut_chunks
+from zerort.engine.residence.chunked_array import ChunkedArray, beside, cut_chunks
 from zerort.engine.step.state_entry import StateEntry, Streaming, layout_of_some
 from zerort.layout import FlatLayout, Overlap, Partition, Range, itemsize
 from zerort.layout.dtypes import TRAINABLE, master_dtype
@@ -78,7 +78,7 @@ class OptimizerState:
         specs = list(self._specs())
         self._resident = self._resident_chunks([spec for spec, _ in specs if spec.shape is None])
         self.entries = {spec.name: self._keep(spec, names) for spec, names in specs}
-        self.master: Column | None = None
+        self.master: ChunkedArray | None = None
         if self._master_dtype is not None:
             self.master = self._column("master", self.cuts, self._master_dtype)
 
@@ -99,11 +99,11 @@ class OptimizerState:
         each = sum(map(itemsize, dtypes))
         return max(at for at in range(chunks + 1) if each * self.cuts[at] <= self._streaming.resident_nbytes)
 
-    def _column(self, kind: str, cuts: Sequence[int], dtype: str) -> Column:
+    def _column(self, kind: str, cuts: Sequence[int], dtype: str) -> ChunkedArray:
         memory = self._zeros(cuts[self._resident], dtype)
         tiers = None if self._streaming is None else self._streaming.tiers
         name = f"{self._name}/{kind}"
-        return Column(name, cuts, memory, resident=self._resident, tiers=tiers, device=self._device)
+        return ChunkedArray(name, cuts, memory, resident=self._resident, tiers=tiers, device=self._device)
 
     def _keep(self, spec: StateSpec, names: Sequence[str]) -> StateEntry:
         if spec.shape is not None:
@@ -111,7 +111,7 @@ class OptimizerState:
             layout = FlatLayout.build(shapes, dtype=spec.dtype, alignment=1)
             partition = Partition.build(layout.numel, self.partition.size)
             memory = self._device.zeros(layout.numel, spec.dtype)
-            column = Column(spec.name, (0, layout.numel), memory, device=self._device)
+            column = ChunkedArray(spec.name, (0, layout.numel), memory, device=self._device)
             return StateEntry(spec, layout, partition, column, whole=True)
         having = set(names)
         layout, partition = layout_of_some(self.layout, self.partition, having, dtype=spec.dtype)
@@ -139,7 +139,7 @@ class OptimizerState:
         return list({id(one): one for one in self._optimizers.values()}.values())
 
     @property
-    def columns(self) -> dict[str, Column]:
+    def columns(self) -> dict[str, ChunkedArray]:
         """What an update of elements reads and writes, by kind; ``master`` among them."""
         found = {kind: entry.column for kind, entry in self.entries.items() if entry.spec.shape is None}
         return found if self.master is None else {**found, "master": self.master}
@@ -298,7 +298,7 @@ class OptimizerState:
 
     # -- master weights --------------------------------------------------------------------------------------------
 
-    def take_master_from(self, param: Column, *, names: Collection[str]) -> None:
+    def take_master_from(self, param: ChunkedArray, *, names: Collection[str]) -> None:
         """Set the master weights of some tensors to the parameters' values: after they were written."""
         if self.master is None:
             return
@@ -313,7 +313,7 @@ class OptimizerState:
                 if self.master.is_resting(at):
                     self.master.write(first, master).wait()
 
-    def round_master_into(self, param: Column) -> None:
+    def round_master_into(self, param: ChunkedArray) -> None:
         """Set the parameters to the rounded master weights: after loading."""
         if self.master is None:
             return

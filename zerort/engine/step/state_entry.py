@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zerort.engine.residence.chunked_array import Column
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.tiers import Tiers
 from zerort.layout import FlatLayout, Partition
 from zerort.optim import StateSpec
@@ -34,7 +34,7 @@ class StateEntry:
     """Of the tensors that have this kind of state; in the spec's dtype."""
     partition: Partition
     """Which rank stores which range in a checkpoint; and, for sharded state, holds it."""
-    column: Column
+    column: ChunkedArray
     """This rank's range, or the whole if every rank holds all of it."""
     whole: bool
     """Whether every rank holds all of it; then it is in memory."""

@@ -18,7 +18,7 @@ from zerort.comm.agreement import raise_together
 from zerort.device import HostDevice, Ticket, joined
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
-from zerort.engine.residence.chunked_array import Column
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.gradients import SummedGradient
 from zerort.engine.residence.host_parameters import HostParameters
 from zerort.engine.step.state import Rates
@@ -47,7 +47,7 @@ class _Chunk:
 
     section: Section
     at: int
-    columns: dict[str, Column]
+    columns: dict[str, ChunkedArray]
     """``parameter``, ``gradient``, and the state's."""
 
     @property
@@ -190,7 +190,7 @@ def _stage(context: Context, chunks: Sequence[_Chunk], settings: _Settings) -> N
             section.parameters.written = joined([back for _, back in pairs], result=None)
 
 
-def _chunks_of(section: Section, gradient: Column, present: set[str]) -> Iterator[_Chunk]:
+def _chunks_of(section: Section, gradient: ChunkedArray, present: set[str]) -> Iterator[_Chunk]:
     state = section.state
     assert state is not None
     columns = {
