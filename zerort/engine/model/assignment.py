@@ -60,7 +60,7 @@ def assign_values(
     agreed = agree_on_values(context, unit, declared, dict(values), broadcast=broadcast)
     wait_for_gathers(context, (places[name].section for name in agreed))
     context.world.barrier(name="assign").wait()  # nobody reads what is about to change
-    context.tiers.unforesee()
+    context.tiers.cancel_prefetch()
     with context.tiers.tearing("an assignment"):
         try:
             for name, value in agreed.items():

@@ -248,7 +248,7 @@ class Unit:
                     with trace.span(f"reduce {self.name}"):
                         section.bucket.fire()
         if last:
-            self._context.tiers.foresee()
+            self._context.tiers.prefetch_update()
 
     def join_lenders(self) -> None:
         """Let the units that hold tied parameters wait for this one's gradients, too. Every rank calls this."""

@@ -2,7 +2,7 @@
 
     prepare     all ranks: is there a disk, is there room, what can it do?      before anything is put there
     read write  a range of a value, between steps
-    foresee     begin to read what the last update began with                   while gradients are still being reduced
+    prefetch_update  begin to read what the last update began with              while gradients are still being reduced
     run         chunks through the pipeline: read, compute, write back          the update
     settle      what the update has written is on the disk, or is known to fail before a save, a load
     close       wait, delete the files
@@ -213,17 +213,17 @@ class Tiers:
         assert self._files is not None
         return copied_parts(self._files, directory)
 
-    def foresee(self) -> None:
+    def prefetch_update(self) -> None:
         """Begin to read what the last update began with: the next one will, too. Gradients need not be there yet.
 
-        Nothing that these chunks hold may be written until `run` or `unforesee`.
+        Nothing that these chunks hold may be written until `run` or `cancel_prefetch`.
         """
         if self._ahead is None and self._pipeline is not None and self._last:
             first = self._last[: self._pipeline.depth or 1]
             if all(part.write for chunk in first for part in chunk):  # what is only read are gradients
                 self._ahead = self._pipeline.begin(self._last)
 
-    def unforesee(self) -> None:
+    def cancel_prefetch(self) -> None:
         """Let go of what was read ahead: it is about to change, or will not be used."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
@@ -315,7 +315,7 @@ class Tiers:
 
     def settle(self) -> StorageError | None:
         """Wait until the last update is written; return what went wrong, on this rank alone."""
-        self.unforesee()
+        self.cancel_prefetch()
         if self._pipeline is not None:
             with contextlib.suppress(Exception), self._ledger.stall("nvme"):
                 self._pipeline.finish()
@@ -332,7 +332,7 @@ class Tiers:
         self._drop_pipeline()  # which remembers what failed
 
     def _drop_pipeline(self) -> None:
-        self.unforesee()
+        self.cancel_prefetch()
         pipeline, self._pipeline = self._pipeline, None
         self._last = ()
         if pipeline is not None:

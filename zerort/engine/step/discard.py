@@ -15,7 +15,7 @@ def discard_gradients(context: Context, units: Units) -> None:
         one.complete("discard")
     if reduced_alike(context, units):
         units.wait_for_reductions()
-    context.tiers.unforesee()
+    context.tiers.cancel_prefetch()
     forget_gradients(context, units)
 
 
