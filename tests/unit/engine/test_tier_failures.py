@@ -44,7 +44,7 @@ def test_whatever_a_write_raised_is_told_as_a_storage_error(tmp_path):
         with pytest.raises(StorageError, match=r"got MemoryError: none left \(rank 0\)\. Go back to a checkpoint"):
             tiers.run([[Part(store=store, name="v", numel=1024)]], lambda number, array: None)
         assert isinstance(tiers.settle().__cause__, MemoryError)
-        tiers.mend()
+        tiers.clear_partial_update()
         assert tiers.failure() is None
         tiers.close()
         store.close()

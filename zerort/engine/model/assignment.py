@@ -61,7 +61,7 @@ def assign_values(
     wait_for_gathers(context, (places[name].section for name in agreed))
     context.world.barrier(name="assign").wait()  # nobody reads what is about to change
     context.tiers.cancel_prefetch()
-    with context.tiers.tearing("an assignment"):
+    with context.tiers.partial_update_guard("an assignment"):
         try:
             for name, value in agreed.items():
                 places[name].section.assign({places[name].full: value})

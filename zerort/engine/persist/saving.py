@@ -62,11 +62,11 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
     discard_gradients(context, units)
     wait_for_gathers(context, units.trained_sections())
     _wait_for_caller(context)
-    with context.tiers.tearing("a load", state=optimizer, begun=False) as change:
+    with context.tiers.partial_update_guard("a load", state=optimizer, begun=False) as change:
         try:
-            if context.tiers.is_torn:
+            if context.tiers.is_partially_updated:
                 change.begin()
-                snapshot.renew(units)
+                snapshot.recreate(units)
             values = list(snapshot.values_of(context, units, optimizer=optimizer, loading=True))
             manifest = checkpoint.load(
                 path,
@@ -94,7 +94,7 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
             one.take_loaded()
         if optimizer:
             snapshot.restore_meta(context, units, manifest)
-    context.tiers.mend()
+    context.tiers.clear_partial_update()
     if optimizer:
         context.run.is_new = False  # parameters alone are where a run begins, not where one goes on
     every = tuple(manifest.progress)

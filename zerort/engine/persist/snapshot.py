@@ -29,7 +29,7 @@ from zerort.errors import CheckpointError, StorageError, UnitStateError
 from zerort.layout import Partition, Placement, Range
 from zerort.typing import Array
 
-__all__ = ["meta_of", "renew", "restore_meta", "spread_loaded", "values_in", "values_of"]
+__all__ = ["meta_of", "recreate", "restore_meta", "spread_loaded", "values_in", "values_of"]
 
 _META: Final = {
     "updates": COUNT,
@@ -115,7 +115,7 @@ def check_loadable(context: Context, units: Units, manifest: Manifest, *, optimi
     held = [unit.name for unit in units.values() if unit.is_gathered]
     if held:
         raise UnitStateError(f"Expected all units released before load(), got {', '.join(held)} gathered.")
-    if not optimizer and context.tiers.is_torn:
+    if not optimizer and context.tiers.is_partially_updated:
         raise StorageError(
             "Expected whole optimizer state to keep beside loaded parameters, got that of an update or a load "
             f"that was not done as a whole (rank {context.rank}). Load it, too: rt.load(path); or open the runtime "
@@ -155,7 +155,7 @@ def restore_meta(context: Context, units: Units, manifest: Manifest) -> None:
         context.scaler.restore(meta["loss_scale"])
 
 
-def renew(units: Units) -> None:
+def recreate(units: Units) -> None:
     """Make everything that rests on a disk anew, as zeros: a failure may have left files that cannot be read."""
     for unit in units.values():
         for section in unit.sections:

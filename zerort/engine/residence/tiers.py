@@ -95,8 +95,8 @@ class Tiers:
         self._host = HostMemory(world) if host is None else host
         self._slot_memory = SlotMemory(self._host, count=most_slots(self.options.depth))
         self._counting = threading.Lock()
-        self._torn = ""
-        self._torn_state = False
+        self._partial_update = ""
+        self._partial_state = False
         self._paths: list[str] = []  # the files of all ranks of this host
 
     @property
@@ -271,7 +271,7 @@ class Tiers:
     # -- what a failure leaves -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def tearing(self, what: str, *, state: bool = True, begun: bool = True) -> Iterator[Change]:
+    def partial_update_guard(self, what: str, *, state: bool = True, begun: bool = True) -> Iterator[Change]:
         """Note that what is changed inside is half done if the block ends with an error, whatever error that is.
 
         Args:
@@ -284,8 +284,8 @@ class Tiers:
             yield change
         except BaseException as error:
             if change.begun:
-                self._torn_state |= state
-                self._torn = f"{what}, half done when it ended with {type(error).__name__}: {error}"
+                self._partial_state |= state
+                self._partial_update = f"{what}, half done when it ended with {type(error).__name__}: {error}"
             raise
 
     def check_whole(self, verb: str) -> None:
@@ -294,9 +294,9 @@ class Tiers:
         Raises:
             StorageError: They are not, and why.
         """
-        if self._torn:
+        if self._partial_update:
             raise StorageError(
-                f"{verb}: Expected parameters and state of one update, got those of {self._torn} Go back to a "
+                f"{verb}: Expected parameters and state of one update, got those of {self._partial_update} Go back to a "
                 "checkpoint: rt.load(path), or rt.resume() if the last step is kept."
             )
 
@@ -322,13 +322,13 @@ class Tiers:
         return self.failure()
 
     @property
-    def is_torn(self) -> bool:
+    def is_partially_updated(self) -> bool:
         """Whether optimizer state of this rank is not that of one update, or not for sure: a sync has failed."""
-        return self._torn_state or self.failure() is not None or any(store.has_lost for store in self._members())
+        return self._partial_state or self.failure() is not None or any(store.has_lost for store in self._members())
 
-    def mend(self) -> None:
+    def clear_partial_update(self) -> None:
         """Note that parameters and state are whole again."""
-        self._torn, self._torn_state = "", False
+        self._partial_update, self._partial_state = "", False
         self._drop_pipeline()  # which remembers what failed
 
     def _drop_pipeline(self) -> None:

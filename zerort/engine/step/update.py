@@ -126,7 +126,7 @@ def update_sections(
     """
     settings = _Settings(present=present, rates=rates, grad_scale=scale)
     streams = any(section.is_apart for section in sections)  # on every rank, also on one that has nothing to
-    with context.tiers.tearing(f"update {context.run.updates}"):
+    with context.tiers.partial_update_guard(f"update {context.run.updates}"):
         chunks: list[_Chunk] = []
         for section, gradient in zip(sections, gradients, strict=True):
             assert section.state is not None
