@@ -1,8 +1,8 @@
 """`GatheredForm`: the whole of one unit on this rank, from when it is fetched until nobody holds it.
 
     fetch     lease a slot if need be, start the gather or the reads         also ahead of time, as far as there is room
-    hold      fetch, and meet the others where each has read its part        now it will be whole
-    let_go    the last holder's gives the slot back
+    acquire   fetch, and meet the others where each has read its part        now it will be whole
+    release   the last holder's gives the slot back
 
 [Note: Shared slots] Ranks that share memory share their slots, and each reads its own part of a unit from its disk
 straight into them. So nobody may read into a slot that another rank still computes with: a slot that was released
@@ -79,8 +79,8 @@ class GatheredForm:
         self.fetched = joined(arrivals, result=None)
         return True
 
-    def hold(self) -> None:
-        """Bring the parameters here, until as many `let_go`. Every rank calls this."""
+    def acquire(self) -> None:
+        """Bring the parameters here, until as many `release`. Every rank calls this."""
         if not self.fetch():
             self._context.prefetcher.drop()
             if not self.fetch():
@@ -110,8 +110,8 @@ class GatheredForm:
         context.run.meetings += 1
         self.fetched = joined([self.fetched, *(one.spread() for one in self._resting)], result=None)
 
-    def let_go(self) -> None:
-        """End one `hold`."""
+    def release(self) -> None:
+        """End one `acquire`."""
         self._holders -= 1
         self.drop()
 

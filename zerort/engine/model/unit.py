@@ -101,8 +101,8 @@ class Unit:
         with contextlib.ExitStack() as undo:
             undo.callback(setattr, self, "_state", RESTING)
             for unit in (*self._lenders, self):
-                unit.form.hold()
-                undo.callback(unit.form.let_go)
+                unit.form.acquire()
+                undo.callback(unit.form.release)
             undo.pop_all()
         views = Views(
             self.name,
@@ -120,7 +120,7 @@ class Unit:
             self._views.expire()
             self._views = None
         for unit in (self, *self._lenders):
-            unit.form.let_go()
+            unit.form.release()
 
     @gathering
     def gathered(self) -> Iterator[Views]:
