@@ -154,7 +154,7 @@ class Runtime:
         units: Mapping[str, Mapping[str, Array | TensorSpec]],
         *,
         frozen: Frozen | Mapping[str, Frozen] = False,
-        lenders: Collection[str] = (),
+        tied_owners: Collection[str] = (),
     ) -> None:
         """Announce units that will be registered, so that a budget is shared out over all of them at once.
 
@@ -165,13 +165,13 @@ class Runtime:
             units: Tensors by name, by unit, as they will be registered; values are not looked at. One array under two
                 names counts once. A `TensorSpec` does not say that: name what will be one array only once.
             frozen: Which parameters take no gradient: in all of these units, or by unit.
-            lenders: Names of units that others will be tied to: they keep whole gradients.
+            tied_owners: Names of units that others will be tied to: they keep whole gradients.
 
         Raises:
             PlanError: They do not fit into the budget; on every rank.
         """
         self.context.check_open("expect")
-        announce(self.world, self.context.allotment, units, frozen=frozen, lenders=lenders)
+        announce(self.world, self.context.allotment, units, frozen=frozen, tied_owners=tied_owners)
 
     def register(
         self,

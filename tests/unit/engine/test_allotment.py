@@ -198,7 +198,7 @@ def test_units_that_others_are_tied_to_keep_whole_gradients(tmp_path):
 
     def body(group):
         with zr.open(group=group, scratch=tmp_path, **settings) as rt:
-            rt.expect(model, lenders=["embed"])
+            rt.expect(model, tied_owners=["embed"])
             units = {name: rt.register(name, tensors) for name, tensors in specs.items()}
             head = rt.register("head", model["head"], ties={"w": (units["embed"], "table")})
             head.reduce({"b": np.ones(10, np.float32), "w": gradient})
@@ -208,7 +208,7 @@ def test_units_that_others_are_tied_to_keep_whole_gradients(tmp_path):
             return rt.memory()
 
     for rank, memory in enumerate(run_threads(2, body)):
-        expected = zr.forecast(model, lenders=["embed"], size=2, rank=rank, **settings)
+        expected = zr.forecast(model, tied_owners=["embed"], size=2, rank=rank, **settings)
         for part in PARTS:
             assert getattr(memory, part) == getattr(expected, part), part
         assert memory.gradient >= gradient.nbytes
@@ -239,9 +239,9 @@ def test_ranks_and_units_keep_to_what_was_said(tmp_path):
             with pytest.raises(CallError, match=r"^Expected units as a mapping from names to their tensors, got list"):
                 rt.expect([("a", {"w": zr.TensorSpec((10,))})])
             with pytest.raises(
-                CallError, match=r"^Expected lenders out of the units that are announced .*, got 'nope'"
+                CallError, match=r"^Expected tied_owners out of the units that are announced .*, got 'nope'"
             ):
-                rt.expect({"a": {"w": zr.TensorSpec((10,))}}, lenders=["a", "nope"])
+                rt.expect({"a": {"w": zr.TensorSpec((10,))}}, tied_owners=["a", "nope"])
             rt.expect({"a": {"w": zr.TensorSpec((10,))}})
             for params, frozen in (({"w": zr.TensorSpec((11,))}, False), ({"w": zr.TensorSpec((10,))}, True)):
                 with pytest.raises(CallError, match=r"^Expected unit 'a' as it was announced, got other tensors"):

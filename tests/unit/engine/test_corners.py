@@ -253,7 +253,7 @@ def test_the_forecast_knows_deterministic_mode_and_ties():
     for rank, (fixed, tied) in enumerate(run_threads(2, body)):
         told = zr.forecast(specs, size=2, rank=rank, virtual_shards=8, **settings)
         assert (told.parameter, told.gradient, told.state) == (fixed.parameter, fixed.gradient, fixed.state)
-        told = zr.forecast(specs, size=2, rank=rank, lenders=["embed"], **settings)
+        told = zr.forecast(specs, size=2, rank=rank, tied_owners=["embed"], **settings)
         assert (told.parameter, told.gradient, told.state) == (tied.parameter, tied.gradient, tied.state)
 
 

@@ -314,7 +314,7 @@ def test_a_lenders_gradient_stays_in_memory_and_says_so(tmp_path):
                 borrower.reduce({"w": values(2)["w"], "b": np.ones(7, np.float32)})
                 assert rt.step().updated
             told = zr.forecast(
-                units, plan=plan, optimizer=rt.context.optimizer, size=1, lenders=["lender"], offload=SMALL
+                units, plan=plan, optimizer=rt.context.optimizer, size=1, tied_owners=["lender"], offload=SMALL
             )
             memory = rt.memory()
             for part in ("parameter", "gradient", "state", "nvme"):

@@ -80,9 +80,9 @@ def register_unit(
     if context.allotment is None:
         return _make_unit(context, units, name, declared, values, cold=cold, aliases=aliases, ties=ties)
     apart = {local: spec for local, spec in declared.items() if local not in aliases}
-    lenders = {unit.name for unit, _ in ties.values()}
+    tied_owners = {unit.name for unit, _ in ties.values()}
     with context.allotment.unless_it_fails():
-        context.allotment.expect({name: apart}, frozen=cold.__contains__, lenders=lenders, more=True)
+        context.allotment.expect({name: apart}, frozen=cold.__contains__, tied_owners=tied_owners, more=True)
         return _make_unit(context, units, name, declared, values, cold=cold, aliases=aliases, ties=ties)
 
 
@@ -128,7 +128,7 @@ def _make_unit(
     except ZerortError:
         made.withdraw()
         raise
-    made.join_lenders()  # not before: they would wait for gradients of a unit that is not there
+    made.join_tied_owners()  # not before: they would wait for gradients of a unit that is not there
     return made
 
 
@@ -225,7 +225,9 @@ def _reserve_slots(context: Context, unit: Unit) -> None:
     if streamed:
         context.tiers.reserve(streamed)
     if unit.form.slot_nbytes:
-        context.slots.gathered.reserve(unit.form.slot_nbytes, count=context.options.prefetch + 1 + unit.lender_count)
+        context.slots.gathered.reserve(
+            unit.form.slot_nbytes, count=context.options.prefetch + 1 + unit.tied_owner_count
+        )
     buckets = [section.bucket for section in unit.sections if section.bucket is not None]
     needing = [bucket for bucket in buckets if bucket.needs_slots]
     if needing:

@@ -57,7 +57,7 @@ class Unit:
         self._places: dict[str, tuple[Unit, str]] = {
             local: (home or self, full) for local, (home, full) in places.items()
         }
-        self._lenders = tuple({id(unit): unit for unit, _ in self._places.values() if unit is not self}.values())
+        self._tied_owners = tuple({id(unit): unit for unit, _ in self._places.values() if unit is not self}.values())
         self._sources = 1  # units whose gradients end up here: itself, and those that are tied to it
         self._state = RESTING
         self.form = GatheredForm(context, name, sections)
@@ -84,9 +84,9 @@ class Unit:
         return sum(section.layout.nbytes for section in self.sections)
 
     @property
-    def lender_count(self) -> int:
+    def tied_owner_count(self) -> int:
         """How many other units hold parameters that are tied to this one's."""
-        return len(self._lenders)
+        return len(self._tied_owners)
 
     def place_of(self, name: str) -> tuple[Unit, str]:
         """Return the unit that holds a parameter of this one, and its full name."""
@@ -100,7 +100,7 @@ class Unit:
         self._context.prefetcher.note(self.name)
         with contextlib.ExitStack() as undo:
             undo.callback(setattr, self, "_state", RESTING)
-            for unit in (*self._lenders, self):
+            for unit in (*self._tied_owners, self):
                 unit.form.acquire()
                 undo.callback(unit.form.release)
             undo.pop_all()
@@ -109,7 +109,7 @@ class Unit:
             {local: home._section_of[full].parameters.view(full) for local, (home, full) in self._places.items()},
         )
         self._views = views
-        arrivals = [unit.form.fetched for unit in (*self._lenders, self) if unit.form.fetched is not None]
+        arrivals = [unit.form.fetched for unit in (*self._tied_owners, self) if unit.form.fetched is not None]
         self._context.prefetcher.fetch()
         return joined(arrivals, result=views)
 
@@ -119,7 +119,7 @@ class Unit:
         if self._views is not None:
             self._views.expire()
             self._views = None
-        for unit in (self, *self._lenders):
+        for unit in (self, *self._tied_owners):
             unit.form.release()
 
     @gathering
@@ -149,7 +149,7 @@ class Unit:
 
         Write all of them, then call `reduce` without arguments. Their values are undefined until written.
         """
-        if self._lenders or self._sources > 1:
+        if self._tied_owners or self._sources > 1:
             self._fail(
                 UnitStateError(
                     f"Expected gradients() of a unit without ties, got {unit_title(self.name)}. Use reduce()."
@@ -185,7 +185,7 @@ class Unit:
             for name, gradient in (gradients or {}).items():
                 self.add(name, gradient)
         self._contributed.clear()
-        for unit in (self, *self._lenders):
+        for unit in (self, *self._tied_owners):
             unit._end_turn()
 
     def add(self, name: str, gradient: Array, *, given: bool = False) -> None:
@@ -250,11 +250,11 @@ class Unit:
         if last:
             self._context.tiers.prefetch_update()
 
-    def join_lenders(self) -> None:
+    def join_tied_owners(self) -> None:
         """Let the units that hold tied parameters wait for this one's gradients, too. Every rank calls this."""
-        for lender in self._lenders:
-            lender._sources += 1
-            for section in lender.sections:
+        for owner in self._tied_owners:
+            owner._sources += 1
+            for section in owner.sections:
                 if section.bucket is not None:
                     section.make_bucket(resident=True)
 

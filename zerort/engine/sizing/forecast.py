@@ -39,7 +39,7 @@ def forecast(
     gradient_dtype: str | None = None,
     micro_steps: int = 1,
     virtual_shards: int | None = None,
-    lenders: Collection[str] = (),
+    tied_owners: Collection[str] = (),
     prefetch: int = 1,
     buckets: int = 2,
     one_memory: bool = True,
@@ -60,7 +60,7 @@ def forecast(
         gradient_dtype: What gradients are summed in; None: the parameter's dtype.
         micro_steps: Calls of reduce that are summed before anything is communicated.
         virtual_shards: Micro-batches of a step in deterministic mode.
-        lenders: Units that others are tied to.
+        tied_owners: Units that others are tied to.
         prefetch: Units that are gathered ahead.
         buckets: Gradient buckets that may be in flight at once.
         one_memory: Whether all ranks are on one machine: then a gather of what rests in memory takes none. Not on GPUs.
@@ -85,12 +85,12 @@ def forecast(
         gradient_dtype=gradient_dtype,
         micro_steps=micro_steps,
         virtual_shards=virtual_shards,
-        lenders=lenders,
+        tied_owners=tied_owners,
     )
     settings = {
         "prefetch": prefetch,
         "buckets": buckets,
-        "ties": len(lenders),
+        "ties": len(tied_owners),
         "one_memory": one_memory and not on_gpus,
         "reach": frozenset({Tier.DEVICE} if on_gpus else {Tier.DEVICE, Tier.HOST}),
     }

@@ -44,7 +44,7 @@ class Allotment:
 
     def __init__(self, budget: Budget, *, blueprint: Blueprint, working: WorkingMemory) -> None:
         self.budget = budget
-        self._blueprint = replace(blueprint, units={}, frozen={}, lenders=frozenset())
+        self._blueprint = replace(blueprint, units={}, frozen={}, tied_owners=frozenset())
         self._cold: dict[str, frozenset[str]] = {}
         self._working = working
         self._tiers: dict[str, SectionTiers] = {}
@@ -97,7 +97,7 @@ class Allotment:
         units: Mapping[str, Mapping[str, TensorSpec]],
         *,
         frozen: Frozen | Mapping[str, Frozen] = False,
-        lenders: Collection[str] = (),
+        tied_owners: Collection[str] = (),
         more: bool = False,
     ) -> None:
         """Decide about units that are not known yet, with what the others leave.
@@ -105,11 +105,11 @@ class Allotment:
         Args:
             units: What they consist of; those that are known have to be the same.
             frozen: Which of their parameters take no gradient: in all of them, or by unit.
-            lenders: Units that others are tied to: whole gradients of theirs stay in memory.
+            tied_owners: Units that others are tied to: whole gradients of theirs stay in memory.
             more: Whether others may follow that nobody has announced: keep room to work on them, if there is any.
 
         Raises:
-            CallError: A unit was announced with other tensors, or a lender was not announced.
+            CallError: A unit was announced with other tensors, or a owner was not announced.
             PlanError: They do not fit; nothing was decided.
         """
         known = self._blueprint
@@ -123,28 +123,28 @@ class Allotment:
                     f"Expected {unit_title(unit)} as it was announced, got other tensors, or others that are frozen. "
                     "Announce what will be registered, in the same shapes and dtypes."
                 )
-        strangers = sorted({*lenders} - {*known.units, *units})
+        strangers = sorted({*tied_owners} - {*known.units, *units})
         if strangers:
             raise CallError(
-                f"Expected lenders out of the units that are announced or registered, got {strangers[0]!r}. Announce "
+                f"Expected tied_owners out of the units that are announced or registered, got {strangers[0]!r}. Announce "
                 "it with the others."
             )
-        for unit in {*lenders} - {*known.lenders}:
+        for unit in {*tied_owners} - {*known.tied_owners}:
             if any(self._tiers[name].gradient is Tier.NVME for name in self._sections_of(unit)):
                 raise PlanError(
                     f"Expected the gradients of {unit_title(unit)} in memory, because another unit is tied to it; got "
-                    f"them on NVME. Announce it as one that others are tied to: rt.expect(units, lenders=[{unit!r}])."
+                    f"them on NVME. Announce it as one that others are tied to: rt.expect(units, tied_owners=[{unit!r}])."
                 )
         cold = {**self._cold, **cold}
         blueprint = replace(
             known,
             units={**known.units, **units},
             frozen={unit: names.__contains__ for unit, names in cold.items()},
-            lenders=frozenset({*known.lenders, *lenders}),
+            tied_owners=frozenset({*known.tied_owners, *tied_owners}),
         )
-        if blueprint.units == known.units and blueprint.lenders == known.lenders:
+        if blueprint.units == known.units and blueprint.tied_owners == known.tied_owners:
             return
-        working = replace(self._working, sizes=blueprint.sections(), ties=len(blueprint.lenders))
+        working = replace(self._working, sizes=blueprint.sections(), ties=len(blueprint.tied_owners))
         settled = {at: self._tiers[size.name] for at, size in enumerate(working.sizes) if size.name in self._tiers}
         capacity = Capacity.of(self.budget, has_gpu=Tier.HOST not in self._working.reach)
         try:
@@ -176,7 +176,7 @@ def announce(
     units: Mapping[str, Mapping[str, Array | TensorSpec]],
     *,
     frozen: Frozen | Mapping[str, Frozen],
-    lenders: Collection[str],
+    tied_owners: Collection[str],
 ) -> None:
     """Agree on units that will come, and decide about them; see `Runtime.expect`. Every rank calls this."""
     declared: dict[str, dict[str, TensorSpec]] = {}
@@ -190,11 +190,11 @@ def announce(
             tensors, aliases = declare(unit, params), aliases_in(params)
             declared[unit] = {name: spec for name, spec in tensors.items() if name not in aliases}
             cold[unit] = [name for name in declared[unit] if is_frozen(frozen_in(unit, frozen), name)]
-        named = sorted(lenders)
+        named = sorted(tied_owners)
     except Exception as caught:  # also what a callable of the user's raises
         error = caught
     raise_together(world, error, name="expect")
     facts = {name: {key: [list(one.shape), one.dtype] for key, one in of.items()} for name, of in declared.items()}
     expect_same(world, [facts, cold, named], what="what is announced", error=CallError)
     if allotment is not None:
-        allotment.expect(declared, frozen={unit: names.__contains__ for unit, names in cold.items()}, lenders=named)
+        allotment.expect(declared, frozen={unit: names.__contains__ for unit, names in cold.items()}, tied_owners=named)

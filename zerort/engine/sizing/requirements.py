@@ -109,7 +109,7 @@ class Blueprint:
     """Calls of reduce that are summed before anything is communicated."""
     virtual_shards: int | None = None
     """Micro-batches of a step in deterministic mode."""
-    lenders: Collection[str] = ()
+    tied_owners: Collection[str] = ()
     """Units that others are tied to."""
     replicated: bool = False
     """Whether there are several copies of the model."""
@@ -153,7 +153,7 @@ class Blueprint:
                 columns={"parameter": (width,)},
                 movable=frozenset(filter(self._is_sharded, PARTS)),
             )
-        is_whole = self.micro_steps > 1 or copies > 1 or unit in self.lenders or not self._is_sharded("gradient")
+        is_whole = self.micro_steps > 1 or copies > 1 or unit in self.tied_owners or not self._is_sharded("gradient")
         element = itemsize(gradient_dtype(part.dtype, self.gradient_dtype, over_nccl=self.over_nccl))
         in_slots = not is_whole or (self.micro_steps > 1 and copies == 1)
         return SectionSize(
