@@ -71,7 +71,7 @@ class Section:
         self._group = group
         self._device = group.device
         self._context = context
-        self.looks_at_tensors = any(isinstance(one, TensorOptimizer) for one in (optimizers or {}).values())
+        self.needs_whole_tensors = any(isinstance(one, TensorOptimizer) for one in (optimizers or {}).values())
         """Whether an optimizer of its tensors looks at whole ones: then all of it is in memory."""
         self.tiers = self._resting_tiers(context.tiers_of(name))
         self.parameters = self._make_parameters()
@@ -81,7 +81,7 @@ class Section:
         self.gradient_dtypes: tuple[np.dtype[Any], ...] = (numpy_dtype(dtype),)
         if optimizers is not None:
             self.state = self._make_state(optimizers)
-            if self._is_apart(self.tiers.gradient):
+            if self._is_offloaded(self.tiers.gradient):
                 self._gradient = self._resting_column("gradient", self._summed_in, self.tiers.gradient)
             self.make_bucket(resident=resident)
 
@@ -94,7 +94,7 @@ class Section:
 
     def _resting_tiers(self, asked: SectionTiers) -> SectionTiers:
         """Return where the parts rest, as far as the optimizers of its tensors allow it."""
-        if not (self.looks_at_tensors and asked.streams):
+        if not (self.needs_whole_tensors and asked.streams):
             return asked
         if self._group.rank == 0:
             warnings.warn(
@@ -107,7 +107,7 @@ class Section:
 
     def _make_parameters(self) -> FlatBuffer | HostParameters | RestingParameters:
         plan, group, traffic = self._context.plan, self._group, self._context.ledger.moved
-        if not self._is_apart(self.tiers.parameter):
+        if not self._is_offloaded(self.tiers.parameter):
             placement = plan.parameter.placement
             return FlatBuffer(
                 self.layout, self.partition, group=group, placement=placement, name=self.name, traffic=traffic
@@ -136,7 +136,7 @@ class Section:
                 name=self.name,
                 streaming=self._streaming(),
                 device=self._device,
-                zeros=context.host.zeros if self._is_apart(self.tiers.state) else None,
+                zeros=context.host.zeros if self._is_offloaded(self.tiers.state) else None,
             )
         except DeviceMemoryError as caught:
             error = caught
@@ -145,7 +145,7 @@ class Section:
         assert made is not None
         return made
 
-    def _is_apart(self, tier: Tier) -> bool:
+    def _is_offloaded(self, tier: Tier) -> bool:
         """Say whether what rests in a tier is elsewhere than in the memory that computing happens in."""
         return tier is Tier.NVME or (tier is Tier.HOST and not isinstance(self._device, HostDevice))
 
@@ -159,7 +159,7 @@ class Section:
         return ChunkedArray(name, cuts, memory, resident=resident, tiers=self._context.tiers, device=self._device)
 
     def _streaming(self) -> Streaming | None:
-        if not self.is_apart:
+        if not self.is_offloaded:
             return None
         return Streaming(
             tiers=self._context.tiers,
@@ -201,9 +201,9 @@ class Section:
         )
 
     @property
-    def is_apart(self) -> bool:
+    def is_offloaded(self) -> bool:
         """Whether some of it rests elsewhere than where computing happens; the same on every rank."""
-        return any(map(self._is_apart, (self.tiers.parameter, self.tiers.gradient, self.tiers.state)))
+        return any(map(self._is_offloaded, (self.tiers.parameter, self.tiers.gradient, self.tiers.state)))
 
     @property
     def room_nbytes(self) -> int | None:

@@ -125,13 +125,13 @@ def update_sections(
         scale: What gradients are multiplied by first.
     """
     settings = _Settings(present=present, rates=rates, grad_scale=scale)
-    streams = any(section.is_apart for section in sections)  # on every rank, also on one that has nothing to
+    streams = any(section.is_offloaded for section in sections)  # on every rank, also on one that has nothing to
     with context.tiers.partial_update_guard(f"update {context.run.updates}"):
         chunks: list[_Chunk] = []
         for section, gradient in zip(sections, gradients, strict=True):
             assert section.state is not None
             section.state.begin_update(present)
-            if section.looks_at_tensors:
+            if section.needs_whole_tensors:
                 section.state.update_tensors_(
                     section.owned.memory,
                     gradient.column.memory,
