@@ -151,7 +151,7 @@ DEVICE_AND_GROUPS = (
     ),
     Mutant(
         "device/cuda/device.py",
-        'self.lane("compute").submit(lambda: None, name="settle", eager=True).wait()',
+        'self.lane("compute").submit(lambda: None, name="synchronize", eager=True).wait()',
         "pass",
         ("ranks/test_order_on_gpus.py", "a_checkpoint_is_of_what_was_written"),
         ranks=2,

@@ -146,7 +146,7 @@ ENGINE = (
     ),
     Mutant(
         "engine/persist/saving.py",
-        "context.device.settle()",
+        "context.device.synchronize()",
         "pass",
         (ORDER, "a_checkpoint_is_of_what_was_written"),
         ranks=2,
@@ -165,7 +165,7 @@ _OF_A_DISK = "between the host and a disk"
 
 NOT_OF_THE_GPU = {
     "buffer/bucket.py": {
-        "ticket.wait()": "for its error; `settle` orders what is computed",
+        "ticket.wait()": "for its error; `finish_reduce` orders what is computed",
         "array, out=array, name=self.name, eager=False, after=self.reduction": "calls over GPUs take turns",
     },
     "engine/step/copies.py": {
@@ -229,7 +229,7 @@ NOT_OF_THE_GPU = {
         'context.world.broadcast(whole.reshape(-1), name="initial values").wait()': _OF_THE_HOST,
     },
     "engine/model/units.py": {
-        "section.bucket.wait()": "for its error; `settle` orders what is computed",
+        "section.bucket.wait()": "for its error; `finish_reduce` orders what is computed",
     },
 }
 """Lines that look like synchronisations, and why they are none of a GPU's."""

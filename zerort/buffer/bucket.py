@@ -3,12 +3,12 @@
     add(name, gradient) … add(name, gradient)      written where they belong, in the bucket's dtype
     fire()                                         PARTIAL → the plan's placement, on the group's stream
                                                    behind it, with copies of the model: the sum over those
-    settle()                                       → the placement that the optimizer needs, before the step
+    finish_reduce()                                → the placement that the optimizer needs, before the step
 
 A bucket that rests SHARDED lives in a slot from the first gradient to the end of the reduction; from then to the step
 this rank's range of the sum is kept. Any other is resident: a whole array per rank, which also sums the rounds
 (micro-steps) that are reduced at once. A `tree` bucket sums its rounds in one fixed pairwise tree, and is reduced by
-`settle`.
+`finish_reduce`.
 
 [Note: late memory]
 Memory is fullest when backward begins: all activations are there, and no gradient. Each unit's gradients take the place
@@ -278,7 +278,7 @@ class GradientBucket:
             self._slot.release(after=self._read)
             self._slot = self._read = None  # the sum may be put away by now: nothing here keeps its memory
 
-    def settle(self) -> Array:
+    def finish_reduce(self) -> Array:
         """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""
         if self._placed is Placement.PARTIAL:
             self._move(self._needed)

@@ -77,7 +77,7 @@ def full_bucket(group, slots, *, rests, rest=None):
 def test_a_bucket_settles_what_it_has_just_fired(rests, gpus, slots):
     bucket = full_bucket(gpus, slots, rests=rests)
     bucket.fire()
-    summed = bucket.settle()
+    summed = bucket.finish_reduce()
     assert (summed.get() == gpus.size * (gpus.size + 1) / 2).all()
     bucket.close()
 

@@ -196,7 +196,7 @@ def test_a_save_links_and_later_steps_do_not_touch_it(tmp_path, ranks, directori
             at_save = weights(rt)
             train(rt, range(2, 4))
             later = weights(rt)
-            rt.context.tiers.settle()
+            rt.context.tiers.wait_written()
             group.barrier().wait()
             assert all(os.stat(path / name).st_nlink == 1 for name in linked_names(path))
             assert verify(path) == []

@@ -266,9 +266,9 @@ class CudaDevice:
                 finally:  # not when the next block begins: by then the stream may be gone
                     self._left.record(current)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until what the caller has launched on its current stream is done."""
-        self.lane("compute").submit(lambda: None, name="settle", eager=True).wait()
+        self.lane("compute").submit(lambda: None, name="synchronize", eager=True).wait()
 
     # -- streams ---------------------------------------------------------------------------------------------------
 

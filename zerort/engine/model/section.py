@@ -300,11 +300,11 @@ class Section:
         own = self.partition.of(self._group.rank)
         return self.shard.checksum(max(min(own.last, self.layout.end) - own.first, 0))
 
-    def settle(self) -> SummedGradient:
+    def finish_reduce(self) -> SummedGradient:
         """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""
         assert self.bucket is not None
         assert self.state is not None
-        array = self.bucket.settle()
+        array = self.bucket.finish_reduce()
         if isinstance(self.bucket.rest, RestingGradient):
             return self.bucket.rest
         column = ChunkedArray(self.name, self.state.cuts, array, device=self._device)

@@ -31,7 +31,7 @@ def save(context: Context, units: Units, path: str | Path, *, progress: Any) -> 
         where, progress = Path(path), checkpoint.as_json(progress, what="progress")
     except Exception as caught:
         error = caught
-    error = error or context.tiers.settle()
+    error = error or context.tiers.wait_written()
     raise_together(context.world, error, name="save")
     assert where is not None
     wait_for_gathers(context, units.trained_sections())
@@ -54,7 +54,7 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
     error: Exception | None = None
     manifest = patiently(context.world, lambda: checkpoint.read_manifest(path), path=str(path), name="load manifest")
     try:
-        context.tiers.settle()  # well or not: what failed is made anew
+        context.tiers.wait_written()  # well or not: what failed is made anew
         snapshot.check_loadable(context, units, manifest, optimizer=optimizer)
     except Exception as caught:
         error = caught
@@ -104,4 +104,4 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
 
 def _wait_for_caller(context: Context) -> None:
     """Wait for what the caller has put onto its stream: values are copied by threads that are on other streams."""
-    context.device.settle()
+    context.device.synchronize()

@@ -4,7 +4,7 @@
     read write  a range of a value, between steps
     prefetch_update  begin to read what the last update began with              while gradients are still being reduced
     run         chunks through the pipeline: read, compute, write back          the update
-    settle      what the update has written is on the disk, or is known to fail before a save, a load
+    wait_written  what the update has written is on the disk, or is known to fail before a save, a load
     close       wait, delete the files
 
 Nothing is opened before a section needs it, so a plan that rests in memory has no store, no thread and no file. May
@@ -184,7 +184,7 @@ class Tiers:
     def reserve(self, slot_nbytes: int) -> None:
         """Have pinned memory for chunks of so many bytes that go on to a GPU. Every rank calls this alike."""
         if slot_nbytes > self._slot_memory.slot_nbytes:
-            if self.settle() is None:  # else it remembers what failed; nothing is under way in either case
+            if self.wait_written() is None:  # else it remembers what failed; nothing is under way in either case
                 self._drop_pipeline()
             self._slot_memory.reserve(slot_nbytes)
 
@@ -313,7 +313,7 @@ class Tiers:
         failure.__cause__ = found
         return failure
 
-    def settle(self) -> StorageError | None:
+    def wait_written(self) -> StorageError | None:
         """Wait until the last update is written; return what went wrong, on this rank alone."""
         self.cancel_prefetch()
         if self._pipeline is not None:

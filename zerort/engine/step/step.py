@@ -80,7 +80,7 @@ def _walk(context: Context, units: Units, progress: Any) -> StepReport:
         section for unit in units.values() if unit.reduced for section in unit.sections if section.bucket is not None
     ]
     with context.ledger.stall("reduce"):
-        gradients = [section.settle() for section in sections]
+        gradients = [section.finish_reduce() for section in sections]
     with trace.span("measure"):
         norm, where = measure_norm(context, sections, gradients)
     used_scale = context.loss_scale
