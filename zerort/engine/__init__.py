@@ -21,7 +21,7 @@ from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.opening import open_runtime
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.report import MemoryReport, Restored, StepReport
-from zerort.engine.residence.choose import SectionTiers
+from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.runtime import Runtime
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "Restored",
     "Runtime",
     "RuntimeOptions",
-    "SectionTiers",
+    "SectionResidence",
     "StepReport",
     "TensorSpec",
     "Unit",

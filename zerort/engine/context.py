@@ -24,7 +24,7 @@ from zerort.engine.model.prefetch import Prefetcher
 from zerort.engine.model.slot_set import SlotSet
 from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.options import RuntimeOptions
-from zerort.engine.residence.choose import SectionTiers
+from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.host_memory import HostMemory
 from zerort.engine.residence.stage import Stage
 from zerort.engine.residence.tiers import Tiers
@@ -101,7 +101,7 @@ class Context:
     """Where updates are computed."""
     allotment: Allotment | None
     """What a budget gives to each section; None: the plan says it."""
-    tiers_of: Callable[[str], SectionTiers]
+    tiers_of: Callable[[str], SectionResidence]
     """In which memory the parts of a section are, by its name; the same on every rank."""
     stopping: Stopping
     """Signals that ask the run to stop."""
@@ -166,7 +166,7 @@ class Context:
             tiers=Tiers(mesh.world, scratch=options.scratch, options=streamed, ledger=ledger, host=host),
             stage=Stage(shard.device, host, options=streamed),
             allotment=allotment,
-            tiers_of=(lambda section: SectionTiers.of(plan)) if allotment is None else allotment.of,
+            tiers_of=(lambda section: SectionResidence.of(plan)) if allotment is None else allotment.of,
             stopping=Stopping(f"rank {mesh.world.rank}"),
         )
 

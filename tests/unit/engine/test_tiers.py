@@ -18,7 +18,7 @@ from tier_runs import EVERYTHING, NUMEL, NVME, SMALL, open_runtime, steps, value
 import zerort as zr
 from zerort.engine.ledger import Ledger
 from zerort.engine.offload_options import OFFLOAD_ENVIRONMENT, scratch_directories
-from zerort.engine.residence.choose import SectionTiers
+from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import ChunkedArray, cut_chunks
 from zerort.engine.residence.scratch_store import expect_room
 from zerort.engine.residence.tiers import Tiers
@@ -82,12 +82,12 @@ def test_plans_that_no_disk_can_serve_say_the_cure(stage, tiers, text):
 
 def test_a_section_takes_the_plans_tiers_and_proves_its_own():
     plan = zr.Plan.zero(3, state=NVME)
-    assert SectionTiers.of(plan) == SectionTiers(parameter=DEVICE, gradient=DEVICE, state=NVME)
-    assert SectionTiers.of(plan).streams
+    assert SectionResidence.of(plan) == SectionResidence(parameter=DEVICE, gradient=DEVICE, state=NVME)
+    assert SectionResidence.of(plan).streams
     with pytest.raises(CallError, match="state_resident_nbytes"):
-        SectionTiers(parameter=DEVICE, gradient=DEVICE, state=NVME, state_resident_nbytes=-1)
+        SectionResidence(parameter=DEVICE, gradient=DEVICE, state=NVME, state_resident_nbytes=-1)
     with pytest.raises(CallError, match="Expected a Tier for the state"):
-        SectionTiers(parameter=DEVICE, gradient=DEVICE, state="nvme")
+        SectionResidence(parameter=DEVICE, gradient=DEVICE, state="nvme")
 
 
 GOOD = {
@@ -265,7 +265,7 @@ def test_scratch_that_is_asked_for_is_made(tmp_path, monkeypatch):
 def test_the_first_state_of_a_section_may_stay_in_memory(tmp_path):
     def body(group, resident):
         with open_runtime(group, tmp_path) as rt:
-            tiers = SectionTiers(parameter=DEVICE, gradient=DEVICE, state=NVME, state_resident_nbytes=resident)
+            tiers = SectionResidence(parameter=DEVICE, gradient=DEVICE, state=NVME, state_resident_nbytes=resident)
             rt.context = dataclasses.replace(rt.context, tiers_of=lambda name: tiers)
             rt.register("a", values(0))
             report = steps(rt, range(3))

@@ -4,7 +4,7 @@
     frozen       parameters only: no gradient, no state, no reduction
 
 A section is what a plan is applied to: each of the three parts lies as its residence says, and rests where its
-`SectionTiers` say.
+`SectionResidence` say.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from zerort.config import Tier
 from zerort.device import HostDevice
 from zerort.engine.context import Context
 from zerort.engine.model.tensors import TensorSpec
-from zerort.engine.residence.choose import SectionTiers
+from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import ChunkedArray, cut_chunks
-from zerort.engine.residence.gradients import RestingGradient, SummedGradient, SummedInMemory
+from zerort.engine.residence.gradients import OffloadedGradient, SummedGradient, SummedInMemory
 from zerort.engine.residence.host_parameters import HostParameters
 from zerort.engine.residence.resting_parameters import RestingParameters
 from zerort.engine.step.state import OptimizerState
@@ -92,7 +92,7 @@ class Section:
             self.layout.dtype, self._context.options.gradient_dtype, over_nccl=self._group.kind == "nccl"
         )
 
-    def _resting_tiers(self, asked: SectionTiers) -> SectionTiers:
+    def _resting_tiers(self, asked: SectionResidence) -> SectionResidence:
         """Return where the parts rest, as far as the optimizers of its tensors allow it."""
         if not (self.needs_whole_tensors and asked.streams):
             return asked
@@ -103,7 +103,7 @@ class Section:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return SectionTiers(parameter=Tier.DEVICE, gradient=Tier.DEVICE, state=Tier.DEVICE)
+        return SectionResidence(parameter=Tier.DEVICE, gradient=Tier.DEVICE, state=Tier.DEVICE)
 
     def _make_parameters(self) -> FlatBuffer | HostParameters | RestingParameters:
         plan, group, traffic = self._context.plan, self._group, self._context.ledger.moved
@@ -209,7 +209,7 @@ class Section:
     def room_nbytes(self) -> int | None:
         """Bytes that a summed gradient takes until it is put away; on GPUs on the rank that takes most. None: none."""
         rest = None if self.bucket is None else self.bucket.rest
-        if not isinstance(rest, RestingGradient):
+        if not isinstance(rest, OffloadedGradient):
             return None
         if isinstance(self._device, HostDevice):
             return rest.room_nbytes
@@ -263,11 +263,11 @@ class Section:
                 stacklevel=2,
             )
 
-    def _make_rest(self) -> RestingGradient | None:
+    def _make_rest(self) -> OffloadedGradient | None:
         if self._gradient is None:
             return None
         context = self._context
-        return RestingGradient(
+        return OffloadedGradient(
             self._gradient, block=context.norm_block, slots=context.slots.summed, stream=context.tiers.stream
         )
 
@@ -305,7 +305,7 @@ class Section:
         assert self.bucket is not None
         assert self.state is not None
         array = self.bucket.finish_reduce()
-        if isinstance(self.bucket.rest, RestingGradient):
+        if isinstance(self.bucket.rest, OffloadedGradient):
             return self.bucket.rest
         column = ChunkedArray(self.name, self.state.cuts, array, device=self._device)
         return SummedInMemory(column)
@@ -314,7 +314,7 @@ class Section:
     def storage_error(self) -> StorageError | None:
         """What a disk had against this step's gradients, on this rank alone."""
         rest = None if self.bucket is None else self.bucket.rest
-        return rest.error if isinstance(rest, RestingGradient) else None
+        return rest.error if isinstance(rest, OffloadedGradient) else None
 
     def assign(self, values: Mapping[str, Array]) -> None:
         """Write new values while no gather is under way; these tensors' master weights follow. No communication."""

@@ -2,7 +2,7 @@
 
     SummedGradient     what the step reads: a column, the sums of its squares, the first element that is not finite
     measure            the sums of the squares of all of them, with one wait for a GPU
-    RestingGradient    room for a reduction; when that is done: sum up squares, write, and the room is free again
+    OffloadedGradient    room for a reduction; when that is done: sum up squares, write, and the room is free again
 
 What is put away is summed up on the way, so that the norm is known without reading it back.
 """
@@ -23,7 +23,7 @@ from zerort.optim import square_sums, square_sums_of
 from zerort.optim.kernels import kernels_for
 from zerort.typing import Array, Device, Stream
 
-__all__ = ["RestingGradient", "SummedGradient", "SummedInMemory", "measure"]
+__all__ = ["OffloadedGradient", "SummedGradient", "SummedInMemory", "measure"]
 
 
 class SummedGradient(Protocol):
@@ -58,7 +58,7 @@ class SummedInMemory:
         return found
 
 
-class RestingGradient:
+class OffloadedGradient:
     """A summed gradient that rests on a disk, or on the host of a GPU, until the update.
 
     Args:

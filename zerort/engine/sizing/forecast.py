@@ -16,7 +16,7 @@ from zerort.config import Budget, Plan, Tier
 from zerort.engine.model.tensors import Frozen, TensorSpec
 from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.report import MemoryReport
-from zerort.engine.residence.choose import SectionTiers
+from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.sizing.budget import Capacity, decide
 from zerort.engine.sizing.requirements import PARTS, Blueprint, SectionSize
 from zerort.engine.sizing.working import WorkingMemory
@@ -103,7 +103,7 @@ class Outlook:
 
     blueprint: Blueprint
     working: WorkingMemory
-    tiers: tuple[SectionTiers, ...]
+    tiers: tuple[SectionResidence, ...]
     """Of each section, the same on every rank."""
 
     @classmethod
@@ -170,9 +170,9 @@ class Outlook:
         return Traffic(read, written)
 
 
-def _tiers_under(plan: Plan, size: SectionSize) -> SectionTiers:
+def _tiers_under(plan: Plan, size: SectionSize) -> SectionResidence:
     """Return where a section's parts rest: as the plan says, but those that cannot leave memory stay."""
-    asked = SectionTiers.of(plan)
+    asked = SectionResidence.of(plan)
     stay = [part for part in PARTS if getattr(asked, part) is Tier.NVME and part not in size.movable]
     return replace(asked, **dict.fromkeys(stay, Tier.DEVICE))  # type: ignore[arg-type]
 

@@ -22,7 +22,7 @@ from zerort.engine.mesh import Mesh
 from zerort.engine.model.tensors import Frozen, TensorSpec, aliases_in, declare, frozen_in, is_frozen
 from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.options import RuntimeOptions
-from zerort.engine.residence.choose import SectionTiers
+from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.sizing.budget import Capacity, decide
 from zerort.engine.sizing.requirements import Blueprint
 from zerort.engine.sizing.working import WorkingMemory
@@ -47,7 +47,7 @@ class Allotment:
         self._blueprint = replace(blueprint, units={}, frozen={}, tied_owners=frozenset())
         self._cold: dict[str, frozenset[str]] = {}
         self._working = working
-        self._tiers: dict[str, SectionTiers] = {}
+        self._tiers: dict[str, SectionResidence] = {}
         self._units: dict[str, str] = {}
 
     @classmethod
@@ -88,7 +88,7 @@ class Allotment:
         )
         return cls(budget, blueprint=blueprint, working=working)
 
-    def of(self, section: str) -> SectionTiers:
+    def of(self, section: str) -> SectionResidence:
         """Return where the parts of a section rest, by its name."""
         return self._tiers[section]
 

@@ -17,7 +17,7 @@ from zerort.buffer import TreeSum
 from zerort.config import Plan, Tier
 from zerort.engine.model.division import Division, cut_over, divide
 from zerort.engine.model.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
-from zerort.engine.residence.choose import SectionTiers
+from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import cut_chunks
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.layout.dtypes import TRAINABLE, gradient_dtype, master_dtype
@@ -65,7 +65,7 @@ class SectionSize:
         """Whether its parameters are updated."""
         return "gradient" in self.columns
 
-    def below(self, tiers: SectionTiers, *, chunk_numel: int) -> dict[str, int]:
+    def below(self, tiers: SectionResidence, *, chunk_numel: int) -> dict[str, int]:
         """Return how much of each part rests on a disk.
 
         Args:
