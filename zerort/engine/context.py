@@ -28,7 +28,7 @@ from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.host_memory import HostMemory
 from zerort.engine.residence.stage import Stage
 from zerort.engine.residence.tiers import Tiers
-from zerort.engine.sizing.planner import Allotment
+from zerort.engine.sizing.planner import BudgetPlanner
 from zerort.engine.sizing.working import offload_within
 from zerort.engine.stopping import Stopping
 from zerort.errors import ClosedError
@@ -99,7 +99,7 @@ class Context:
     """Values that are offloaded to a disk."""
     stage: Stage
     """Where updates are computed."""
-    allotment: Allotment | None
+    planner: BudgetPlanner | None
     """What a budget gives to each section; None: the plan says it."""
     tiers_of: Callable[[str], SectionResidence]
     """In which memory the parts of a section are, by its name; the same on every rank."""
@@ -134,9 +134,9 @@ class Context:
         shard, ledger, host = mesh.shard, Ledger(), HostMemory(mesh.shard)
         offload = OffloadOptions.from_environment() if options.offload is None else options.offload
         streamed = offload if budget is None else offload_within(budget.memory, offload)
-        allotment = None
+        planner = None
         if budget is not None:
-            allotment = Allotment.build(
+            planner = BudgetPlanner.build(
                 budget,
                 mesh,
                 plan=plan,
@@ -165,8 +165,8 @@ class Context:
             host=host,
             tiers=Tiers(mesh.world, scratch=options.scratch, options=streamed, ledger=ledger, host=host),
             stage=Stage(shard.device, host, options=streamed),
-            allotment=allotment,
-            tiers_of=(lambda section: SectionResidence.of(plan)) if allotment is None else allotment.of,
+            planner=planner,
+            tiers_of=(lambda section: SectionResidence.of(plan)) if planner is None else planner.of,
             stopping=Stopping(f"rank {mesh.world.rank}"),
         )
 

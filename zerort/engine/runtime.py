@@ -171,7 +171,7 @@ class Runtime:
             PlanError: They do not fit into the budget; on every rank.
         """
         self.context.check_open("expect")
-        announce(self.world, self.context.allotment, units, frozen=frozen, tied_owners=tied_owners)
+        announce(self.world, self.context.planner, units, frozen=frozen, tied_owners=tied_owners)
 
     def register(
         self,

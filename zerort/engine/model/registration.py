@@ -77,12 +77,12 @@ def register_unit(
     values = {local: value for local, value in params.items() if isinstance(value, np.ndarray) and local not in aliases}
     values = agree_on_values(context, name, declared, values, broadcast=broadcast)
 
-    if context.allotment is None:
+    if context.planner is None:
         return _make_unit(context, units, name, declared, values, cold=cold, aliases=aliases, ties=ties)
     apart = {local: spec for local, spec in declared.items() if local not in aliases}
     tied_owners = {unit.name for unit, _ in ties.values()}
-    with context.allotment.unless_it_fails():
-        context.allotment.expect({name: apart}, frozen=cold.__contains__, tied_owners=tied_owners, more=True)
+    with context.planner.transaction():
+        context.planner.expect({name: apart}, frozen=cold.__contains__, tied_owners=tied_owners, more=True)
         return _make_unit(context, units, name, declared, values, cold=cold, aliases=aliases, ties=ties)
 
 

@@ -1,7 +1,7 @@
-"""`forecast`: how many bytes a rank will hold in each memory, from shapes alone; `Outlook` also says what a step moves.
+"""`forecast`: how many bytes a rank will hold in each memory, from shapes alone; `MemoryForecast` also says what a step moves.
 
     forecast(units, plan=…, optimizer=…, size=8)     ->  MemoryReport: what `Runtime.memory` will find
-    Outlook.of(plan, working)                        ->  the same, section by section, and the disk's share of a step
+    MemoryForecast.of(plan, working)                        ->  the same, section by section, and the disk's share of a step
 
 No memory is touched. A plan says the tiers; for a budget they are decided here as a runtime decides them.
 """
@@ -18,12 +18,12 @@ from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.report import MemoryReport
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.sizing.budget import Capacity, decide
-from zerort.engine.sizing.requirements import PARTS, Blueprint, SectionSize
+from zerort.engine.sizing.requirements import PARTS, ModelSpec, SectionSize
 from zerort.engine.sizing.working import WorkingMemory
 from zerort.errors import CallError
 from zerort.optim import Optimizer, ParameterGroup
 
-__all__ = ["Outlook", "Traffic", "forecast"]
+__all__ = ["MemoryForecast", "Traffic", "forecast"]
 
 
 def forecast(
@@ -73,7 +73,7 @@ def forecast(
     if device not in ("host", "cuda"):
         raise CallError(f"Expected device to be 'host' or 'cuda', got {device!r}.")
     on_gpus = device == "cuda"
-    blueprint = Blueprint(
+    model_spec = ModelSpec(
         units=units,
         plan=plan if isinstance(plan, Plan) else Plan.zero(plan.stage),
         optimizer=optimizer,
@@ -94,26 +94,26 @@ def forecast(
         "one_memory": one_memory and not on_gpus,
         "reach": frozenset({Tier.DEVICE} if on_gpus else {Tier.DEVICE, Tier.HOST}),
     }
-    return Outlook.of(blueprint, plan, offload=offload, **settings).memory(rank)
+    return MemoryForecast.of(model_spec, plan, offload=offload, **settings).memory(rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class MemoryForecast:
     """What rests where, and what computing takes besides."""
 
-    blueprint: Blueprint
+    model_spec: ModelSpec
     working: WorkingMemory
     tiers: tuple[SectionResidence, ...]
     """Of each section, the same on every rank."""
 
     @classmethod
     def of(
-        cls, blueprint: Blueprint, plan: Plan | Budget, *, offload: OffloadOptions | None = None, **settings: Any
-    ) -> Outlook:
+        cls, model_spec: ModelSpec, plan: Plan | Budget, *, offload: OffloadOptions | None = None, **settings: Any
+    ) -> MemoryForecast:
         """Say what becomes of a model under a plan or a budget.
 
         Args:
-            blueprint: The model.
+            model_spec: The model.
             plan: The tiers, or how much there is of each.
             offload: How values stream; as the environment says if None. A budget makes chunks smaller if need be.
             **settings: Other fields of `WorkingMemory`.
@@ -123,16 +123,16 @@ class Outlook:
         """
         offload = OffloadOptions.from_environment() if offload is None else offload
         memory = plan.memory if isinstance(plan, Budget) else None
-        working = WorkingMemory(sizes=blueprint.sections(), offload=offload, memory=memory, **settings)
+        working = WorkingMemory(sizes=model_spec.sections(), offload=offload, memory=memory, **settings)
         if isinstance(plan, Plan):
             tiers = tuple(_tiers_under(plan, size) for size in working.sizes)
         else:
             tiers = decide(Capacity.of(plan, has_gpu=Tier.HOST not in working.reach), working=working)
-        return cls(blueprint=blueprint, working=working, tiers=tiers)
+        return cls(model_spec=model_spec, working=working, tiers=tiers)
 
     def memory(self, rank: int) -> MemoryReport:
         """Return what ``rank`` will hold. Chunks on their way are counted at their most."""
-        sizes = self.blueprint.sections(rank=rank)
+        sizes = self.model_spec.sections(rank=rank)
         below = self.below(rank)
         resting = {part: sum(getattr(size, part) for size in sizes) - below[part] for part in PARTS}
         working = replace(self.working, sizes=sizes).of(self.tiers)
@@ -149,7 +149,7 @@ class Outlook:
         chunk = self.working.chunk_numel
         found = [
             size.below(tiers, chunk_numel=chunk)
-            for size, tiers in zip(self.blueprint.sections(rank=rank), self.tiers, strict=True)
+            for size, tiers in zip(self.model_spec.sections(rank=rank), self.tiers, strict=True)
         ]
         return {part: sum(one[part] for one in found) for part in PARTS}
 
@@ -161,7 +161,7 @@ class Outlook:
             passes: How often every unit is gathered: once forward, once backward.
         """
         read = written = 0
-        for size, tiers in zip(self.blueprint.sections(rank=rank), self.tiers, strict=True):
+        for size, tiers in zip(self.model_spec.sections(rank=rank), self.tiers, strict=True):
             below = size.below(tiers, chunk_numel=self.working.chunk_numel)
             read += passes * below["parameter"] + below["gradient"] + below["state"]
             if size.is_trained:

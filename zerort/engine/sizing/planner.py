@@ -1,4 +1,4 @@
-"""`Allotment`: what a budget gives to each section of a runtime, decided for units that are announced together.
+"""`BudgetPlanner`: what a budget gives to each section of a runtime, decided for units that are announced together.
 
     expect(units)      decided at once, over all of them: the hottest of all units rests highest
     expect(one unit)   when it is registered and nobody has announced it: it gets of what is left, room for others kept
@@ -24,27 +24,27 @@ from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.sizing.budget import Capacity, decide
-from zerort.engine.sizing.requirements import Blueprint
+from zerort.engine.sizing.requirements import ModelSpec
 from zerort.engine.sizing.working import WorkingMemory
 from zerort.errors import CallError, PlanError
 from zerort.optim import Optimizer, ParameterGroup
 from zerort.typing import Array
 
-__all__ = ["Allotment", "announce"]
+__all__ = ["BudgetPlanner", "announce"]
 
 
-class Allotment:
+class BudgetPlanner:
     """What a budget gives to each section.
 
     Args:
         budget: What there is on each rank.
-        blueprint: How sections are sized; its units are ignored.
+        model_spec: How sections are sized; its units are ignored.
         working: What computing takes besides; its sizes are ignored.
     """
 
-    def __init__(self, budget: Budget, *, blueprint: Blueprint, working: WorkingMemory) -> None:
+    def __init__(self, budget: Budget, *, model_spec: ModelSpec, working: WorkingMemory) -> None:
         self.budget = budget
-        self._blueprint = replace(blueprint, units={}, frozen={}, tied_owners=frozenset())
+        self._model_spec = replace(model_spec, units={}, frozen={}, tied_owners=frozenset())
         self._cold: dict[str, frozenset[str]] = {}
         self._working = working
         self._tiers: dict[str, SectionResidence] = {}
@@ -61,9 +61,9 @@ class Allotment:
         param_groups: Sequence[ParameterGroup],
         options: RuntimeOptions,
         offload: OffloadOptions,
-    ) -> Allotment:
+    ) -> BudgetPlanner:
         """Return what decides for a runtime with these settings."""
-        blueprint = Blueprint(
+        model_spec = ModelSpec(
             units={},
             plan=plan,
             optimizer=optimizer,
@@ -86,7 +86,7 @@ class Allotment:
             offload=offload,
             memory=budget.memory,
         )
-        return cls(budget, blueprint=blueprint, working=working)
+        return cls(budget, model_spec=model_spec, working=working)
 
     def of(self, section: str) -> SectionResidence:
         """Return where the parts of a section rest, by its name."""
@@ -112,7 +112,7 @@ class Allotment:
             CallError: A unit was announced with other tensors, or a owner was not announced.
             PlanError: They do not fit; nothing was decided.
         """
-        known = self._blueprint
+        known = self._model_spec
         cold = {
             unit: frozenset(name for name in tensors if is_frozen(frozen_in(unit, frozen), name))
             for unit, tensors in units.items()
@@ -136,33 +136,33 @@ class Allotment:
                     f"them on NVME. Announce it as one that others are tied to: rt.expect(units, tied_owners=[{unit!r}])."
                 )
         cold = {**self._cold, **cold}
-        blueprint = replace(
+        model_spec = replace(
             known,
             units={**known.units, **units},
             frozen={unit: names.__contains__ for unit, names in cold.items()},
             tied_owners=frozenset({*known.tied_owners, *tied_owners}),
         )
-        if blueprint.units == known.units and blueprint.tied_owners == known.tied_owners:
+        if model_spec.units == known.units and model_spec.tied_owners == known.tied_owners:
             return
-        working = replace(self._working, sizes=blueprint.sections(), ties=len(blueprint.tied_owners))
+        working = replace(self._working, sizes=model_spec.sections(), ties=len(model_spec.tied_owners))
         settled = {at: self._tiers[size.name] for at, size in enumerate(working.sizes) if size.name in self._tiers}
         capacity = Capacity.of(self.budget, has_gpu=Tier.HOST not in self._working.reach)
         try:
             tiers = decide(capacity, working=replace(working, open_ended=more), settled=settled)
         except PlanError:
             tiers = decide(capacity, working=working, settled=settled)
-        self._blueprint, self._cold = blueprint, cold
+        self._model_spec, self._cold = model_spec, cold
         self._tiers = {size.name: one for size, one in zip(working.sizes, tiers, strict=True)}
         self._units = {size.name: size.unit for size in working.sizes}
 
     @contextlib.contextmanager
-    def unless_it_fails(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """Take back what is decided inside if that raises: a unit that was not made takes nothing of the budget."""
-        before = self._blueprint, self._cold, self._tiers, self._units
+        before = self._model_spec, self._cold, self._tiers, self._units
         try:
             yield
         except Exception:
-            self._blueprint, self._cold, self._tiers, self._units = before
+            self._model_spec, self._cold, self._tiers, self._units = before
             raise
 
     def _sections_of(self, unit: str) -> list[str]:
@@ -172,7 +172,7 @@ class Allotment:
 
 def announce(
     world: Group,
-    allotment: Allotment | None,
+    planner: BudgetPlanner | None,
     units: Mapping[str, Mapping[str, Array | TensorSpec]],
     *,
     frozen: Frozen | Mapping[str, Frozen],
@@ -196,5 +196,5 @@ def announce(
     raise_together(world, error, name="expect")
     facts = {name: {key: [list(one.shape), one.dtype] for key, one in of.items()} for name, of in declared.items()}
     expect_same(world, [facts, cold, named], what="what is announced", error=CallError)
-    if allotment is not None:
-        allotment.expect(declared, frozen={unit: names.__contains__ for unit, names in cold.items()}, tied_owners=named)
+    if planner is not None:
+        planner.expect(declared, frozen={unit: names.__contains__ for unit, names in cold.items()}, tied_owners=named)

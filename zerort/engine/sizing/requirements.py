@@ -1,6 +1,6 @@
 """`SectionSize`: what a section takes on a rank, from shapes alone. No memory is touched.
 
-    Blueprint(units, plan=…, optimizer=…, size=8).sections(rank=0)   ->   one SectionSize for each section
+    ModelSpec(units, plan=…, optimizer=…, size=8).sections(rank=0)   ->   one SectionSize for each section
 
 The same layouts, partitions and divisions that a runtime is built from, so the numbers are exact, padding and uneven
 weights included.
@@ -23,7 +23,7 @@ from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.layout.dtypes import TRAINABLE, gradient_dtype, master_dtype
 from zerort.optim import ElementwiseOptimizer, Optimizer, ParameterGroup, StateSpec, resolve
 
-__all__ = ["PARTS", "Blueprint", "SectionSize"]
+__all__ = ["PARTS", "ModelSpec", "SectionSize"]
 
 PARTS: Final = ("parameter", "gradient", "state")
 """What a section consists of, from hot to cold."""
@@ -82,7 +82,7 @@ class SectionSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blueprint:
+class ModelSpec:
     """Everything that fixes how many bytes a model takes."""
 
     units: Mapping[str, Mapping[str, TensorSpec]]

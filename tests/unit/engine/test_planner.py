@@ -11,8 +11,8 @@ import zerort as zr
 from zerort.checkpoint import read_manifest
 from zerort.comm import open_group
 from zerort.config import parse_bytes
-from zerort.engine.sizing.forecast import Outlook
-from zerort.engine.sizing.requirements import Blueprint
+from zerort.engine.sizing.forecast import MemoryForecast
+from zerort.engine.sizing.requirements import ModelSpec
 from zerort.errors import CallError, PlanError, RankFailedError, StorageError
 from zerort.native.dtypes import numpy_dtype
 from zerort.storage.files.faults import injected
@@ -122,8 +122,8 @@ def test_a_step_moves_what_the_outlook_says(dtype, tmp_path):
     specs["cold"] = {"c": zr.TensorSpec((9_000,), dtype)}
     optimizer = zr.AdamW(lr=0.1)
     plan = zr.Plan.zero(3, parameter=zr.Tier.NVME, gradient=zr.Tier.NVME, state=zr.Tier.NVME)
-    blueprint = Blueprint(units=specs, plan=plan, optimizer=optimizer, size=2, frozen="c")
-    outlook = Outlook.of(blueprint, plan, offload=OFFLOAD)
+    model_spec = ModelSpec(units=specs, plan=plan, optimizer=optimizer, size=2, frozen="c")
+    memory_forecast = MemoryForecast.of(model_spec, plan, offload=OFFLOAD)
 
     def body(group):
         with zr.open(plan=plan, group=group, scratch=tmp_path, offload=OFFLOAD, optimizer=optimizer) as rt:
@@ -138,7 +138,7 @@ def test_a_step_moves_what_the_outlook_says(dtype, tmp_path):
             return report.bytes_tiered
 
     for rank, moved in enumerate(run_threads(2, body)):
-        told = outlook.traffic(rank)
+        told = memory_forecast.traffic(rank)
         assert moved["nvme write"] == told.written
         assert told.read <= moved["nvme read"] <= told.read + 2 * 9_000 * 4  # what was read ahead, and not used
 
