@@ -1,6 +1,6 @@
 """`Unit`: parameters that are gathered and released together, and whose gradients are reduced together.
 
-    RESTING ── gather ──> GATHERED ── release ──> RESTING            parameters
+    RELEASED ── gather ──> GATHERED ── release ──> RELEASED            parameters
     EMPTY ── contribute … reduce ──> REDUCED ── step ──> EMPTY       gradients, once per micro-step
 
 A verb in the wrong state raises `UnitStateError` with the verb that comes first. An error that one rank alone makes is
@@ -28,12 +28,12 @@ from zerort.typing import Array
 
 __all__ = ["Unit"]
 
-RESTING, GATHERED = "RESTING", "GATHERED"
+RELEASED, GATHERED = "RELEASED", "GATHERED"
 
 # What a verb needs, where it leads, and what to do if the unit is elsewhere.
 _MOVES: Final = {
-    "gather": (RESTING, GATHERED, "Release it first: leave its `with unit.gathered():` block."),
-    "release": (GATHERED, RESTING, "Gather it first: `with unit.gathered():`."),
+    "gather": (RELEASED, GATHERED, "Release it first: leave its `with unit.gathered():` block."),
+    "release": (GATHERED, RELEASED, "Gather it first: `with unit.gathered():`."),
 }
 
 
@@ -59,7 +59,7 @@ class Unit:
         }
         self._tied_owners = tuple({id(unit): unit for unit, _ in self._places.values() if unit is not self}.values())
         self._sources = 1  # units whose gradients end up here: itself, and those that are tied to it
-        self._state = RESTING
+        self._state = RELEASED
         self.form = GatheredForm(context, name, sections)
         """Its gathered form."""
         self._views: Views | None = None
@@ -99,7 +99,7 @@ class Unit:
         self._move("gather")
         self._context.prefetcher.note(self.name)
         with contextlib.ExitStack() as undo:
-            undo.callback(setattr, self, "_state", RESTING)
+            undo.callback(setattr, self, "_state", RELEASED)
             for unit in (*self._tied_owners, self):
                 unit.form.acquire()
                 undo.callback(unit.form.release)
