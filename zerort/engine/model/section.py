@@ -208,12 +208,12 @@ class Section:
     @property
     def room_nbytes(self) -> int | None:
         """Bytes that a summed gradient takes until it is put away; on GPUs on the rank that takes most. None: none."""
-        rest = None if self.bucket is None else self.bucket.rest
-        if not isinstance(rest, OffloadedGradient):
+        sink = None if self.bucket is None else self.bucket.sink
+        if not isinstance(sink, OffloadedGradient):
             return None
         if isinstance(self._device, HostDevice):
-            return rest.room_nbytes
-        return max(self.partition.counts) * rest.column.dtype.itemsize
+            return sink.room_nbytes
+        return max(self.partition.counts) * sink.column.dtype.itemsize
 
     @property
     def columns(self) -> list[ChunkedArray]:
@@ -238,7 +238,7 @@ class Section:
             placement=context.plan.gradient.placement,
             needed=context.plan.state.placement,
             slots=context.slots.buckets,
-            rest=self._make_rest(),
+            sink=self._make_sink(),
             micro_steps=context.micro_steps,
             tree=context.options.deterministic,
             resident=resident,
@@ -263,7 +263,7 @@ class Section:
                 stacklevel=2,
             )
 
-    def _make_rest(self) -> OffloadedGradient | None:
+    def _make_sink(self) -> OffloadedGradient | None:
         if self._gradient is None:
             return None
         context = self._context
@@ -305,16 +305,16 @@ class Section:
         assert self.bucket is not None
         assert self.state is not None
         array = self.bucket.finish_reduce()
-        if isinstance(self.bucket.rest, OffloadedGradient):
-            return self.bucket.rest
+        if isinstance(self.bucket.sink, OffloadedGradient):
+            return self.bucket.sink
         column = ChunkedArray(self.name, self.state.cuts, array, device=self._device)
         return SummedInMemory(column)
 
     @property
     def storage_error(self) -> StorageError | None:
         """What a disk had against this step's gradients, on this rank alone."""
-        rest = None if self.bucket is None else self.bucket.rest
-        return rest.error if isinstance(rest, OffloadedGradient) else None
+        sink = None if self.bucket is None else self.bucket.sink
+        return sink.error if isinstance(sink, OffloadedGradient) else None
 
     def assign(self, values: Mapping[str, Array]) -> None:
         """Write new values while no gather is under way; these tensors' master weights follow. No communication."""
