@@ -30,8 +30,8 @@ from zerort.engine import (
     TensorSpec,
     Unit,
     mesh,
+    open,
 )
-from zerort.engine import open_runtime as open
 from zerort.engine.sizing.forecast import forecast
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.optim import (

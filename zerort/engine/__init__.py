@@ -18,7 +18,7 @@ from zerort.engine.mesh import Mesh, mesh
 from zerort.engine.model.tensors import TensorSpec
 from zerort.engine.model.unit import Unit
 from zerort.engine.offload_options import OffloadOptions
-from zerort.engine.opening import open_runtime
+from zerort.engine.opening import open
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.report import MemoryReport, Restored, StepReport
 from zerort.engine.residence.choose import SectionResidence
@@ -37,5 +37,5 @@ __all__ = [
     "TensorSpec",
     "Unit",
     "mesh",
-    "open_runtime",
+    "open",
 ]

@@ -1,4 +1,4 @@
-"""`open_runtime`: all ranks open a runtime with the same arguments, or all raise."""
+"""`open`: all ranks open a runtime with the same arguments, or all raise."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from zerort.errors import PlanError, ZerortError
 from zerort.optim import AdamW, ElementwiseOptimizer, LossScale, Optimizer, ParameterGroup
 from zerort.storage.files.mounts import expect_directory
 
-__all__ = ["open_runtime"]
+__all__ = ["open"]
 
 
-def open_runtime(
+def open(
     plan: Plan | Budget | None = None,
     optimizer: Optimizer | None = None,
     *,
@@ -133,7 +133,7 @@ def open_runtime(
 
 
 _NAMES: Final = tuple(
-    name for name, one in inspect.signature(open_runtime).parameters.items() if one.kind is not one.VAR_KEYWORD
+    name for name, one in inspect.signature(open).parameters.items() if one.kind is not one.VAR_KEYWORD
 )
 
 _OR_ELSE: Final = ", or zr.open(create_scratch=True)"
