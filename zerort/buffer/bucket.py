@@ -371,7 +371,8 @@ class GradientBucket:
             self._group.forget(self._resident)
 
     def __repr__(self) -> str:
-        return f"GradientBucket({self.name!r}, {self._placement}, {len(self._present)} of {len(self.layout.extents)} filled)"
+        filled = f"{len(self._present)} of {len(self.layout.extents)} filled"
+        return f"GradientBucket({self.name!r}, {self._placement}, {filled})"
 
 
 def _gaps_of(layout: FlatLayout) -> tuple[slice, ...]:

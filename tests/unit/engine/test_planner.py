@@ -217,7 +217,9 @@ def test_units_that_others_are_tied_to_keep_whole_gradients(tmp_path):
         with zr.open(group=group, scratch=tmp_path, **settings) as rt:
             rt.expect(specs)
             embed = [rt.register(name, tensors) for name, tensors in specs.items()][-1]
-            with pytest.raises(PlanError, match=r"Announce it as one that others are tied to: rt\.expect\(units, lend"):
+            with pytest.raises(
+                PlanError, match=r"Announce it as one that others are tied to: rt\.expect\(units, tied_owners="
+            ):
                 rt.register("head", model["head"], ties={"w": (embed, "table")})
 
     run_threads(2, surprised)

@@ -79,8 +79,8 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
             )
         except Exception as caught:
             error = caught
-        # The other copies of the model read for themselves. What one of them has changed is torn for all, and so is
-        # what they have read of different checkpoints: somebody saved there meanwhile.
+        # The other copies of the model read for themselves. A change that one of them has begun counts for all, and so
+        # does a difference between the checkpoints that they have read: somebody saved there meanwhile.
         told = gather_json(context.world, [change.begun, manifest.digest], name="load")
         change.begun = any(begun for begun, _ in told)
         if error is None and any(digest != manifest.digest for _, digest in told):

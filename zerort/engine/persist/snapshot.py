@@ -111,7 +111,7 @@ def updates_of(manifest: Manifest) -> int:
 
 
 def check_loadable(context: Context, units: Units, manifest: Manifest, *, optimizer: bool) -> None:
-    """Refuse to load over units in use, the state of another optimizer, or parameters alone where state is torn."""
+    """Refuse to load over units in use, the state of another optimizer, or parameters alone beside partial state."""
     held = [unit.name for unit in units.values() if unit.is_gathered]
     if held:
         raise UnitStateError(f"Expected all units released before load(), got {', '.join(held)} gathered.")

@@ -1,4 +1,4 @@
-"""`ChunkedArray`: one 1-D array of this rank's, cut into chunks: the first ones in memory, the others as values of a store.
+"""`ChunkedArray`: a 1-D array of this rank, cut into chunks: the first in memory, the others as values of a store.
 
     cuts      0 ───────── 4096 ───────── 8192 ───────── 11000
     chunk     │ 0: memory    │ 1: memory    │ 2: "block0 float32/exp_avg/2"

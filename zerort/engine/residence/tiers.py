@@ -1,14 +1,13 @@
 """`Tiers`: what of a runtime rests on a disk: this rank's store, and the pipeline that streams it through memory.
 
-    prepare     all ranks: is there a disk, is there room, what can it do?      before anything is put there
-    read write  a range of a value, between steps
-    prefetch_update  begin to read what the last update began with              while gradients are still being reduced
-    run         chunks through the pipeline: read, compute, write back          the update
-    wait_written  what the update has written is on the disk, or is known to fail before a save, a load
-    close       wait, delete the files
+    prepare           all ranks: is there a disk, is there room, what can it do?     before anything is put there
+    read write        a range of a value, between steps
+    prefetch_update   begin to read what the last update began with                  while gradients are being reduced
+    run               chunks through the pipeline: read, compute, write back         the update
+    wait_written      the last update is on the disk, or known to have failed        before a save, a load
+    close             wait, delete the files
 
-Nothing is opened before a section needs it, so a plan that rests in memory has no store, no thread and no file. May
-import: comm, trace, offload, engine.*.
+Nothing is opened before a section needs it, so a plan that rests in memory has no store, no thread and no file.
 """
 
 from __future__ import annotations
@@ -296,8 +295,8 @@ class Tiers:
         """
         if self._partial_update:
             raise StorageError(
-                f"{verb}: Expected parameters and state of one update, got those of {self._partial_update} Go back to a "
-                "checkpoint: rt.load(path), or rt.resume() if the last step is kept."
+                f"{verb}: Expected parameters and state of one update, got those of {self._partial_update} Go back to "
+                "a checkpoint: rt.load(path), or rt.resume() if the last step is kept."
             )
 
     def failure(self) -> StorageError | None:

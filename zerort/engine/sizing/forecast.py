@@ -1,7 +1,7 @@
-"""`forecast`: how many bytes a rank will hold in each memory, from shapes alone; `MemoryForecast` also says what a step moves.
+"""`forecast`: how many bytes a rank will hold in each memory, from shapes alone; `MemoryForecast`: what a step moves.
 
-    forecast(units, plan=…, optimizer=…, size=8)     ->  MemoryReport: what `Runtime.memory` will find
-    MemoryForecast.of(plan, working)                        ->  the same, section by section, and the disk's share of a step
+    forecast(units, plan=…, optimizer=…, size=8)   ->  MemoryReport: what `Runtime.memory` will find
+    MemoryForecast.of(model_spec, plan)            ->  the same, section by section, and the disk's share of a step
 
 No memory is touched. A plan says the tiers; for a budget they are decided here as a runtime decides them.
 """

@@ -109,7 +109,7 @@ class BudgetPlanner:
             more: Whether others may follow that nobody has announced: keep room to work on them, if there is any.
 
         Raises:
-            CallError: A unit was announced with other tensors, or a owner was not announced.
+            CallError: A unit was announced with other tensors, or a tied owner was not announced.
             PlanError: They do not fit; nothing was decided.
         """
         known = self._model_spec
@@ -126,14 +126,15 @@ class BudgetPlanner:
         strangers = sorted({*tied_owners} - {*known.units, *units})
         if strangers:
             raise CallError(
-                f"Expected tied_owners out of the units that are announced or registered, got {strangers[0]!r}. Announce "
-                "it with the others."
+                f"Expected tied_owners out of the units that are announced or registered, got {strangers[0]!r}. "
+                "Announce it with the others."
             )
         for unit in {*tied_owners} - {*known.tied_owners}:
             if any(self._tiers[name].gradient is Tier.NVME for name in self._sections_of(unit)):
                 raise PlanError(
                     f"Expected the gradients of {unit_title(unit)} in memory, because another unit is tied to it; got "
-                    f"them on NVME. Announce it as one that others are tied to: rt.expect(units, tied_owners=[{unit!r}])."
+                    "them on NVME. Announce it as one that others are tied to: "
+                    f"rt.expect(units, tied_owners=[{unit!r}])."
                 )
         cold = {**self._cold, **cold}
         model_spec = replace(

@@ -2,7 +2,7 @@
 
     one element per parameter element    exp_avg …          a `ChunkedArray` for the range that this rank updates
     one array per tensor                 row, col …         small, in memory, the same on every rank
-    float32 master weights               of bf16 and fp16 parameters: a `ChunkedArray` for the range that this rank updates
+    float32 master weights               of bf16 and fp16 parameters: a `ChunkedArray`, too
 
 The range is cut into chunks, which are updated one by one wherever they rest; state that is all in memory is one chunk.
 Neighbouring tensors with the same settings are updated by one kernel call, padding included (zeros stay zeros), and
