@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreed import raise_together
 from zerort.engine import Runtime, TensorSpec
 from zerort.errors import CallError, ZerortError
 from zerort_torch.buffers import SharedBuffers

@@ -62,7 +62,7 @@ def test_the_answer_is_short_and_shows_no_insides():
     with zr.open_group(kind="solo") as group, pytest.raises(CallError) as caught:
         zr.open(group=group, optimiser=None)
     files = [frame.filename.rpartition("/")[2] for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert files == ["test_opening.py", "opening.py", "agreement.py"]
+    assert files == ["test_opening.py", "opening.py", "agreed.py"]
     assert caught.value.__cause__ is caught.value.__context__ is None
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerort.buffer import unit_title
-from zerort.comm.agreement import expect_same, raise_together
+from zerort.comm.agreed import expect_same, raise_together
 from zerort.engine.context import Context
 from zerort.engine.model.gather import wait_for_gathers
 from zerort.engine.model.section import Section

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from zerort.buffer import Slot
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreed import raise_together
 from zerort.device import HostDevice, Ticket, joined
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from zerort.buffer import unit_title
-from zerort.comm.agreement import expect_same, raise_together
+from zerort.comm.agreed import expect_same, raise_together
 from zerort.engine.context import Context
 from zerort.engine.model.division import divide
 from zerort.engine.model.section import Section

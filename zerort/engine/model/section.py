@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from zerort.buffer import FlatBuffer, GradientBucket
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreed import raise_together
 from zerort.config import Tier
 from zerort.device import HostDevice
 from zerort.engine.context import Context

@@ -8,7 +8,7 @@ import numpy as np
 
 from zerort import native
 from zerort.buffer import unit_title
-from zerort.comm.agreement import gather_json
+from zerort.comm.agreed import gather_json
 from zerort.engine.context import Context
 from zerort.engine.model.tensors import TensorSpec
 from zerort.errors import CallError

@@ -22,7 +22,7 @@ from zerort.checkpoint.directory import make_directory
 from zerort.checkpoint.failure import patiently, storage_error
 from zerort.checkpoint.lease import LEASE_SECONDS, Lease
 from zerort.checkpoint.room import beside_nbytes
-from zerort.comm.agreement import gather_json
+from zerort.comm.agreed import gather_json
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.model.units import Units

@@ -11,7 +11,7 @@ from typing import Any
 
 from zerort import checkpoint
 from zerort.checkpoint.failure import patiently
-from zerort.comm.agreement import gather_json, raise_together
+from zerort.comm.agreed import gather_json, raise_together
 from zerort.engine.context import Context
 from zerort.engine.model.gather import wait_for_gathers
 from zerort.engine.model.units import Units

@@ -20,7 +20,7 @@ import numpy as np
 from zerort.checkpoint import Manifest, Value
 from zerort.checkpoint.schema import COUNT, Each, Where, expect
 from zerort.comm import Group
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreed import raise_together
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.model.units import Units

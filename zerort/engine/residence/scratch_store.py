@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 
 from zerort.comm import Group
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreed import raise_together
 from zerort.device import HostDevice
 from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.residence.host_memory import HostMemory

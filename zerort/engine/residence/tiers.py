@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerort import trace
 from zerort.comm import Group
-from zerort.comm.agreement import gather_json, raise_together
+from zerort.comm.agreed import gather_json, raise_together
 from zerort.device import Ticket
 from zerort.engine.ledger import Ledger
 from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from zerort.buffer import unit_title
 from zerort.comm import Group
-from zerort.comm.agreement import expect_same, raise_together
+from zerort.comm.agreed import expect_same, raise_together
 from zerort.config import Budget, Plan, Tier
 from zerort.device import HostDevice
 from zerort.engine.mesh import Mesh

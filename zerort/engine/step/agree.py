@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerort.buffer import unit_title
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreed import raise_together
 from zerort.engine.context import Context
 from zerort.engine.model.unit import Unit
 from zerort.engine.model.units import Units

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zerort import native
-from zerort.comm.agreement import gather_json, raise_together
+from zerort.comm.agreed import gather_json, raise_together
 from zerort.engine.context import Context
 from zerort.engine.model.units import Units
 from zerort.errors import StorageError

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from zerort.comm.agreement import gather_json
+from zerort.comm.agreed import gather_json
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.residence.gradients import SummedGradient, measure

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from zerort.comm import Group
-from zerort.comm.agreement import gather_json
+from zerort.comm.agreed import gather_json
 from zerort.errors import CallError
 from zerort.typing import Array
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreed import raise_together
 from zerort.device import HostDevice, Ticket, joined
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zerort.comm.agreement import expect_same, gather_json, raise_together
+from zerort.comm.agreed import expect_same, gather_json, raise_together
 from zerort.errors import CallError, PlanError, RankFailedError
 from zerort.testing import run_threads
 
