@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerort.buffer import unit_title
-from zerort.comm.agreed import expect_same, raise_together
+from zerort.comm.agreed import agreed, expect_same
 from zerort.engine.context import Context
 from zerort.engine.model.gather import wait_for_gathers
 from zerort.engine.model.section import Section
@@ -48,26 +48,20 @@ def assign_values(
     Raises:
         CallError: A name or a value cannot be used, or differs between ranks; on every rank.
     """
-    error: ZerortError | None = None
-    declared: dict[str, TensorSpec] = {}
-    try:
+    with agreed(context.world, "assign", catching=ZerortError):
         values = on_host(values, device=context.device)
         declared = _declare(unit, places, values)
-    except ZerortError as caught:
-        error = caught
-    raise_together(context.world, error, name="assign")
     expect_same(context.world, [unit, list(declared)], what="what is assigned", error=CallError)
-    agreed = agree_on_values(context, unit, declared, dict(values), broadcast=broadcast)
-    wait_for_gathers(context, (places[name].section for name in agreed))
+    wanted = agree_on_values(context, unit, declared, dict(values), broadcast=broadcast)
+    wait_for_gathers(context, (places[name].section for name in wanted))
     context.world.barrier(name="assign").wait()  # nobody reads what is about to change
     context.tiers.cancel_prefetch()
-    with context.tiers.partial_update_guard("an assignment"):
-        try:
-            for name, value in agreed.items():
-                places[name].section.assign({places[name].full: value})
-        except StorageError as caught:
-            error = caught
-        raise_together(context.world, error, name="assign")  # all have written their parts
+    with (
+        context.tiers.partial_update_guard("an assignment"),
+        agreed(context.world, "assign", catching=StorageError),  # at its end, all have written their parts
+    ):
+        for name, value in wanted.items():
+            places[name].section.assign({places[name].full: value})
 
 
 def _declare(unit: str, places: Mapping[str, Place], values: Mapping[str, Array]) -> dict[str, TensorSpec]:

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from zerort.buffer import Slot
-from zerort.comm.agreed import raise_together
+from zerort.comm.agreed import agreed
 from zerort.device import HostDevice, Ticket, joined
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
@@ -92,19 +92,14 @@ class GatheredForm:
     def _meet(self) -> None:
         """Wait for this rank's part, and let all ranks know of theirs."""
         context = self._context
-        error: StorageError | None = None
         assert self.fetched is not None
+        name = f"gather {self._name or 'root unit'}"[:60]
         try:
-            with context.ledger.stall("nvme"):
-                self.fetched.wait()
-        except StorageError as caught:
-            error = caught
-        try:
-            error = error or context.tiers.failure()  # what is read may be what was there before a write that failed
-            raise_together(context.mesh.shard, error, name=f"gather {self._name or 'root unit'}"[:60])
-        except ZerortError as failure:
-            if context.mesh.replicate is not None:  # the other copies have heard nothing yet
-                context.world.complain(str(failure))
+            with agreed(context.mesh.shard, name, catching=StorageError, others=context.mesh.beyond):
+                with context.ledger.stall("nvme"):
+                    self.fetched.wait()
+                context.tiers.check_written()  # else what is read may be what was there before a write that failed
+        except ZerortError:
             self.drop()
             raise
         context.run.meetings += 1

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from zerort.buffer import unit_title
-from zerort.comm.agreed import expect_same, raise_together
+from zerort.comm.agreed import agreed, expect_same, raise_together
 from zerort.engine.context import Context
 from zerort.engine.model.division import divide
 from zerort.engine.model.section import Section
@@ -50,11 +50,10 @@ def register_unit(
     broadcast: bool,
 ) -> Unit:
     """Make a unit; see `Runtime.register`. Every rank calls this."""
-    error: Exception | None = None
     declared: dict[str, TensorSpec] = {}
     aliases: dict[str, str] = {}
     cold: set[str] = set()
-    try:
+    with agreed(context.world, "register"):  # also of what a callable of the user's raises
         _check_name(units, name)
         params = on_host(params, device=context.device)
         declared = declare(name, params)
@@ -63,9 +62,6 @@ def register_unit(
         _check_full_names(units, name, declared)
         _check_ties(units, name, declared, ties)
         _check_trainable(context, name, declared, cold, aliases)
-    except Exception as caught:  # also what a callable of the user's raises
-        error = caught
-    raise_together(context.world, error, name="register")
     facts = {
         "unit": name,
         "tensors": {local: [list(spec.shape), spec.dtype] for local, spec in declared.items()},
@@ -146,7 +142,6 @@ def _make_resting(context: Context, units: Units, name: str, sections: Sequence[
     """Make what of the unit rests on a disk, on all ranks or on none."""
     columns = [column for section in sections for column in section.columns]
     nbytes, what = sum(column.resting_nbytes for column in columns), unit_title(name)
-    error: Exception | None = None
     try:
         if context.options.last_step is None:
             context.tiers.prepare(nbytes, what=what)
@@ -155,12 +150,9 @@ def _make_resting(context: Context, units: Units, name: str, sections: Sequence[
 
             what += ", and the last step beside the next"
             context.tiers.prepare(nbytes, what=what, beside=lambda: room_beside(context, units, sections))
-        try:
+        with agreed(context.world, "offload", catching=ZerortError):
             for column in columns:
                 column.create()
-        except ZerortError as caught:
-            error = caught
-        raise_together(context.world, error, name="offload")
     except ZerortError:
         for section in sections:
             section.withdraw()

@@ -11,7 +11,7 @@ from typing import Any
 
 from zerort import checkpoint
 from zerort.checkpoint.failure import patiently
-from zerort.comm.agreed import gather_json, raise_together
+from zerort.comm.agreed import agreed, gather_json, raise_together
 from zerort.engine.context import Context
 from zerort.engine.model.gather import wait_for_gathers
 from zerort.engine.model.units import Units
@@ -25,15 +25,10 @@ __all__ = ["load", "save"]
 
 def save(context: Context, units: Units, path: str | Path, *, progress: Any) -> Path:
     """Write a checkpoint; see `Runtime.save`. Every rank calls this."""
-    where: Path | None = None
-    error: Exception | None = None
-    try:
+    with agreed(context.world, "save"):
         where, progress = Path(path), checkpoint.as_json(progress, what="progress")
-    except Exception as caught:
-        error = caught
-    error = error or context.tiers.wait_written()
-    raise_together(context.world, error, name="save")
-    assert where is not None
+        context.tiers.wait_written()
+        context.tiers.check_written()
     wait_for_gathers(context, units.trained_sections())
     _wait_for_caller(context)
     values = [snapshot.over_world(context, value) for value in snapshot.values_of(context, units)]
@@ -53,12 +48,9 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
     """Read a checkpoint; see `Runtime.load`. Every rank calls this."""
     error: Exception | None = None
     manifest = patiently(context.world, lambda: checkpoint.read_manifest(path), path=str(path), name="load manifest")
-    try:
+    with agreed(context.world, "load"):
         context.tiers.wait_written()  # well or not: what failed is made anew
         snapshot.check_loadable(context, units, manifest, optimizer=optimizer)
-    except Exception as caught:
-        error = caught
-    raise_together(context.world, error, name="load")
     discard_gradients(context, units)
     wait_for_gathers(context, units.trained_sections())
     _wait_for_caller(context)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerort import trace
 from zerort.comm import Group
-from zerort.comm.agreed import gather_json, raise_together
+from zerort.comm.agreed import agreed, gather_json
 from zerort.device import Ticket
 from zerort.engine.ledger import Ledger
 from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
@@ -148,27 +148,19 @@ class Tiers:
             self._open(hosts, what=what)
         needs = gather_json(self._world, nbytes + beside(), name="offload")
         needed = sum(need for host, need in zip(hosts, needs, strict=True) if host == hosts[self._world.rank])
-        error: Exception | None = None
-        try:
+        with agreed(self._world, "offload"):
             from zerort.engine.residence.scratch_store import expect_room
 
             expect_room(self.directories, needed, what=what)
-        except Exception as caught:
-            error = caught
-        raise_together(self._world, error, name="offload")
 
     def _open(self, hosts: Sequence[str], *, what: str) -> None:
         """Open the store, on all ranks or on none. The first rank of each host looks at its disks."""
         from zerort.engine.residence.scratch_store import look_at, open_together
 
         here, rank = hosts[self._world.rank], self._world.rank
-        error: Exception | None = None
-        try:
+        with agreed(self._world, "offload"):
             if hosts.index(here) == rank and not self.disks:
                 self.disks = look_at(self.directories, what=what, rank=rank)
-        except Exception as caught:
-            error = caught
-        raise_together(self._world, error, name="offload")
         self._files, self._store = open_together(self._world, self.directories, self.options, host=self._host)
         paths = gather_json(self._world, self._own_paths(), name="offload")
         self._paths = [path for host, some in zip(hosts, paths, strict=True) if host == here for path in some]
@@ -247,8 +239,7 @@ class Tiers:
         self._count(read=report.read_nbytes, written=report.written_nbytes)
         self._ledger.stalled["nvme"] += int(report.stall_seconds * 1e9)
         # Each read has waited for the last update's write of the same value. If that failed, what was read is older.
-        if (failed := self.failure()) is not None:
-            raise failed
+        self.check_written()
 
     def _count(self, *, read: int = 0, written: int = 0) -> None:
         with self._counting:  # checkpoints read and write with several threads
@@ -311,6 +302,11 @@ class Tiers:
         failure = StorageError(f"Expected to write what an update computed, got {what}. Go back to a checkpoint.")
         failure.__cause__ = found
         return failure
+
+    def check_written(self) -> None:
+        """Raise what a write of the last update has met, on this rank alone, as far as it is known. Never waits."""
+        if (failed := self.failure()) is not None:
+            raise failed
 
     def wait_written(self) -> StorageError | None:
         """Wait until the last update is written; return what went wrong, on this rank alone."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from zerort.buffer import unit_title
 from zerort.comm import Group
-from zerort.comm.agreed import expect_same, raise_together
+from zerort.comm.agreed import agreed, expect_same
 from zerort.config import Budget, Plan, Tier
 from zerort.device import HostDevice
 from zerort.engine.mesh import Mesh
@@ -183,8 +183,7 @@ def announce(
     declared: dict[str, dict[str, TensorSpec]] = {}
     cold: dict[str, list[str]] = {}
     named: list[str] = []
-    error: Exception | None = None
-    try:
+    with agreed(world, "expect"):  # also of what a callable of the user's raises
         if not isinstance(units, Mapping):
             raise CallError(f"Expected units as a mapping from names to their tensors, got {type(units).__name__}.")
         for unit, params in units.items():
@@ -192,9 +191,6 @@ def announce(
             declared[unit] = {name: spec for name, spec in tensors.items() if name not in aliases}
             cold[unit] = [name for name in declared[unit] if is_frozen(frozen_in(unit, frozen), name)]
         named = sorted(tied_owners)
-    except Exception as caught:  # also what a callable of the user's raises
-        error = caught
-    raise_together(world, error, name="expect")
     facts = {name: {key: [list(one.shape), one.dtype] for key, one in of.items()} for name, of in declared.items()}
     expect_same(world, [facts, cold, named], what="what is announced", error=CallError)
     if planner is not None:

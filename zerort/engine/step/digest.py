@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zerort import native
-from zerort.comm.agreed import gather_json, raise_together
+from zerort.comm.agreed import agreed, gather_json
 from zerort.engine.context import Context
 from zerort.engine.model.units import Units
 from zerort.errors import StorageError
@@ -15,16 +15,12 @@ def digest_of(context: Context, units: Units) -> str:
     """Return a checksum of all parameters, the same for any number of ranks and any plan. Every rank calls this."""
     sections = list(units.sections())
     mine: list[tuple[int, int]] = []
-    error: StorageError | None
     context.stage.finish()
     for section in sections:
         section.parameters.wait()  # a gather in place may write to this rank's range, too: the same values
-    try:
+    with agreed(context.world, "digest", catching=StorageError):
         mine = [section.checksum() for section in sections]
-        error = context.tiers.failure()  # what was read may be what was there before a write that failed
-    except StorageError as caught:
-        error = caught
-    raise_together(context.world, error, name="digest")
+        context.tiers.check_written()  # else what was read may be what was there before a write that failed
     total = 0
     everyone = gather_json(context.mesh.shard, mine, name="digest")
     for index in range(len(sections)):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerort import trace
+from zerort.comm.agreed import passed_on
 from zerort.engine.context import Context
 from zerort.engine.model.gather import wait_for_gathers
 from zerort.engine.model.units import Units
@@ -53,14 +54,10 @@ def _walk(context: Context, units: Units, progress: Any) -> StepReport:
         one.complete("step")
     with context.ledger.stall("reduce"):
         is_alike = reduced_alike(context, units)  # if not, the agreement says what is missing
-        try:
-            # Before anything else is said: a rank that could not reduce has complained there.
+        # Before anything else is said: a rank that could not reduce has complained there.
+        with passed_on(context.mesh.beyond, catching=CallError):
             if is_alike:
                 units.wait_for_reductions()
-        except CallError as error:
-            if context.mesh.replicate is not None:  # the other copies have heard nothing yet
-                context.world.complain(str(error))
-            raise
     with context.ledger.stall("gather"):
         wait_for_gathers(context, units.trained_sections())
     with context.ledger.stall("step"):

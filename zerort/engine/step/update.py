@@ -8,13 +8,14 @@ Both are the same call over the same elements, so where a value rests does not s
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from zerort.comm.agreed import raise_together
+from zerort.comm.agreed import agreed
 from zerort.device import HostDevice, Ticket, joined
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
@@ -141,15 +142,9 @@ def update_sections(
                     sum_over_ranks=functools.partial(_sum_over_shards, context),
                 )
             chunks += _chunks_of(section, gradient.column, present)
-        error: Exception | None = None
-        try:
+        # What fails is a disk, a kernel, or a user's optimizer.
+        with agreed(context.world, "update") if streams else contextlib.nullcontext():
             _compute(context, chunks, settings)
-        except Exception as caught:  # a disk's, a kernel's, or that of a user's optimizer
-            if not streams:
-                raise
-            error = caught
-        if streams:
-            raise_together(context.world, error, name="update")
 
 
 def _sum_over_shards(context: Context, values: Array) -> Array:
