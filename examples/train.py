@@ -46,7 +46,7 @@ def main() -> None:
             group=group,
             plan=PLANS[options.plan],
             optimizer=zr.AdamW(lr=schedule, betas=(0.9, 0.98), weight_decay=0.01),
-            groups=[zr.ParameterGroup(("*.b_*", "*.norm*"), weight_decay=0.0)],
+            param_groups=[zr.ParameterGroup(("*.b_*", "*.norm*"), weight_decay=0.0)],
             clip_norm=1.0,
             gradient_dtype="float32",
             loss_scale=zr.LossScale() if options.dtype == "float16" else None,
@@ -92,9 +92,9 @@ def open_group(device: str) -> zr.Group:
 def learn(rt: zr.Runtime, units: dict[str, zn.NumpyUnit], model: ByteModel, text: ByteText, *, step: int) -> float:
     """Hand in the gradients of this rank's part of a batch, and return its part of the mean loss in nats."""
     losses, saved = [], {}
-    for shard in rt.shards:
-        x, y = text.batch(step, shard, of=rt.shard_count)  # on GPUs, the model copies them to its parameters
-        weight = rt.shard_count * len(x) / text.rows  # a shard with fewer rows counts for less
+    for shard in rt.micro_batches:
+        x, y = text.batch(step, shard, of=rt.micro_batch_count)  # on GPUs, the model copies them to its parameters
+        weight = rt.micro_batch_count * len(x) / text.rows  # a shard with fewer rows counts for less
         for name, unit in units.items():
             with unit.gathered() as p:
                 x, saved[name] = model.forward(name, p, x)

@@ -47,7 +47,7 @@ def main() -> None:
     with zr.open(
         plan=PLANS[options.plan],
         optimizer=zr.AdamW(lr=schedule, betas=(0.9, 0.98), weight_decay=0.01),
-        groups=[zr.ParameterGroup(("*.bias", "*norm*"), weight_decay=0.0)],
+        param_groups=[zr.ParameterGroup(("*.bias", "*norm*"), weight_decay=0.0)],
         clip_norm=1.0,
         gradient_dtype="float32",
         loss_scale=zr.LossScale() if options.dtype == "float16" else None,

@@ -26,8 +26,8 @@ from zerort.engine import (
     TensorSpec,
     Unit,
     mesh,
+    open,
 )
-from zerort.engine import open_runtime as open
 from zerort.engine.sizing.forecast import forecast
 from zerort.optim import (
     SGD,

@@ -99,7 +99,7 @@ class Device(Protocol):
     def arrive(self, ticket: Any) -> Any:
         """Return a Ticket's result, which is there for what the caller does next on this device."""
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until what the caller has launched on this device is done: other threads may look at it then."""
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ def as_optimizer(rt: Runtime) -> RuntimeOptimizer:
     Raises:
         CallError: No trainable model is sharded yet.
     """
-    rt.check_open("as_optimizer")
+    rt.context.check_open("as_optimizer")
     return RuntimeOptimizer(rt)
 
 
@@ -86,13 +86,13 @@ class RuntimeOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 result = closure()
         for settings, group, shown in zip(self._settings, self.param_groups, self._shown, strict=True):
-            if group["lr"] != shown or id(settings) in self._rt.lr_overrides:
+            if group["lr"] != shown or id(settings) in self._rt.context.run.lr_overrides:
                 rate = float(group["lr"])
                 check_number("the learning rate of a parameter group", rate)
-                self._rt.lr_overrides[id(settings)] = rate
+                self._rt.context.run.lr_overrides[id(settings)] = rate
         self.report = self._rt.step()
         for settings, group in zip(self._settings, self.param_groups, strict=True):
-            if id(settings) not in self._rt.lr_overrides:
+            if id(settings) not in self._rt.context.run.lr_overrides:
                 group["lr"] = settings.lr_at(self._rt.updates + 1)
         self._shown = [group["lr"] for group in self.param_groups]
         return result

@@ -148,7 +148,7 @@ class Gradients(Attachment):
         need = self._buckets(account)
         if not need or account.in_bucket:
             return True
-        return not account.spread and self._rt.slots.buckets.available >= need + self._most
+        return not account.spread and self._rt.context.slots.buckets.available >= need + self._most
 
     def _pack(self, account: _Account, local: str, gradient: torch.Tensor) -> None:
         """Hand a gradient to the runtime, which keeps it as long as it reads it: nobody else need."""
@@ -171,7 +171,7 @@ class Gradients(Attachment):
 
     def begin_forward(self) -> None:
         """Close the micro-step before, if its bits must not mix with the next one's."""
-        if self._rt.options.deterministic and self._rt.micro_steps > 1:
+        if self._rt.context.options.deterministic and self._rt.micro_steps > 1:
             latest = max((account.rounds + bool(account.got) for account in self._accounts), default=0)
             with self.around():
                 for account in self._accounts:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreed import raise_together
 from zerort.engine import Runtime, TensorSpec
 from zerort.errors import CallError, ZerortError
 from zerort_torch.buffers import SharedBuffers
@@ -97,7 +97,7 @@ def shard(
     """
     if not isinstance(rt, Runtime):
         raise CallError(f"Expected a runtime, as zr.open() gives one, got {type(rt).__name__}: zt.shard(model, rt).")
-    rt.check_open("shard")
+    rt.context.check_open("shard")
     found: list[FoundUnit] = []
     error: ZerortError | None = None
     try:
@@ -113,7 +113,7 @@ def shard(
     originals = [(one.full, weakref.ref(one.value)) for unit in found for one in unit.parameters]
     unregistered = list(kept_in_containers(model))
     guard_optimizers((one.full, one.value) for unit in found for one in unit.parameters)
-    if rt.budget is not None:
+    if rt.context.budget is not None:
         _announce(rt, found, name=name)
     for one in found:
         made[one.name] = unit = _register(rt, one, name=name, init=init, broadcast=broadcast)

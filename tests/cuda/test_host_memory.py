@@ -52,7 +52,7 @@ def test_what_streams_from_a_disk_passes_through_pinned_memory(group, tmp_path, 
             rt.register(f"of {numel}", values(numel))
             step(rt)
             step(rt)
-            slots = rt.tiers._pipeline.slots
+            slots = rt.context.tiers._pipeline.slots
             assert slots.slot_nbytes == nbytes
             assert slots._all
             assert all(is_pinned(slot.lease.array) for slot in slots._all)
@@ -95,11 +95,13 @@ def test_pinned_memory_that_grows_gives_the_smaller_one_back(group, tmp_path):
     with zr.open(group=group, plan=zr.Plan.zero(3, state=HOST), offload=offload, optimizer=optimizer) as rt:
         rt.register("small", values(SMALL))
         step(rt)
-        before, held = rt.stage._pinned, rt.host.nbytes
+        before, held = rt.context.stage._pinned, rt.context.host.nbytes
         assert is_pinned(before)
         rt.register("large", values(LARGE))
         assert not is_pinned(before)
-        assert rt.host.nbytes - held == rt.stage._pinned.nbytes - before.nbytes + 4 * LARGE  # the momentum's
+        assert (
+            rt.context.host.nbytes - held == rt.context.stage._pinned.nbytes - before.nbytes + 4 * LARGE
+        )  # the momentum's
         step(rt)
         with rt.units["large"].gathered() as p:
             assert (p["w"].get() == 0).all()

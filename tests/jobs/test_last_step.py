@@ -15,7 +15,7 @@ RUN = """
 import os, signal, sys
 import numpy as np
 import zerort as zr
-from zerort.engine.step.step import digest_of
+from zerort.engine.step.digest import digest_of
 from zerort.errors import StorageError
 
 NVME = zr.Tier.NVME
@@ -36,7 +36,7 @@ def train(where, group=None, note=lambda rank, updates: None):
             unit.reduce({"w": gradient})
             rt.step()
             note(rt.rank, rt.updates)
-        return digest_of(rt)
+        return digest_of(rt.context, rt.units)
 """
 
 EVERY = (

@@ -35,7 +35,7 @@ try:
                 if "interrupt" in sys.argv:
                     os.kill(os.getpid(), signal.SIGINT)
         rt.save(path)
-        say(f"rank {rank} done", zr.engine.step.digest_of(rt))
+        say(f"rank {rank} done", zr.engine.step.digest.digest_of(rt.context, rt.units))
 except StorageError as error:
     say(f"rank {rank} raised {type(error).__name__}: {error}")
 """

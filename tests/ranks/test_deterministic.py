@@ -114,7 +114,7 @@ def test_shards_that_no_tree_can_hold_are_refused(group):
     shards = 2 * group.size + 1 if group.size == 1 else 3 * group.size if group.size % 3 else group.size * 5
     if group.size == 1:
         with zr.open(group=group, deterministic=True, virtual_shards=shards) as rt:  # one rank holds the whole tree
-            assert rt.shards == range(shards)
+            assert rt.micro_batches == range(shards)
     else:
         with pytest.raises(PlanError, match="times a power of two"):
             zr.open(group=group, deterministic=True, virtual_shards=shards)

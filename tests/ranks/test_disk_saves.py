@@ -70,7 +70,7 @@ def test_a_striped_run_is_saved_without_a_copy_and_loads_anywhere(group, where):
     path = os.path.join(where, "checkpoint")
     with open_runtime(group, scratch=[os.path.join(where, "a"), os.path.join(where, "b")]) as rt:
         train(rt, range(2))
-        rt.tiers.settle()  # the last update is written
+        rt.context.tiers.wait_written()  # the last update is written
         before = trace.counters()
         rt.save(path)
         moved = {name: count - before.get(name, 0) for name, count in trace.counters().items()}

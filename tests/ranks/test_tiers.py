@@ -23,10 +23,10 @@ STEPS = 20
 OPTIMIZERS = {
     "adamw": {
         "optimizer": zr.AdamW(lr=1e-2, weight_decay=0.1),
-        "groups": [zr.ParameterGroup("*.b", weight_decay=0.0)],
+        "param_groups": [zr.ParameterGroup("*.b", weight_decay=0.0)],
     },
     # Only some tensors have state.
-    "sgd": {"optimizer": zr.SGD(lr=1e-2, momentum=0.9), "groups": [zr.ParameterGroup("*.w", momentum=0.0)]},
+    "sgd": {"optimizer": zr.SGD(lr=1e-2, momentum=0.9), "param_groups": [zr.ParameterGroup("*.w", momentum=0.0)]},
 }
 
 

@@ -24,7 +24,7 @@ ROWS, STEPS = 24, 4
 LR = zr.warmup_cosine(2e-2, warmup=2, total=STEPS)
 DECAY = {
     "optimizer": zr.AdamW(lr=LR, weight_decay=0.1),
-    "groups": [zr.ParameterGroup(("*.b_*", "*.norm*"), weight_decay=0)],
+    "param_groups": [zr.ParameterGroup(("*.b_*", "*.norm*"), weight_decay=0)],
 }
 
 
@@ -121,7 +121,7 @@ def test_micro_steps_are_the_reference_and_cost_no_communication(stage, micro_st
 def test_uneven_ranks_are_the_reference(stage, group, model, text, reference):
     losses, parameters, _ = reference
     weights = [float(rank % 3) for rank in range(1, group.size + 1)]  # some ranks hold nothing
-    with zr.open(plan=zr.Plan.zero(stage), group=group, clip_norm=1.0, weights=weights, **DECAY) as rt:
+    with zr.open(plan=zr.Plan.zero(stage), group=group, clip_norm=1.0, shard_weights=weights, **DECAY) as rt:
         walk = Walk(rt, model, text, dtype="float64")
         np.testing.assert_allclose(walk.train(STEPS), losses, rtol=OVER_STEPS)
         assert relative(walk.parameters(), parameters) < OVER_STEPS

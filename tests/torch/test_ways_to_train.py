@@ -93,7 +93,7 @@ def test_settings_of_their_own_by_torchs_names(node):
         zr.ParameterGroup(("*.bias", "*norm*"), weight_decay=0.0),
         zr.ParameterGroup(("blocks.*.weight", "tokens.weight", "positions.weight", "head.weight"), lr=LR / 2),
     ]
-    assert_same(losses_of(GPT, node, 5, groups=groups), np.array(expected))
+    assert_same(losses_of(GPT, node, 5, param_groups=groups), np.array(expected))
 
 
 def test_evaluation_and_generation_between_steps(group):
@@ -278,7 +278,7 @@ def test_torchs_optimizers_on_shards(node, kind, plan):
 def test_torchs_optimizers_take_schedules_groups_and_bf16(node):
     optimizer = zt.optimizer(torch.optim.Adam, lr=zr.warmup_linear(LR, warmup=2, total=9))
     groups = [zr.ParameterGroup("*bias", weight_decay=0.1)]
-    got = losses_of(lambda: GPT().to(torch.bfloat16), node, 3, make=make, optimizer=optimizer, groups=groups)
+    got = losses_of(lambda: GPT().to(torch.bfloat16), node, 3, make=make, optimizer=optimizer, param_groups=groups)
     assert np.isfinite(got).all()
     assert optimizer.describe()["kind"] == "torch.Adam"
 

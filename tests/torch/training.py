@@ -72,12 +72,12 @@ def train_sharded(model, rt, steps, *, batches=text, first=0):
     losses = []
     for step in range(first, first + steps):
         total = 0.0
-        for shard in rt.shards:
-            loss = model(*part(batches(SAMPLES, step), shard, rt.shard_count)) * rt.loss_scale
+        for shard in rt.micro_batches:
+            loss = model(*part(batches(SAMPLES, step), shard, rt.micro_batch_count)) * rt.loss_scale
             loss.backward()
             total += loss.item() / rt.loss_scale
         rt.step()
-        losses.append(rt.group.all_reduce(np.array([total])).wait()[0] / rt.shard_count)
+        losses.append(rt.group.all_reduce(np.array([total])).wait()[0] / rt.micro_batch_count)
     return np.array(losses)
 
 

@@ -3,12 +3,12 @@
     add(name, gradient) … add(name, gradient)      written where they belong, in the bucket's dtype
     fire()                                         PARTIAL → the plan's placement, on the group's stream
                                                    behind it, with copies of the model: the sum over those
-    settle()                                       → the placement that the optimizer needs, before the step
+    finish_reduce()                                → the placement that the optimizer needs, before the step
 
 A bucket that rests SHARDED lives in a slot from the first gradient to the end of the reduction; from then to the step
 this rank's range of the sum is kept. Any other is resident: a whole array per rank, which also sums the rounds
 (micro-steps) that are reduced at once. A `tree` bucket sums its rounds in one fixed pairwise tree, and is reduced by
-`settle`.
+`finish_reduce`.
 
 [Note: late memory]
 Memory is fullest when backward begins: all activations are there, and no gradient. Each unit's gradients take the place
@@ -35,10 +35,10 @@ from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
-__all__ = ["GradientBucket", "Rest"]
+__all__ = ["GradientBucket", "GradientSink"]
 
 
-class Rest(Protocol):
+class GradientSink(Protocol):
     """Where a summed gradient rests, if that is not in memory."""
 
     def put(self, reduce_into: Callable[[Array], Ticket[Array]], /) -> Ticket[Array]:
@@ -59,7 +59,7 @@ class GradientBucket:
         needed: How the optimizer wants them: REPLICATED or SHARDED.
         micro_steps: Rounds of gradients that are summed before they are reduced.
         slots: Where gradients are collected.
-        rest: Puts the sum away where it is SHARDED, instead of keeping it in memory.
+        sink: Puts the sum away where it is SHARDED, instead of keeping it in memory.
         tree: Sum in one fixed pairwise tree, at the step.
         resident: Keep a whole array even where a slot would do: for gradients that come from several places.
         name: What to call it in errors and traces.
@@ -77,7 +77,7 @@ class GradientBucket:
         placement: Placement,
         needed: Placement,
         slots: Slots,
-        rest: Rest | None = None,
+        sink: GradientSink | None = None,
         micro_steps: int = 1,
         tree: bool = False,
         resident: bool = False,
@@ -92,7 +92,7 @@ class GradientBucket:
         self._partition = partition
         self._group = group
         self._replicas = replicas
-        self._rests = placement
+        self._placement = placement
         self._needed = needed
         self._slots = slots
         self._traffic = traffic
@@ -111,7 +111,7 @@ class GradientBucket:
         self._own = partition.of(group.rank).slice
         keep_whole = resident or micro_steps > 1 or tree or placement is not Placement.SHARDED
         self._resident = group.empty(layout.numel, self.dtype, name=name) if keep_whole else None
-        self.rest = None if keep_whole else rest
+        self.sink = None if keep_whole else sink
         """What puts the sum away; None if it stays in memory."""
         self._leaf: Array | None = self._empty(layout.numel, self.dtype) if tree else None
         self.needs_slots = not keep_whole or (micro_steps > 1 and not tree)
@@ -150,8 +150,8 @@ class GradientBucket:
         self._placed = Placement.PARTIAL
         if self._tree is not None:
             self._tree.clear()
-        if self.rest is not None:
-            self.rest.reset()
+        if self.sink is not None:
+            self.sink.reset()
 
     @property
     def nonfinite(self) -> str | None:
@@ -166,7 +166,7 @@ class GradientBucket:
     def nbytes(self) -> int:
         """Bytes that this rank holds from the reduction to the step; all the time, if the bucket is resident."""
         if self._resident is None:
-            return 0 if self.rest is not None else self._partition.counts[self._group.rank] * self.dtype.itemsize
+            return 0 if self.sink is not None else self._partition.counts[self._group.rank] * self.dtype.itemsize
         leaf = 0 if self._leaf is None else self._leaf.nbytes
         return self._resident.nbytes + leaf + (0 if self._tree is None else self._tree.nbytes)
 
@@ -272,14 +272,14 @@ class GradientBucket:
             self._device.put(self._tree.result(), out=self._resident)
             self._tree.clear()
         if self._tree is None:
-            self._move(self._rests)
+            self._move(self._placement)
             if self._replicas is not None and self._replicas.runs_ahead:
                 self._sum_over_copies()
         if self._slot is not None:
             self._slot.release(after=self._read)  # gpu-wait: no_order_of_streams_changes_a_walk [after=self._read -> ]
             self._slot = self._read = None  # the sum may be put away by now: nothing here keeps its memory
 
-    def settle(self) -> Array:
+    def finish_reduce(self) -> Array:
         """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""
         if self._placed is Placement.PARTIAL:
             self._move(self._needed)
@@ -344,8 +344,8 @@ class GradientBucket:
 
         if to is not Placement.SHARDED:
             self.reduction = reduce_into(source)
-        elif self.rest is not None:
-            self.reduction = self.rest.put(reduce_into)
+        elif self.sink is not None:
+            self.reduction = self.sink.put(reduce_into)
         else:
             self.reduction = reduce_into(source[self._own] if self._resident is not None else self._new_shard())
         self._placed = to
@@ -373,9 +373,8 @@ class GradientBucket:
             self._group.forget(self._resident)
 
     def __repr__(self) -> str:
-        return (
-            f"GradientBucket({self.name!r}, {self._rests}, {len(self._present)} of {len(self.layout.extents)} filled)"
-        )
+        filled = f"{len(self._present)} of {len(self.layout.extents)} filled"
+        return f"GradientBucket({self.name!r}, {self._placement}, {filled})"
 
 
 def _gaps_of(layout: FlatLayout) -> tuple[slice, ...]:

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from zerort.comm.agreement import gather_json, raise_together
+from zerort.comm.agreed import gather_json, raise_together
 from zerort.comm.group import Group
 from zerort.errors import StorageError
 from zerort.storage.files import activity

@@ -23,7 +23,7 @@ from zerort.checkpoint.failure import patiently, storage_error
 from zerort.checkpoint.manifest import Manifest
 from zerort.checkpoint.reader import Damage, Fetch, ShardFiles, damage_error, fetch_all
 from zerort.checkpoint.value import Value, check_values
-from zerort.comm.agreement import expect_same, gather_json, raise_together
+from zerort.comm.agreed import expect_same, gather_json, raise_together
 from zerort.comm.group import Group
 from zerort.errors import CheckpointError
 from zerort.storage.files.blocks import worker_count

@@ -45,7 +45,7 @@ from zerort.checkpoint.room import expect_room
 from zerort.checkpoint.sweep import sweep, wait_for_sweeps
 from zerort.checkpoint.value import JSON, Held, Value, as_json, check_values, describe_values
 from zerort.checkpoint.writer import write_shard
-from zerort.comm.agreement import expect_same, gather_json
+from zerort.comm.agreed import expect_same, gather_json
 from zerort.comm.group import Group
 from zerort.errors import CallError, CheckpointError, StorageError
 from zerort.storage.files import disk

@@ -3,7 +3,7 @@
     group.py  launch.py        the verbs; how calls are numbered, ordered and handed to the transport
     prepared.py                calls that were checked before
     geometry.py  arrays.py     what each collective moves, as one table; arrays that are not NumPy's
-    agreement.py               ranks agree, or all fail
+    agreed.py                  ranks agree, or all fail
     transport.py               what a transport must be able to do
     guard/                     calls compared, failures told and named
     transports/                solo, node, mpi, hierarchical, nccl

@@ -4,7 +4,8 @@ opening.py  opening_checks.py           all ranks open a runtime alike, or all r
 runtime.py                              `Runtime`: register, step, save, load, resume, memory, close
 options.py  offload_options.py          how it trains; option_names.py answers names that are not ours
 mesh.py                                 which ranks share shards, and which hold copies
-context.py  ledger.py  stopping.py      what all sections share; bytes and waits counted; signals that ask to stop
+context.py                              `Context`: what all parts of an open runtime share
+ledger.py  stopping.py                  bytes and waits counted; signals that ask to stop
 report.py  binding.py                   what a step tells; what a framework binding adds
 
 model/       what is gathered and reduced          step/      agree, measure, update, refresh
@@ -17,10 +18,10 @@ from zerort.engine.mesh import Mesh, mesh
 from zerort.engine.model.tensors import TensorSpec
 from zerort.engine.model.unit import Unit
 from zerort.engine.offload_options import OffloadOptions
-from zerort.engine.opening import open_runtime
+from zerort.engine.opening import open
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.report import MemoryReport, Restored, StepReport
-from zerort.engine.residence.choose import SectionTiers
+from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.runtime import Runtime
 
 __all__ = [
@@ -31,10 +32,10 @@ __all__ = [
     "Restored",
     "Runtime",
     "RuntimeOptions",
-    "SectionTiers",
+    "SectionResidence",
     "StepReport",
     "TensorSpec",
     "Unit",
     "mesh",
-    "open_runtime",
+    "open",
 ]

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
+from zerort.engine.step.record import Record
+
 if TYPE_CHECKING:
     from zerort.checkpoint import Value
 
@@ -24,6 +26,9 @@ class Attachment:
 
     def complete(self, verb: Literal["step", "discard"]) -> None:
         """Reduce what is not reduced yet: gradients are about to be used, or dropped. Every rank is asked at once."""
+
+    def agree(self, record: Record) -> None:
+        """Add facts to those that all ranks exchange before a step: ``record.add("mine", count, "sum", then=take)``."""
 
     def forget(self) -> None:
         """Start anew: the step is over, done or not."""

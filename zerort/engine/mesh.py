@@ -40,6 +40,11 @@ class Mesh:
         return 0 if self.replicate is None else self.replicate.rank
 
     @property
+    def beyond(self) -> Group | None:
+        """All ranks, for what ranks of other copies of the model have to hear, too; None: there is one copy."""
+        return None if self.replicate is None else self.world
+
+    @property
     def groups(self) -> tuple[Group, ...]:
         """All groups of the mesh, each once."""
         return tuple(dict.fromkeys(one for one in (self.shard, self.replicate, self.world) if one is not None))

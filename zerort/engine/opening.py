@@ -1,4 +1,4 @@
-"""`open_runtime`: all ranks open a runtime with the same arguments, or all raise."""
+"""`open`: all ranks open a runtime with the same arguments, or all raise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final, Literal, NoReturn
 
 from zerort.comm import Group
-from zerort.comm.agreement import expect_same, raise_together
+from zerort.comm.agreed import expect_same, raise_together
 from zerort.config import Budget, Plan, Tier
 from zerort.device import HostDevice
 from zerort.engine.mesh import Mesh, mesh
@@ -23,14 +23,14 @@ from zerort.errors import PlanError, ZerortError
 from zerort.optim import AdamW, ElementwiseOptimizer, LossScale, Optimizer, ParameterGroup
 from zerort.storage.files.mounts import expect_directory
 
-__all__ = ["open_runtime"]
+__all__ = ["open"]
 
 
-def open_runtime(
+def open(
     plan: Plan | Budget | None = None,
     optimizer: Optimizer | None = None,
     *,
-    groups: Sequence[ParameterGroup] = (),
+    param_groups: Sequence[ParameterGroup] = (),
     group: Group | None = None,
     mesh: Mesh | None = None,
     micro_steps: int = 1,
@@ -41,7 +41,7 @@ def open_runtime(
     gradient_dtype: str | None = None,
     deterministic: bool = False,
     virtual_shards: int | None = None,
-    weights: Sequence[float] | None = None,
+    shard_weights: Sequence[float] | None = None,
     prefetch: int = 1,
     buckets: int = 2,
     scratch: Scratch | None = None,
@@ -55,7 +55,7 @@ def open_runtime(
     Args:
         plan: What lives where, or a budget: `Plan.zero`, `Plan.fit`. ZeRO-3 if None.
         optimizer: How parameters are updated; AdamW with a learning rate of 1e-3 if None.
-        groups: Other settings for some parameters, by name.
+        param_groups: Other settings for some parameters, by name.
         group: The ranks; left open when the runtime closes. All of the job's if None.
         mesh: The ranks as `zerort.mesh` arranges them, instead of a group; closed with the runtime.
         micro_steps: Calls of `Unit.reduce` that are summed locally before anything is communicated.
@@ -67,7 +67,7 @@ def open_runtime(
         gradient_dtype: What gradients are summed in; None: the parameter's dtype, but float32 for float16 on GPUs.
         deterministic: Give the same bits on any number of ranks; needs ``virtual_shards``.
         virtual_shards: How many micro-batches a step has, over all ranks, with ``deterministic``.
-        weights: How much of every shard each rank takes, by capacity; None: alike.
+        shard_weights: How much of every shard each rank takes, by capacity; None: alike.
         prefetch: Units that are gathered ahead of the one in use.
         buckets: Gradient buckets that may be in flight at once.
         scratch: The directory for what rests on NVME, or several; None: as ``ZERORT_SCRATCH`` says, or the system's for
@@ -96,7 +96,7 @@ def open_runtime(
         gradient_dtype=gradient_dtype,
         deterministic=deterministic,
         virtual_shards=virtual_shards,
-        weights=weights,
+        shard_weights=shard_weights,
         prefetch=prefetch,
         buckets=buckets,
         scratch=scratch,
@@ -110,7 +110,7 @@ def open_runtime(
         try:
             if unknown:
                 raise unknown_options(unknown, _NAMES)
-            runtime = _prepare(ranks, plan, optimizer, groups, settings())
+            runtime = _prepare(ranks, plan, optimizer, param_groups, settings())
         except ZerortError as caught:
             error = caught.with_traceback(None)  # the line that called this tells more than ours
         except Exception as caught:
@@ -118,22 +118,22 @@ def open_runtime(
         raise_together(ranks.world, error, name="open")
         assert runtime is not None
         facts = [
-            [str(runtime.plan), repr(runtime.budget)],
-            runtime.optimizer.describe(),
-            [_describe(one, runtime.optimizer) for one in runtime.groups],
-            runtime.options.describe(),
+            [str(runtime.context.plan), repr(runtime.context.budget)],
+            runtime.context.optimizer.describe(),
+            [_describe(one, runtime.context.optimizer) for one in runtime.context.param_groups],
+            runtime.context.options.describe(),
             [ranks.shard.size, ranks.world.size],
         ]
         expect_same(ranks.world, facts, what="the runtime's plan, optimizer and options")
     except BaseException:
         ranks.close()
         raise
-    runtime.stopping.begin()
+    runtime.context.stopping.begin()
     return runtime
 
 
 _NAMES: Final = tuple(
-    name for name, one in inspect.signature(open_runtime).parameters.items() if one.kind is not one.VAR_KEYWORD
+    name for name, one in inspect.signature(open).parameters.items() if one.kind is not one.VAR_KEYWORD
 )
 
 _OR_ELSE: Final = ", or zr.open(create_scratch=True)"
@@ -152,12 +152,12 @@ def _prepare(
     ranks: Mesh,
     plan: Plan | Budget | None,
     optimizer: Optimizer | None,
-    groups: Sequence[ParameterGroup],
+    param_groups: Sequence[ParameterGroup],
     settings: RuntimeOptions,
 ) -> Runtime:
     plan = Plan.zero(3) if plan is None else plan
     optimizer = AdamW(lr=1e-3) if optimizer is None else optimizer
-    check_nouns(plan, optimizer, groups)
+    check_nouns(plan, optimizer, param_groups)
     settings = _with_directories(settings)
     budget = plan if isinstance(plan, Budget) else None
     if isinstance(plan, Budget):
@@ -165,16 +165,16 @@ def _prepare(
     on_gpus = not isinstance(ranks.shard.device, HostDevice)
     if plan.gradient.tier is Tier.NVME or (plan.gradient.tier is Tier.HOST and on_gpus):
         _check_resting_gradient(ranks, settings, plan.gradient.tier, free=Tier.DEVICE if on_gpus else Tier.HOST)
-    if settings.weights is not None and len(settings.weights) != ranks.shard.size:
+    if settings.shard_weights is not None and len(settings.shard_weights) != ranks.shard.size:
         raise PlanError(
             f"Expected one weight for each of {ranks.shard.size} ranks that share the model, got "
-            f"{len(settings.weights)}: {settings.weights!r}."
+            f"{len(settings.shard_weights)}: {settings.shard_weights!r}."
         )
     if on_gpus:
         _check_optimizer_of_gpus(optimizer)
     if settings.deterministic:
         _check_deterministic(ranks, optimizer, settings)
-    return Runtime(ranks, plan=plan, budget=budget, optimizer=optimizer, groups=groups, options=settings)
+    return Runtime(ranks, plan=plan, budget=budget, optimizer=optimizer, param_groups=param_groups, options=settings)
 
 
 def _with_directories(settings: RuntimeOptions) -> RuntimeOptions:

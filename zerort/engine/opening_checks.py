@@ -1,7 +1,7 @@
 """What `zr.open` is given besides options: a plan, an optimizer, parameter groups, ranks. Each is what it is called.
 
 check_ranks(group, mesh)                 before anybody can be asked: on this rank alone
-check_nouns(plan, optimizer, groups)     where all ranks hear of it
+check_nouns(plan, optimizer, param_groups)     where all ranks hear of it
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_ranks(group: object, mesh: object) -> None:
         raise CallError(f"Expected mesh to be a Mesh such as zr.mesh(shard=4, replicate=2), got {mesh!r}.")
 
 
-def check_nouns(plan: object, optimizer: object, groups: object) -> None:
+def check_nouns(plan: object, optimizer: object, param_groups: object) -> None:
     """Raise unless a plan, an optimizer and parameter groups are what they are called."""
     if not isinstance(plan, (Plan, Budget)):
         cure = f" Write zr.Plan.zero({plan})." if plan in (0, 1, 2, 3) else ""
@@ -42,12 +42,12 @@ def check_nouns(plan: object, optimizer: object, groups: object) -> None:
         raise CallError(
             f"Expected optimizer to be one such as zr.AdamW(lr=1e-3), got {_name(optimizer)}.{_cure_of(optimizer)}"
         )
-    if not isinstance(groups, Sequence) or not all(isinstance(one, ParameterGroup) for one in groups):
+    if not isinstance(param_groups, Sequence) or not all(isinstance(one, ParameterGroup) for one in param_groups):
         raise CallError(
-            "Expected groups to be a list of parameter groups such as [zr.ParameterGroup('*.bias', weight_decay=0.0)], "
-            f"got {_name(groups)}."
+            "Expected param_groups to be a list of parameter groups such as "
+            f"[zr.ParameterGroup('*.bias', weight_decay=0.0)], got {_name(param_groups)}."
         )
-    for one in groups:
+    for one in param_groups:
         one.check(optimizer)
 
 

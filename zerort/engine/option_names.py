@@ -26,7 +26,7 @@ _ELSEWHERE: Final = (
         ("scheduler", "lr_scheduler", "warmup", "warmup_steps", "num_warmup_steps"),
         "the learning rate is a schedule, optimizer=zr.AdamW(lr=zr.warmup_cosine(3e-4, warmup=200, total=10_000))",
     ),
-    (("param_groups", "parameter_groups", "no_decay"), "groups=[zr.ParameterGroup('*.bias', weight_decay=0.0)]"),
+    (("groups", "parameter_groups", "no_decay"), "param_groups=[zr.ParameterGroup('*.bias', weight_decay=0.0)]"),
     (
         ("zero_stage", "stage", "zero", "zero_optimization", "sharding_strategy", "fsdp", "reshard_after_forward"),
         "a stage is a plan, plan=zr.Plan.zero(3)",
@@ -64,7 +64,7 @@ _ELSEWHERE: Final = (
     (("process_group", "comm", "communicator", "backend"), "group=zr.open_group()"),
     (("device", "device_id", "gpu", "local_rank"), "the group has the device, group=zr.open_group(kind='nccl')"),
     (("device_mesh", "replicate", "num_replicate"), "mesh=zr.mesh(shard=4, replicate=2)"),
-    (("shard_weights", "capacities"), "weights=[1, 1, 2]"),
+    (("weights", "capacities"), "shard_weights=[1, 1, 2]"),
     (
         ("world_size", "ranks", "nproc", "nproc_per_node", "num_processes", "rank"),
         "the launcher says how many, mpirun -n 8 python train.py",

@@ -50,9 +50,9 @@ class RuntimeOptions:
     """Give the same bits on any number of ranks: gradients of `virtual_shards` are summed in one fixed tree."""
 
     virtual_shards: int | None = None
-    """How many micro-batches a step has, over all ranks; with `deterministic` only. See `Runtime.shards`."""
+    """How many micro-batches a step has, over all ranks; with `deterministic` only. See `Runtime.micro_batches`."""
 
-    weights: Sequence[float] | None = None
+    shard_weights: Sequence[float] | None = None
     """How much of every shard each rank takes, by capacity; None: alike."""
 
     scratch: Scratch | None = None
@@ -92,8 +92,8 @@ class RuntimeOptions:
             _expect_number(
                 "loss_scale", self.loss_scale, cure="Write loss_scale=zr.LossScale() for a dynamic one; None for none."
             )
-        if self.weights is not None:
-            _expect_weights(self.weights)
+        if self.shard_weights is not None:
+            _expect_weights(self.shard_weights)
         if self.deterministic != (self.virtual_shards is not None):
             raise CallError(
                 f"Expected deterministic=True and virtual_shards=N together, got deterministic={self.deterministic} "
@@ -142,7 +142,7 @@ def _expect_number(what: str, value: object, *, cure: str) -> None:
 def _expect_weights(value: object) -> None:
     numbers = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if not numbers or not all(isinstance(one, (int, float)) and math.isfinite(one) and one >= 0 for one in numbers):
-        raise CallError(f"Expected weights to be numbers of at least 0, one for each rank, got {value!r}.")
+        raise CallError(f"Expected shard_weights to be numbers of at least 0, one for each rank, got {value!r}.")
 
 
 def _expect_choice(what: str, value: object, choices: tuple[object, ...]) -> None:

@@ -6,7 +6,7 @@
         block.reduce(gradients)                      reduce-scatter, while the caller computes on
         report = rt.step()                           shards updated
 
-`Unit` gathers and reduces, `step.py` is the step, `snapshot.py` what a checkpoint holds.
+A door: verbs and checks. `Unit` gathers and reduces, `step/step.py` is the step, `persist/` are checkpoints.
 """
 
 from __future__ import annotations
@@ -14,42 +14,34 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from zerort import forks
 from zerort.comm import Group
 from zerort.config import Budget, Plan
 from zerort.device import HostDevice
 from zerort.engine.binding import Attachment, within
-from zerort.engine.context import SectionSetup
-from zerort.engine.ledger import Ledger
+from zerort.engine.context import Context
 from zerort.engine.mesh import Mesh
+from zerort.engine.model.gather import wait_for_gathers
 from zerort.engine.model.prefetch import Prefetcher
 from zerort.engine.model.registration import register_unit
-from zerort.engine.model.slot_set import SlotSet
 from zerort.engine.model.tensors import Frozen, TensorSpec
 from zerort.engine.model.unit import Unit
 from zerort.engine.model.units import Units
-from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.report import MemoryReport, Restored, StepReport
-from zerort.engine.residence.host_memory import HostMemory
-from zerort.engine.residence.stage import Stage
-from zerort.engine.residence.tiers import Tiers
-from zerort.engine.sizing.planner import Allotment, announce
-from zerort.engine.sizing.working import offload_within
-from zerort.engine.step.copies import reduced_alike
+from zerort.engine.sizing.counted import memory_of
+from zerort.engine.sizing.planner import announce
+from zerort.engine.step.discard import discard_gradients
 from zerort.engine.step.step import take_step
-from zerort.engine.stopping import Stopping, unbroken
-from zerort.errors import ClosedError, ZerortError
-from zerort.layout import Placement
+from zerort.engine.stopping import unbroken
+from zerort.errors import ZerortError
 from zerort.optim import Optimizer, ParameterGroup, warn_of_unmatched
-from zerort.typing import Array
+from zerort.typing import Array, Device
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from zerort.checkpoint.lease import Lease
 
 __all__ = ["Runtime"]
 
@@ -62,7 +54,7 @@ class Runtime:
         plan: What lives where; with a budget, only how it lies over the ranks.
         budget: How much there is of each memory, instead of the plan's tiers.
         optimizer: How parameters are updated.
-        groups: Other settings for some of them.
+        param_groups: Other settings for some of them.
         options: How it trains.
     """
 
@@ -73,79 +65,29 @@ class Runtime:
         plan: Plan,
         budget: Budget | None = None,
         optimizer: Optimizer,
-        groups: Sequence[ParameterGroup] = (),
+        param_groups: Sequence[ParameterGroup] = (),
         options: RuntimeOptions,
     ) -> None:
-        self.mesh = mesh
-        self.world = mesh.world
-        self.device = mesh.shard.device
-        """Where gathered parameters and gradients are, and whose arrays loops compute with."""
-        self.plan = plan
-        self.budget = budget
-        self.optimizer = optimizer
-        self.groups = tuple(groups)
-        self.options = options
-        self.updates = mesh.world.standing.updates = 0
-        """Updates done so far."""
-        self.is_new = True
-        """Whether no step was taken yet, and no other run's state loaded."""
-        self.lease: Lease | None = None
-        """The right to keep steps in `last_step`, once it was asked for."""
-        self.lr_overrides: dict[int, float] = {}
-        """Learning rates that are not as the optimizers have them, by the optimizer's `id`; the same on every rank."""
         self.units = Units()
-        self.attachments: list[Attachment] = []
-        """Bindings that collect gradients on their own; asked before every step, and told after it."""
-        self.ledger = Ledger()
-        offload = OffloadOptions.from_environment() if options.offload is None else options.offload
-        streamed = offload if budget is None else offload_within(budget.memory, offload)
-        self.host = HostMemory(mesh.shard)
-        """What rests on the host, where computing happens on a GPU."""
-        self.tiers = Tiers(mesh.world, scratch=options.scratch, options=streamed, ledger=self.ledger, host=self.host)
-        """What rests on a disk."""
-        self.allotment: Allotment | None = None
-        """What a budget gives to each section."""
-        if budget is not None:
-            self.allotment = Allotment.build(
-                budget,
-                mesh,
-                plan=plan,
-                optimizer=optimizer,
-                groups=self.groups,
-                options=options,
-                offload=offload,
-            )
-        self._closed = self._stepped = self._is_inherited = False
-        forks.follow(self)
-        self.stopping = Stopping(f"rank {mesh.world.rank}")
-        self.micro_steps = options.micro_steps_of(mesh.world.size)
-        """Calls of `Unit.reduce` per unit and step, on this rank."""
-        self.scaler = options.make_scaler()
-        self.slots = SlotSet.build(mesh.shard)
-        self.stage = Stage(self.device, self.host, options=self.tiers.options)
-        """Where updates are computed."""
-        self.meetings = 0
-        """How often all ranks that share slots have met, as far as it matters to who may write to them."""
-        self.prefetcher = Prefetcher(self.units, ahead=options.prefetch)
-        self.setup = SectionSetup.build(
-            mesh.shard,
-            options,
-            replicas=mesh.replicate,
+        self.context = Context.build(
+            mesh,
             plan=plan,
-            micro_steps=self.micro_steps,
-            slots=self.slots,
-            ledger=self.ledger,
-            tiers=self.tiers,
-            host=self.host,
-            tiers_of=None if self.allotment is None else self.allotment.of,
+            budget=budget,
+            optimizer=optimizer,
+            param_groups=tuple(param_groups),
+            options=options,
+            prefetcher=Prefetcher(self.units, ahead=options.prefetch),
         )
+        mesh.world.standing.updates = 0
+        self._stepped = False
+        forks.follow(self)
 
     # -- who and what ----------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
         """This rank's number among all that train together."""
-        return self.world.rank
+        return self.context.rank
 
     @property
     def size(self) -> int:
@@ -153,32 +95,57 @@ class Runtime:
         return self.world.size
 
     @property
-    def group(self) -> Group:
-        """All ranks that train together, for collectives of your own."""
-        return self.world
+    def world(self) -> Group:
+        """All ranks that train together."""
+        return self.context.world
 
     @property
-    def shards(self) -> range:
-        """Which of a step's `shard_count` micro-batches this rank computes, in order.
+    def group(self) -> Group:
+        """All ranks that train together, for collectives of your own."""
+        return self.context.world
+
+    @property
+    def mesh(self) -> Mesh:
+        """Which ranks share shards, and which hold copies."""
+        return self.context.mesh
+
+    @property
+    def device(self) -> Device:
+        """Where gathered parameters and gradients are, and whose arrays loops compute with."""
+        return self.context.device
+
+    @property
+    def updates(self) -> int:
+        """Updates done so far."""
+        return self.context.run.updates
+
+    @property
+    def micro_steps(self) -> int:
+        """Calls of `Unit.reduce` per unit and step, on this rank."""
+        return self.context.micro_steps
+
+    @property
+    def micro_batches(self) -> range:
+        """Which of a step's `micro_batch_count` micro-batches this rank computes, in order.
 
         One `Unit.reduce` of every unit for each of them, then a `step`.
         """
         return range(self.rank * self.micro_steps, (self.rank + 1) * self.micro_steps)
 
     @property
-    def shard_count(self) -> int:
+    def micro_batch_count(self) -> int:
         """How many micro-batches a step has, over all ranks."""
         return self.size * self.micro_steps
 
     @property
     def loss_scale(self) -> float:
         """What to multiply the loss (or its gradient) by before backward; 1.0 without loss scaling."""
-        return 1.0 if self.scaler is None else self.scaler.scale
+        return self.context.loss_scale
 
     @property
-    def denominator(self) -> int:
-        """How many gradients a step averages over; 1 if they are summed."""
-        return self.shard_count if self.options.reduction == "mean" else 1
+    def attachments(self) -> list[Attachment]:
+        """Bindings that collect gradients on their own; asked before every step, and told after it."""
+        return self.context.run.attachments
 
     # -- the verbs -------------------------------------------------------------------------------------------------
 
@@ -187,7 +154,7 @@ class Runtime:
         units: Mapping[str, Mapping[str, Array | TensorSpec]],
         *,
         frozen: Frozen | Mapping[str, Frozen] = False,
-        lenders: Collection[str] = (),
+        tied_owners: Collection[str] = (),
     ) -> None:
         """Announce units that will be registered, so that a budget is shared out over all of them at once.
 
@@ -198,13 +165,13 @@ class Runtime:
             units: Tensors by name, by unit, as they will be registered; values are not looked at. One array under two
                 names counts once. A `TensorSpec` does not say that: name what will be one array only once.
             frozen: Which parameters take no gradient: in all of these units, or by unit.
-            lenders: Names of units that others will be tied to: they keep whole gradients.
+            tied_owners: Names of units that others will be tied to: they keep whole gradients.
 
         Raises:
             PlanError: They do not fit into the budget; on every rank.
         """
-        self.check_open("expect")
-        announce(self.world, self.allotment, units, frozen=frozen, lenders=lenders)
+        self.context.check_open("expect")
+        announce(self.world, self.context.planner, units, frozen=frozen, tied_owners=tied_owners)
 
     def register(
         self,
@@ -229,9 +196,11 @@ class Runtime:
         Raises:
             CallError: A name or a value cannot be used, or differs between ranks; on every rank.
         """
-        self.check_open("register")
+        self.context.check_open("register")
         with unbroken("register", self.mesh.groups):
-            unit = register_unit(self, name, params, frozen=frozen, ties=ties or {}, broadcast=broadcast)
+            unit = register_unit(
+                self.context, self.units, name, params, frozen=frozen, ties=ties or {}, broadcast=broadcast
+            )
         self.units[name] = unit
         return unit
 
@@ -249,24 +218,20 @@ class Runtime:
             StorageError: A disk failed, or is full; on every rank. `resume` goes back to the last step that was kept:
                 the one before, or this one if nothing but tidying up was left to do.
         """
-        self.check_whole("step")
-        self.stopping.check()
+        self.context.check_whole("step")
+        self.context.stopping.check()
         if not self._stepped and self.rank == 0:
             shapes = {e.name: e.shape for section in self.units.trained_sections() for e in section.layout.extents}
-            warn_of_unmatched(self.groups, shapes)
+            warn_of_unmatched(self.context.param_groups, shapes)
         self._stepped = True
         with unbroken("step", self.mesh.groups), within(self.attachments):
-            return take_step(self, progress=progress)
+            return take_step(self.context, self.units, progress=progress)
 
     def discard_gradients(self) -> None:
         """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this."""
-        self.check_open("discard_gradients")
+        self.context.check_open("discard_gradients")
         with within(self.attachments):
-            self.complete_attachments("discard")
-            if reduced_alike(self):
-                self.units.wait_for_reductions()
-            self.tiers.unforesee()
-            self.forget_gradients()
+            discard_gradients(self.context, self.units)
 
     def save(self, path: str | Path, *, progress: Any = None) -> Path:
         """Write a checkpoint: all or nothing; what was at ``path`` before stays until the new one is complete.
@@ -279,13 +244,11 @@ class Runtime:
         Returns:
             The directory.
         """
-        from zerort.engine.persist.saving import (
-            save,  # here: it takes a third of the time that all of zerort takes to import
-        )
+        from zerort.engine.persist.saving import save  # here: checkpoints take their time to import
 
-        self.check_whole("save")
+        self.context.check_whole("save")
         with unbroken("save", self.mesh.groups), within(self.attachments):
-            return save(self, path, progress=progress)
+            return save(self.context, self.units, path, progress=progress)
 
     def load(self, path: str | Path, *, optimizer: bool = True, strict: bool = True) -> Restored:
         """Read a checkpoint, of any number of ranks and any plan, into the registered units.
@@ -300,9 +263,9 @@ class Runtime:
         """
         from zerort.engine.persist.saving import load
 
-        self.check_open("load")
+        self.context.check_open("load")
         with unbroken("load", self.mesh.groups), within(self.attachments):
-            return load(self, path, optimizer=optimizer, strict=strict)
+            return load(self.context, self.units, path, optimizer=optimizer, strict=strict)
 
     def resume(self) -> Restored | None:
         """Go back to the last step that was kept (`last_step`), of this run or of the one before; None: there is none.
@@ -312,123 +275,73 @@ class Runtime:
         """
         from zerort.engine.persist.last_step import resume
 
-        self.check_open("resume")
+        self.context.check_open("resume")
         with unbroken("resume", self.mesh.groups), within(self.attachments):
-            return resume(self)
+            return resume(self.context, self.units)
 
     def memory(self) -> MemoryReport:
         """Return how many bytes this rank holds, counted from its arrays."""
-        sections = list(self.units.sections())
-        return MemoryReport(
-            parameter=sum(section.parameters.nbytes for section in sections),
-            gradient=sum(section.bucket.nbytes for section in sections if section.bucket is not None),
-            state=sum(state.nbytes for state in self.units.states()),
-            buckets=self.slots.buckets.nbytes + self.slots.summed.nbytes,
-            gathered=self.slots.gathered.nbytes,
-            gathered_peak=self.slots.gathered.peak_nbytes,
-            streaming=self.tiers.memory_nbytes + self.stage.nbytes,
-            nvme=self.tiers.resting_nbytes,
-        )
+        return memory_of(self.context, self.units)
 
-    def close(self) -> None:
-        """Finish what is under way and give everything back. Closing twice is fine; other verbs then raise."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            for wait in (self.units.wait_for_reductions, self.wait_for_gathers):
-                with contextlib.suppress(ZerortError):  # it was raised where it belonged, or nobody asked
-                    wait()  # not-gpu: the end: for errors, and for what the lines below give back
-            self.units.close()
-            self.slots.close()
-        finally:
-            self.units.clear()
-            self.attachments.clear()
-            with contextlib.ExitStack() as stack:  # whatever fails, the rest is closed, too
-                stack.callback(self.stopping.end)
-                stack.callback(self.mesh.close)
-                stack.callback(self.host.close)
-                stack.callback(self.tiers.close)
-                stack.callback(self.stage.close)
-                stack.callback(self._release)
-
-    # -- what units and the step need ------------------------------------------------------------------------------
-
-    def complete_attachments(self, verb: Literal["step", "discard"]) -> None:
-        """Let bindings reduce what they have collected. Every rank calls this."""
-        for one in self.attachments:
-            one.complete(verb)
-
-    def forget_gradients(self) -> None:
-        """Start a new step's gradients."""
-        self.units.forget_gradients()
-        for one in self.attachments:
-            one.forget()
-        self.slots.rest()
-
-    def wait_for_gathers(self) -> None:
-        """Wait until no rank reads this one's parameters any more, and all is where it rests: they are to change."""
-        self.prefetcher.drop()
-        self.stage.finish()  # gpu-wait: a_checkpoint_is_of_what_was_written
-        for section in self.units.trained_sections():
-            section.parameters.wait()  # gpu-wait: values_are_assigned_behind_a_gather
-
-    def sum_over_shards(self, values: Array) -> Array:
-        """Return the sum of every rank's ``values``, if ranks hold different parts of the state."""
-        if self.plan.state.placement is Placement.REPLICATED:
-            return values
-        return self.mesh.shard.all_reduce(values, name="statistics").wait()  # not-gpu: between arrays of the host
+    # -- open and closed -------------------------------------------------------------------------------------------
 
     def complain(self, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on as they do, and why."""
-        if not isinstance(error, ClosedError):
-            self.mesh.complain(str(error))
-
-    def check_whole(self, verb: str) -> None:
-        """Raise if the runtime is closed, or if a disk failed in the middle of an update."""
-        self.check_open(verb)
-        self.tiers.check_whole(verb)
+        self.context.complain(error)
 
     def disown(self) -> None:
         """In a forked child: be closed. What is there is its parent's, which goes on with it."""
-        self._closed = self._is_inherited = True
+        self.context.run.is_closed = self.context.run.is_inherited = True
 
-    def check_open(self, verb: str) -> None:
-        """Raise if the runtime is closed."""
-        if self._is_inherited:
-            raise forks.inherited(f"a runtime ({verb})")
-        if self._closed:
-            raise ClosedError(
-                f"{verb}: Expected an open runtime, got a closed one. Stay inside `with zerort.open(…):`."
-            )
-
-    def _release(self) -> None:
-        if self.lease is not None:
-            self.lease.release()
+    def close(self) -> None:
+        """Finish what is under way and give everything back. Closing twice is fine; other verbs then raise."""
+        context = self.context
+        if context.run.is_closed:
+            return
+        context.run.is_closed = True
+        try:
+            with contextlib.suppress(ZerortError):  # it was raised where it belonged, or nobody asked
+                self.units.wait_for_reductions()
+            with contextlib.suppress(ZerortError):
+                wait_for_gathers(context, self.units.trained_sections())
+            self.units.close()
+            context.slots.close()
+        finally:
+            self.units.clear()
+            context.run.attachments.clear()
+            with contextlib.ExitStack() as stack:  # whatever fails, the rest is closed, too
+                stack.callback(context.stopping.end)
+                stack.callback(context.mesh.close)
+                stack.callback(context.host.close)
+                stack.callback(context.tiers.close)
+                stack.callback(context.stage.close)
+                stack.callback(context.run.release_lease)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._is_inherited:
+        context = self.context
+        if context.run.is_inherited:
             return
         self.world.standing.take_exit(error)
         if kind is None:
             self.close()
         else:  # what the ranks have under way may never end: leave the memory to the group, and go
-            self._closed = True
+            context.run.is_closed = True
             try:
-                self.mesh.close()  # first: the others may wait for this rank
+                context.mesh.close()  # first: the others may wait for this rank
             finally:
-                self._release()
-                self.stopping.end(again=False)
+                context.run.release_lease()
+                context.stopping.end(again=False)
                 with contextlib.suppress(ZerortError):  # of a GPU that cannot go on
-                    self.stage.close()
-                self.tiers.close()
-                self.tiers.wait_for_others()
-                self.host.close()
+                    context.stage.close()
+                context.tiers.close()
+                context.tiers.wait_for_others()
+                context.host.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{len(self.units)} units, {self.updates} updates"
-        plan = self.plan.describe(gpus=not isinstance(self.device, HostDevice))
-        return f"Runtime(rank {self.rank} of {self.size}, {self.budget or plan}, {state})"
+        context = self.context
+        state = "closed" if context.run.is_closed else f"{len(self.units)} units, {self.updates} updates"
+        plan = context.plan.describe(gpus=not isinstance(context.device, HostDevice))
+        return f"Runtime(rank {self.rank} of {self.size}, {context.budget or plan}, {state})"

@@ -47,15 +47,15 @@ class Walk:
         """Train and return every step's loss over all ranks."""
         losses = []
         for _ in range(steps):
-            mine = sum(self._micro_step(shard) for shard in self.rt.shards)
+            mine = sum(self._micro_step(shard) for shard in self.rt.micro_batches)
             self.reports.append(self.rt.step())
             self.position += 1
             total = self.rt.group.all_reduce(np.array([mine]), name="loss").wait()[0]
-            losses.append(float(total) / self.rt.shard_count)
+            losses.append(float(total) / self.rt.micro_batch_count)
         return losses
 
     def _micro_step(self, shard: int) -> float:
-        of = self.rt.shard_count
+        of = self.rt.micro_batch_count
         x, y = self.text.batch(self.position, shard, of=of)
         weight = of * len(x) / self.text.rows
         saved = {}

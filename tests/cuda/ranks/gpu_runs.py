@@ -65,7 +65,7 @@ def train(rt, dtype, *, steps=4, seed=1):
     units = list(rt.units.values())
     reports = []
     for step in range(steps):
-        for shard in rt.shards:
+        for shard in rt.micro_batches:
             generator = np.random.default_rng((seed, step, shard))
             gradients = {}
             for unit in (*units, *units[::-1]):

@@ -11,7 +11,7 @@ import gpu_runs
 import zerort as zr
 from zerort.comm import open_group
 from zerort.device import HostDevice
-from zerort.engine.step.step import digest_of
+from zerort.engine.step.digest import digest_of
 from zerort.layout import FlatLayout
 
 pytestmark = pytest.mark.mpi
@@ -57,12 +57,12 @@ def train(rt, *, steps):
         units.append(rt.register(unit, values))
     reports = []
     for step in range(steps):
-        for shard in rt.shards:
+        for shard in rt.micro_batches:
             lot = np.random.default_rng((step, shard))
             for unit in units:
                 with unit.gathered() as p:
                     noise = {name: lot.standard_normal(p[name].shape) for name in p}
-                if not rt.options.deterministic:
+                if not rt.context.options.deterministic:
                     noise = {name: np.round(4 * one) / 4 for name, one in noise.items()}
                 unit.reduce({name: asarray(one, np.float32) for name, one in noise.items()})
         reports.append(rt.step())
@@ -81,13 +81,13 @@ def test_every_collective_of_a_step_is_one_call_of_nccls(stage, gpus, hosts, mon
     settings = settings_of(stage, gpus.size)
     with zr.open(group=hosts, **settings) as rt:
         expected = train(rt, steps=8 if stage == "tree" else 2)
-        digest = digest_of(rt)
+        digest = digest_of(rt.context, rt.units)
     calls = gpu_runs.NcclCalls(monkeypatch)
     with zr.open(group=gpus, **settings) as rt:
         found = train(rt, steps=8 if stage == "tree" else 2)
         forecast = zr.forecast(SPECS, size=gpus.size, rank=gpus.rank, device="cuda", **told(settings))
         held = rt.memory()
-        assert digest_of(rt) == digest
+        assert digest_of(rt.context, rt.units) == digest
     apart = {"all_to_all"}  # each rank has something else for every other
     odd = [(op, names) for op, _, names in calls.made if op not in apart and len(names) != 1]
     assert not odd
@@ -110,20 +110,20 @@ def test_padding_rests_anywhere_and_is_in_no_checkpoint(tier, gpus, hosts, share
     settings = {"optimizer": zr.AdamW(lr=0.1), "clip_norm": 1.0}
     with zr.open(group=hosts, plan=zr.Plan.zero(3), **settings) as rt:
         train(rt, steps=2)
-        digest = digest_of(rt)
+        digest = digest_of(rt.context, rt.units)
         rt.save(shared_tmp_path / "hosts")
     plan = zr.Plan.zero(3, parameter=tier, gradient=tier, state=tier)
     with zr.open(group=gpus, plan=plan, scratch=shared_tmp_path, **settings) as rt:
         train(rt, steps=2)
-        assert digest_of(rt) == digest
+        assert digest_of(rt.context, rt.units) == digest
         rt.save(shared_tmp_path / "gpus")
         rt.load(shared_tmp_path / "hosts")
-        assert digest_of(rt) == digest
+        assert digest_of(rt.context, rt.units) == digest
     with zr.open(group=hosts, plan=zr.Plan.zero(2), **settings) as rt:
         for unit, tensors in SPECS.items():
             rt.register(unit, tensors)
         rt.load(shared_tmp_path / "gpus")
-        assert digest_of(rt) == digest
+        assert digest_of(rt.context, rt.units) == digest
 
 
 def told(settings):

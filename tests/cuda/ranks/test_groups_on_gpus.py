@@ -12,7 +12,7 @@ cupy = pytest.importorskip("cupy")
 
 from zerort import trace  # noqa: E402
 from zerort.comm import open_group  # noqa: E402
-from zerort.comm.agreement import gather_json, raise_together  # noqa: E402
+from zerort.comm.agreed import gather_json, raise_together  # noqa: E402
 from zerort.comm.transports.nccl.pinned import open_pinned  # noqa: E402
 from zerort.errors import CallError, CollectiveMismatchError, DeviceMemoryError  # noqa: E402
 from zerort.testing.collective_contract import assert_same, pattern  # noqa: E402

@@ -56,7 +56,7 @@ def slots(gpus):
     return slots
 
 
-def full_bucket(group, slots, *, rests, rest=None):
+def full_bucket(group, slots, *, rests, sink=None):
     layout = FlatLayout.build({"w": (NUMEL,)}, dtype="float32")
     bucket = GradientBucket(
         layout,
@@ -65,7 +65,7 @@ def full_bucket(group, slots, *, rests, rest=None):
         placement=rests,
         needed=Placement.SHARDED,
         slots=slots,
-        rest=rest,
+        sink=sink,
         kernels=bucket_kernels_for(group.device),
     )
     bucket.add("w", cupy.full(NUMEL, group.rank + 1, np.float32))
@@ -77,7 +77,7 @@ def full_bucket(group, slots, *, rests, rest=None):
 def test_a_bucket_settles_what_it_has_just_fired(rests, gpus, slots):
     bucket = full_bucket(gpus, slots, rests=rests)
     bucket.fire()
-    summed = bucket.settle()
+    summed = bucket.finish_reduce()
     assert (summed.get() == gpus.size * (gpus.size + 1) / 2).all()
     bucket.close()
 
@@ -98,7 +98,7 @@ class Refusing:
 
 
 def test_a_slot_is_read_also_if_its_sum_cannot_be_put_away(gpus, slots):
-    bucket = full_bucket(gpus, slots, rests=Placement.SHARDED, rest=Refusing(gpus))
+    bucket = full_bucket(gpus, slots, rests=Placement.SHARDED, sink=Refusing(gpus))
     with pytest.raises(ZeroDivisionError):
         bucket.fire()
     bucket.reset()

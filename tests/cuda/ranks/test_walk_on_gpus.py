@@ -18,7 +18,7 @@ pytestmark = pytest.mark.mpi
 
 DECAY = {
     "optimizer": zr.AdamW(lr=zr.warmup_cosine(2e-2, warmup=2, total=4), weight_decay=0.1),
-    "groups": [zr.ParameterGroup("*.b", weight_decay=0.0)],
+    "param_groups": [zr.ParameterGroup("*.b", weight_decay=0.0)],
     "clip_norm": 1.0,
 }
 STEPS = 4
@@ -83,7 +83,7 @@ def test_micro_steps_are_summed_before_they_travel(stage, micro_steps, gpus, hos
 @pytest.mark.parametrize("stage", [2, 3])
 def test_uneven_ranks(stage, gpus, hosts):
     weights = [float(rank % 3) for rank in range(1, gpus.size + 1)]
-    assert len(compare(gpus, hosts, "float64", plan=zr.Plan.zero(stage), weights=weights, **DECAY)) == STEPS
+    assert len(compare(gpus, hosts, "float64", plan=zr.Plan.zero(stage), shard_weights=weights, **DECAY)) == STEPS
 
 
 def test_hybrid_sharding(gpus, hosts):

@@ -196,7 +196,7 @@ def test_a_gradient_that_is_given_is_used_where_it_lies(is_given, numel, copied)
         assert bool(made) is copied
         bucket.end_round()
         bucket.fire()
-        whole = group.all_gather(bucket.settle(), counts=partition.counts).wait()
+        whole = group.all_gather(bucket.finish_reduce(), counts=partition.counts).wait()
         expected = np.zeros(layout.numel, np.float32)
         expected[:numel] = sum(range(1, group.size + 1)) + group.size
         assert np.array_equal(whole, expected)

@@ -186,9 +186,9 @@ def test_a_save_links_and_later_steps_do_not_touch_it(tmp_path, ranks, directori
     def body(group):
         with opened(group, scratch) as rt:
             train(rt, range(2))
-            written = rt.ledger.tiered.copy()
+            written = rt.context.ledger.tiered.copy()
             rt.save(path)
-            assert rt.ledger.tiered["nvme write"] == written["nvme write"]
+            assert rt.context.ledger.tiered["nvme write"] == written["nvme write"]
             group.barrier().wait()
             assert len(linked_names(path)) == len(os.listdir(path)) - 1 >= 3 * group.size
             assert all(os.stat(path / name).st_nlink == 2 for name in linked_names(path))
@@ -196,7 +196,7 @@ def test_a_save_links_and_later_steps_do_not_touch_it(tmp_path, ranks, directori
             at_save = weights(rt)
             train(rt, range(2, 4))
             later = weights(rt)
-            rt.tiers.settle()
+            rt.context.tiers.wait_written()
             group.barrier().wait()
             assert all(os.stat(path / name).st_nlink == 1 for name in linked_names(path))
             assert verify(path) == []

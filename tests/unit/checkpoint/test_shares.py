@@ -12,7 +12,7 @@ import seams
 
 from zerort import trace
 from zerort.checkpoint import Value, load, read_manifest, save, verify
-from zerort.engine.residence.chunked_array import Column
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.layout import FlatLayout, Partition
 from zerort.storage import NvmeOptions, NvmeStore, StripedStore
 from zerort.storage.stores.extents import copied_parts, shares_of
@@ -51,7 +51,7 @@ def store_over(directories):
 def column_of(store, numel, *, resident):
     """Return a column of three chunks, each over several units, of which the first may be in memory."""
     cuts = (0, numel // 4096 * 1024, numel // 4096 * 3072, numel)
-    column = Column("v", cuts, np.zeros(cuts[resident], np.float32), resident=resident, tiers=OneStore(store))
+    column = ChunkedArray("v", cuts, np.zeros(cuts[resident], np.float32), resident=resident, tiers=OneStore(store))
     column.create()
     return column
 
@@ -159,7 +159,7 @@ def test_where_the_next_step_needs_its_room_the_checkpoint_before_is_gone_when_a
     def body(group):
         layout, partition = FlatLayout.build({"w": (numel,)}), Partition.build(numel, 1)
         with NvmeStore(tmp_path / "scratch", options=OPTIONS) as store:
-            column = Column("v", (0, numel), np.zeros(0, np.float32), resident=0, tiers=OneStore(store))
+            column = ChunkedArray("v", (0, numel), np.zeros(0, np.float32), resident=0, tiers=OneStore(store))
             column.create()
             value = Value(kind="parameter", layout=layout, partition=partition, mine=column)
             save(path, group, [value], meta={})

@@ -15,7 +15,7 @@ from zerort.cli.bench.step.rows import FLOOR, make_rows, parts_table, steps_tabl
 from zerort.cli.main import main
 from zerort.comm import open_group
 from zerort.config import Plan
-from zerort.engine import open_runtime
+from zerort.engine import open as open_runtime
 from zerort.workload.byte_text import ByteText
 from zerort.workload.walk import Walk
 

@@ -100,7 +100,7 @@ def test_what_cannot_be_assigned_is_refused_on_every_rank():
 
 def test_a_unit_without_a_name_adds_none_to_its_tensors():
     groups = [zr.ParameterGroup("head.weight", lr=0.5)]
-    with zr.open(optimizer=zr.SGD(lr=1.0), groups=groups) as rt:
+    with zr.open(optimizer=zr.SGD(lr=1.0), param_groups=groups) as rt:
         unit = rt.register("", {"head.weight": ones(2), "v": ones(2)})
         unit.reduce({"head.weight": ones(2), "v": ones(2)})
         rt.step()

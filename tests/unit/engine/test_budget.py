@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from zerort.config import Plan, Tier
-from zerort.engine.residence.choose import SectionTiers
+from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.sizing.budget import Capacity, decide
 from zerort.engine.sizing.requirements import PARTS, SectionSize
 from zerort.engine.sizing.working import WorkingMemory
@@ -57,11 +57,11 @@ def models(draw):
 capacities = st.builds(Capacity, nbytes(9_000_000), nbytes(3_000_000), nbytes(9_000_000))
 
 
-WHOLE = SectionTiers(parameter=Tier.DEVICE, gradient=Tier.DEVICE, state=Tier.DEVICE)
+WHOLE = SectionResidence(parameter=Tier.DEVICE, gradient=Tier.DEVICE, state=Tier.DEVICE)
 
 
 def on_disk(size):
-    return SectionTiers(**{part: Tier.NVME if part in size.movable else Tier.DEVICE for part in PARTS})
+    return SectionResidence(**{part: Tier.NVME if part in size.movable else Tier.DEVICE for part in PARTS})
 
 
 def used(working, tiers):
@@ -159,8 +159,8 @@ def test_what_the_device_leaves_goes_to_the_host_first():
     working = WorkingMemory(sizes=sizes, reach=frozenset({Tier.DEVICE}))
     capacity = Capacity(STREAM + 2 * MORE + 2 * MIB + 100 * MIB, 702 * MIB, 600 * MIB)
     first, second = decide(capacity, working=working)
-    assert first == SectionTiers(parameter=Tier.DEVICE, gradient=Tier.HOST, state=Tier.HOST)
-    assert second == SectionTiers(parameter=Tier.HOST, gradient=Tier.HOST, state=Tier.NVME)
+    assert first == SectionResidence(parameter=Tier.DEVICE, gradient=Tier.HOST, state=Tier.HOST)
+    assert second == SectionResidence(parameter=Tier.HOST, gradient=Tier.HOST, state=Tier.NVME)
 
 
 def test_a_refusal_has_the_numbers_and_the_cure():

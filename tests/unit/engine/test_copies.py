@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import zerort as zr
+from zerort.engine.step.discard import forget_gradients
 from zerort.errors import CallError, CollectiveError, UnitStateError
 from zerort.testing import run_threads
 
@@ -181,7 +182,7 @@ def test_a_wrong_gradient_leaves_no_copy_waiting():
             with pytest.raises(CallError, match=r"shape \[100\], got \[99\]"):
                 rt.units["b"].reduce({"w": ones(99)}) if wrong else rt.step()
             if wrong:
-                rt.forget_gradients()
+                forget_gradients(rt.context, rt.units)
             for name in "abc":
                 rt.units[name].reduce({"w": ones(100)})
             assert rt.step().updated

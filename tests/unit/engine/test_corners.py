@@ -48,7 +48,7 @@ def test_state_that_only_some_tensors_have_goes_to_them(stage):
     def train(group, stage):
         groups = [zr.ParameterGroup("*.b", momentum=0.0)]
         optimizer = zr.SGD(lr=0.1, momentum=0.9)
-        with zr.open(plan=zr.Plan.zero(stage), group=group, optimizer=optimizer, groups=groups) as rt:
+        with zr.open(plan=zr.Plan.zero(stage), group=group, optimizer=optimizer, param_groups=groups) as rt:
             unit = rt.register("u", start)
             for gradients in steps:
                 unit.reduce(gradients)
@@ -253,7 +253,7 @@ def test_the_forecast_knows_deterministic_mode_and_ties():
     for rank, (fixed, tied) in enumerate(run_threads(2, body)):
         told = zr.forecast(specs, size=2, rank=rank, virtual_shards=8, **settings)
         assert (told.parameter, told.gradient, told.state) == (fixed.parameter, fixed.gradient, fixed.state)
-        told = zr.forecast(specs, size=2, rank=rank, lenders=["embed"], **settings)
+        told = zr.forecast(specs, size=2, rank=rank, tied_owners=["embed"], **settings)
         assert (told.parameter, told.gradient, told.state) == (tied.parameter, tied.gradient, tied.state)
 
 

@@ -75,7 +75,7 @@ def test_a_difference_that_float32_would_lose_arrives():
         options = {"optimizer": zr.SGD(lr=1.0, momentum=0.5), "deterministic": True, "virtual_shards": 2}
         with zr.open(group=group, **options) as rt:
             unit = rt.register("u", {"w": np.ones(5000)})
-            for _ in rt.shards:
+            for _ in rt.micro_batches:
                 unit.reduce({"w": np.full(5000, 0.25 + change)})
             report = rt.step()
             with unit.gathered() as p:
@@ -134,7 +134,7 @@ def test_an_adafactor_of_float64_parameters_is_the_same_on_any_number_of_ranks()
             for gradients in steps:
                 unit.reduce(gradients)
                 rt.step()
-            assert {kept.column.dtype.name for kept in unit.sections[0].state.kept.values()} == {"float64"}
+            assert {kept.column.dtype.name for kept in unit.sections[0].state.entries.values()} == {"float64"}
             with unit.gathered() as p:
                 return {name: np.array(p[name]) for name in p}
 

@@ -242,7 +242,7 @@ def test_room_for_the_last_step_is_asked_for_before_the_first(tmp_path):
         ):
             rt.register("unit0", values(0))
             rt.register("unit1", values(1))
-            return rt.tiers.resting_nbytes
+            return rt.context.tiers.resting_nbytes
 
     resting = run_threads(1, lambda group: body(group, 2**40))[0]
     enough = resting * 7 // 4  # a checkpoint has no gradients: three of four parts are there twice

@@ -41,6 +41,8 @@ def refused(error=CallError, **arguments):
         ("zero_stage", "plan=zr.Plan.zero(3)"),
         ("bf16", "register parameters of that dtype"),
         ("max_grad_norm", "clip_norm=1.0"),
+        ("groups", "param_groups=[zr.ParameterGroup("),
+        ("weights", "shard_weights=[1, 1, 2]"),
         ("nvme_path", "scratch='/mnt/nvme'"),
         ("world_size", "mpirun -n 8 python train.py"),
         ("xyzzy", "There are plan, optimizer, "),
@@ -60,7 +62,7 @@ def test_the_answer_is_short_and_shows_no_insides():
     with zr.open_group(kind="solo") as group, pytest.raises(CallError) as caught:
         zr.open(group=group, optimiser=None)
     files = [frame.filename.rpartition("/")[2] for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert files == ["test_opening.py", "opening.py", "agreement.py"]
+    assert files == ["test_opening.py", "opening.py", "agreed.py"]
     assert caught.value.__cause__ is caught.value.__context__ is None
 
 
@@ -86,8 +88,8 @@ def test_one_rank_that_misspells_stops_all():
         ({"gradient_dtype": np.float32}, "Expected gradient_dtype to be one of None, 'float32'"),
         ({"deterministic": 1}, "Expected deterministic to be True or False, got 1."),
         ({"virtual_shards": "8", "deterministic": True}, "Expected virtual_shards to be an int"),
-        ({"weights": "12"}, "Expected weights to be numbers"),
-        ({"weights": [1, "2"]}, "Expected weights to be numbers"),
+        ({"shard_weights": "12"}, "Expected shard_weights to be numbers"),
+        ({"shard_weights": [1, "2"]}, "Expected shard_weights to be numbers"),
         ({"scratch": 3}, "Expected scratch to be a directory or several, got 3."),
         ({"create_scratch": "yes"}, "Expected create_scratch to be True or False, got 'yes'."),
         ({"offload": "host"}, "Expected offload to be OffloadOptions"),
@@ -96,8 +98,8 @@ def test_one_rank_that_misspells_stops_all():
         ({"plan": zr.Plan}, "got the class Plan."),
         ({"optimizer": "adamw"}, "Expected optimizer to be one such as zr.AdamW(lr=1e-3), got 'adamw'."),
         ({"optimizer": zr.SGD}, "got the class SGD. Make one of it: zr.SGD(lr=1e-3)."),
-        ({"groups": zr.ParameterGroup("*")}, "Expected groups to be a list of parameter groups"),
-        ({"groups": ["*.bias"]}, "Expected groups to be a list of parameter groups"),
+        ({"param_groups": zr.ParameterGroup("*")}, "Expected param_groups to be a list of parameter groups"),
+        ({"param_groups": ["*.bias"]}, "Expected param_groups to be a list of parameter groups"),
     ],
 )
 def test_an_option_of_a_wrong_type_is_refused_by_name(arguments, told):
@@ -124,14 +126,14 @@ def test_every_option_is_in_the_signature_with_its_default_and_its_meaning():
         assert parameters[field.name].annotation == field.type, field.name
     for name in parameters:
         assert f"        {'**' * (name == 'unknown')}{name}: " in zr.open.__doc__, name
-    nouns = {"plan", "optimizer", "groups", "group", "mesh", "unknown"}
+    nouns = {"plan", "optimizer", "param_groups", "group", "mesh", "unknown"}
     assert parameters.keys() - nouns == {field.name for field in dataclasses.fields(RuntimeOptions)}
 
 
 def test_plan_and_optimizer_may_come_first():
     with zr.open_group(kind="solo") as group, zr.open(zr.Plan.zero(1), zr.SGD(lr=0.1), group=group) as rt:
-        assert rt.plan == zr.Plan.zero(1)
-        assert rt.optimizer == zr.SGD(lr=0.1)
+        assert rt.context.plan == zr.Plan.zero(1)
+        assert rt.context.optimizer == zr.SGD(lr=0.1)
 
 
 @pytest.mark.parametrize("stage", [4, -1, "3", 3.0, True, [3], None])

@@ -30,7 +30,7 @@ def ones(*shape):
         lambda rank: {"plan": zr.Plan.zero(3 if rank == 1 else 2)},
         lambda rank: {"optimizer": zr.AdamW(lr=0.1 * (1 + rank))},
         lambda rank: {"prefetch": rank},
-        lambda rank: {"groups": [zr.ParameterGroup("*.b", weight_decay=0.1 * rank)]},
+        lambda rank: {"param_groups": [zr.ParameterGroup("*.b", weight_decay=0.1 * rank)]},
     ],
     ids=["plan", "optimizer", "options", "groups"],
 )
@@ -52,11 +52,11 @@ def test_ranks_that_open_differently_all_raise(arguments):
         ({"clip_norm": 0.0}, CallError, "Expected clip_norm to be a number above 0"),
         ({"nonfinite": "ignore"}, CallError, "Expected nonfinite to be one of 'raise', 'skip'"),
         ({"deterministic": True}, CallError, "virtual_shards=N together"),
-        ({"weights": [1.0, 2.0]}, PlanError, "Expected one weight for each of 3 ranks"),
+        ({"shard_weights": [1.0, 2.0]}, PlanError, "Expected one weight for each of 3 ranks"),
         ({"scratch": []}, CallError, "a directory or several"),
         ({"scratch": ["/tmp", "/tmp/"]}, CallError, "different directories"),
         ({"offload": {"depth": 3}}, CallError, "Expected offload to be OffloadOptions"),
-        ({"groups": [zr.ParameterGroup("*", weight_decy=0.0)]}, CallError, "weight_decy"),
+        ({"param_groups": [zr.ParameterGroup("*", weight_decy=0.0)]}, CallError, "weight_decy"),
         (
             {"deterministic": True, "virtual_shards": 6, "optimizer": zr.Adafactor(lr=0.1)},
             PlanError,
@@ -123,7 +123,7 @@ def test_broadcast_takes_the_values_of_rank_0():
 
 def test_a_group_that_matches_nothing_is_said():
     groups = [zr.ParameterGroup("*.bais", weight_decay=0.0)]
-    with open_group(kind="solo") as group, zr.open(group=group, groups=groups) as rt:
+    with open_group(kind="solo") as group, zr.open(group=group, param_groups=groups) as rt:
         unit = rt.register("a", {"w": ones(2)})
         unit.reduce({"w": ones(2)})
         with pytest.warns(UserWarning, match=r"match no parameter: \*\.bais\. Names are like 'a\.w'"):
@@ -261,7 +261,7 @@ def test_every_optimizer_gives_the_same_under_every_plan(optimizer, dtype):
 def test_parameter_groups_and_schedules_reach_their_tensors():
     with open_group(kind="solo") as group:
         groups = [zr.ParameterGroup("*.b", lr=lambda update: 10.0 * update), zr.ParameterGroup("a.*", weight_decay=1.0)]
-        with zr.open(group=group, optimizer=zr.SGD(lr=1.0), groups=groups) as rt:
+        with zr.open(group=group, optimizer=zr.SGD(lr=1.0), param_groups=groups) as rt:
             one, two = (rt.register(name, {"w": ones(3), "b": ones(3)}) for name in ("a", "c"))
             for unit in (one, two):
                 unit.reduce({"w": ones(3), "b": ones(3)})
@@ -291,7 +291,7 @@ SPECS = {
 )
 def test_bytes_at_rest_are_those_of_the_forecast(stage, size, optimizer, weighted, micro_steps, gradient_dtype):
     weights = [float(rank % 3 + 1) for rank in range(size)] if weighted else None
-    told = {"weights": weights, "gradient_dtype": gradient_dtype, "micro_steps": micro_steps}
+    told = {"shard_weights": weights, "gradient_dtype": gradient_dtype, "micro_steps": micro_steps}
 
     def body(group):
         with zr.open(plan=zr.Plan.zero(stage), optimizer=optimizer, group=group, **told) as rt:

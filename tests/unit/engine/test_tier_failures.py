@@ -43,8 +43,8 @@ def test_whatever_a_write_raised_is_told_as_a_storage_error(tmp_path):
         store.create("v", 4096)
         with pytest.raises(StorageError, match=r"got MemoryError: none left \(rank 0\)\. Go back to a checkpoint"):
             tiers.run([[Part(store=store, name="v", numel=1024)]], lambda number, array: None)
-        assert isinstance(tiers.settle().__cause__, MemoryError)
-        tiers.mend()
+        assert isinstance(tiers.wait_written().__cause__, MemoryError)
+        tiers.clear_partial_update()
         assert tiers.failure() is None
         tiers.close()
         store.close()
@@ -127,7 +127,7 @@ def test_a_write_that_fails_after_the_next_step_began_ends_that_one_on_all_ranks
             step()
             rt.save(tmp_path / "checkpoint")
             step()
-            rt.tiers.settle()
+            rt.context.tiers.wait_written()
             with faults(group, f"delay@1:seconds=1:{late},enospc@1:{late}"):
                 assert step().updated
                 with pytest.raises(StorageError, match=r"on rank 1, got .*No space left"):
@@ -164,7 +164,7 @@ def test_parameters_alone_are_not_loaded_beside_torn_state(tmp_path):
             rt.save(tmp_path / "checkpoint")
             with faults(group, "enospc@3:op=write:file=-r1-"), contextlib.suppress(StorageError):
                 steps(rt, [2])
-                rt.tiers.settle()  # the write may have failed after the step
+                rt.context.tiers.wait_written()  # the write may have failed after the step
             with pytest.raises(StorageError, match=r"Expected whole optimizer state .*rt\.load\(path\); or open"):
                 rt.load(tmp_path / "checkpoint", optimizer=False)
             rt.load(tmp_path / "checkpoint")
@@ -192,7 +192,9 @@ def test_a_kernel_that_fails_on_one_rank_ends_the_update_on_all(tmp_path, failin
     momentum = {"in_memory": 0.0, "streamed": 0.9}
     settings = {
         "optimizer": Failing(lr=0.1),
-        "groups": [zr.ParameterGroup(f"{one}.*", momentum=momentum[one], fails=one == failing) for one in momentum],
+        "param_groups": [
+            zr.ParameterGroup(f"{one}.*", momentum=momentum[one], fails=one == failing) for one in momentum
+        ],
     }
 
     def body(group):

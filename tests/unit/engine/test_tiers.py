@@ -18,8 +18,8 @@ from tier_runs import EVERYTHING, NUMEL, NVME, SMALL, open_runtime, steps, value
 import zerort as zr
 from zerort.engine.ledger import Ledger
 from zerort.engine.offload_options import OFFLOAD_ENVIRONMENT, scratch_directories
-from zerort.engine.residence.choose import SectionTiers
-from zerort.engine.residence.chunked_array import Column, cut_chunks
+from zerort.engine.residence.choose import SectionResidence
+from zerort.engine.residence.chunked_array import ChunkedArray, cut_chunks
 from zerort.engine.residence.scratch_store import expect_room
 from zerort.engine.residence.tiers import Tiers
 from zerort.errors import CallError, PlanError, StorageError
@@ -46,7 +46,7 @@ def test_a_column_reads_and_writes_any_range_wherever_it_rests(tmp_path):
         tiers = Tiers(group, scratch=tmp_path, options=SMALL, ledger=Ledger())
         tiers.prepare(4 * NUMEL, what="a column")
         cuts = cut_chunks(NUMEL, most=2048)
-        column = Column("values", cuts, np.zeros(cuts[2], np.float32), resident=2, tiers=tiers)
+        column = ChunkedArray("values", cuts, np.zeros(cuts[2], np.float32), resident=2, tiers=tiers)
         column.create()
         assert column.resting_nbytes == tiers.resting_nbytes == 4 * (NUMEL - cuts[2])
         expected = np.zeros(NUMEL, np.float32)
@@ -82,12 +82,12 @@ def test_plans_that_no_disk_can_serve_say_the_cure(stage, tiers, text):
 
 def test_a_section_takes_the_plans_tiers_and_proves_its_own():
     plan = zr.Plan.zero(3, state=NVME)
-    assert SectionTiers.of(plan) == SectionTiers(parameter=DEVICE, gradient=DEVICE, state=NVME)
-    assert SectionTiers.of(plan).streams
+    assert SectionResidence.of(plan) == SectionResidence(parameter=DEVICE, gradient=DEVICE, state=NVME)
+    assert SectionResidence.of(plan).streams
     with pytest.raises(CallError, match="state_resident_nbytes"):
-        SectionTiers(parameter=DEVICE, gradient=DEVICE, state=NVME, state_resident_nbytes=-1)
+        SectionResidence(parameter=DEVICE, gradient=DEVICE, state=NVME, state_resident_nbytes=-1)
     with pytest.raises(CallError, match="Expected a Tier for the state"):
-        SectionTiers(parameter=DEVICE, gradient=DEVICE, state="nvme")
+        SectionResidence(parameter=DEVICE, gradient=DEVICE, state="nvme")
 
 
 GOOD = {
@@ -254,7 +254,7 @@ def test_scratch_that_is_asked_for_is_made(tmp_path, monkeypatch):
         with zr.open(plan=plan, group=group, scratch=scratch, create_scratch=True, offload=SMALL) as rt:
             rt.register("unit0", values(0))
             steps(rt, range(1))
-            assert rt.rank != 0 or rt.tiers.disks[0].mount.point in str(rt.tiers.disks[0])
+            assert rt.rank != 0 or rt.context.tiers.disks[0].mount.point in str(rt.context.tiers.disks[0])
 
     run_threads(2, lambda group: body(group, tmp_path / "new" / "one"))
     monkeypatch.setenv("ZERORT_SCRATCH", str(tmp_path / "environment"))
@@ -265,8 +265,8 @@ def test_scratch_that_is_asked_for_is_made(tmp_path, monkeypatch):
 def test_the_first_state_of_a_section_may_stay_in_memory(tmp_path):
     def body(group, resident):
         with open_runtime(group, tmp_path) as rt:
-            tiers = SectionTiers(parameter=DEVICE, gradient=DEVICE, state=NVME, state_resident_nbytes=resident)
-            rt.setup = dataclasses.replace(rt.setup, tiers_of=lambda name: tiers)
+            tiers = SectionResidence(parameter=DEVICE, gradient=DEVICE, state=NVME, state_resident_nbytes=resident)
+            rt.context = dataclasses.replace(rt.context, tiers_of=lambda name: tiers)
             rt.register("a", values(0))
             report = steps(rt, range(3))
             return weights(rt)["a"], rt.memory(), report
@@ -313,7 +313,9 @@ def test_a_lenders_gradient_stays_in_memory_and_says_so(tmp_path):
                 lender.reduce(values(1))
                 borrower.reduce({"w": values(2)["w"], "b": np.ones(7, np.float32)})
                 assert rt.step().updated
-            told = zr.forecast(units, plan=plan, optimizer=rt.optimizer, size=1, lenders=["lender"], offload=SMALL)
+            told = zr.forecast(
+                units, plan=plan, optimizer=rt.context.optimizer, size=1, tied_owners=["lender"], offload=SMALL
+            )
             memory = rt.memory()
             for part in ("parameter", "gradient", "state", "nvme"):
                 assert getattr(memory, part) == getattr(told, part), part

@@ -62,7 +62,7 @@ def test_a_view_of_another_name_is_refused(rt):
     ("verbs", "text"),
     [
         (("gather", "gather"), r"Unit 'block' cannot gather: it is GATHERED. Release it first"),
-        (("release",), r"Unit 'block' cannot release: it is RESTING. Gather it first"),
+        (("release",), r"Unit 'block' cannot release: it is RELEASED. Gather it first"),
         (("reduce", "reduce"), r"Expected at most 1 reduce\(\) of unit 'block' per step, got one more. Call rt.step"),
         (("reduce", "gradients"), r"Expected at most 1 reduce\(\)"),
     ],

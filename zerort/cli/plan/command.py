@@ -21,8 +21,8 @@ from zerort.cli.screen import Screen
 from zerort.config import ZERO, Budget, Plan, format_bytes
 from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.report import MemoryReport
-from zerort.engine.sizing.forecast import Outlook, Traffic
-from zerort.engine.sizing.requirements import PARTS, Blueprint
+from zerort.engine.sizing.forecast import MemoryForecast, Traffic
+from zerort.engine.sizing.requirements import PARTS, ModelSpec
 from zerort.errors import CallError, PlanError
 from zerort.layout.dtypes import TRAINABLE
 from zerort.optim import SGD, Adafactor, AdamW, Lion, Optimizer
@@ -128,7 +128,7 @@ def _in_memory(memory: MemoryReport) -> int:
 
 def _forecasts(options: argparse.Namespace, model: Model, plan: Plan | Budget) -> list[_Forecast]:
     """Return every rank's forecast."""
-    blueprint = Blueprint(
+    model_spec = ModelSpec(
         units=model,
         plan=plan if isinstance(plan, Plan) else Plan.zero(plan.stage),
         optimizer=_optimizer(options.optimizer),
@@ -136,8 +136,8 @@ def _forecasts(options: argparse.Namespace, model: Model, plan: Plan | Budget) -
         frozen=_frozen(options, model),
         gradient_dtype=options.gradient_dtype,
     )
-    outlook = Outlook.of(
-        blueprint,
+    memory_forecast = MemoryForecast.of(
+        model_spec,
         plan,
         offload=_offload(),
         prefetch=options.prefetch,
@@ -145,7 +145,8 @@ def _forecasts(options: argparse.Namespace, model: Model, plan: Plan | Budget) -
         one_memory=options.machines == 1,
     )
     return [
-        _Forecast(outlook.memory(rank), outlook.below(rank), outlook.traffic(rank)) for rank in range(options.ranks)
+        _Forecast(memory_forecast.memory(rank), memory_forecast.below(rank), memory_forecast.traffic(rank))
+        for rank in range(options.ranks)
     ]
 
 

@@ -269,10 +269,10 @@ class CudaDevice:
                 finally:  # not when the next block begins: by then the stream may be gone
                     self._left.record(current)  # gpu-wait: blocks_on_different_streams_follow_each_other
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until what the caller has launched on its current stream is done."""
         # gpu-wait: a_checkpoint_is_of_what_was_written
-        self.lane("compute").submit(lambda: None, name="settle", eager=True).wait()
+        self.lane("compute").submit(lambda: None, name="synchronize", eager=True).wait()
 
     # -- streams ---------------------------------------------------------------------------------------------------
 

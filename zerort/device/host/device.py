@@ -79,7 +79,7 @@ class HostDevice:
         """Wait for a Ticket."""
         return ticket.wait()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Return: what a host does has happened."""
 
     def copy(self, source: Array, *, out: Array, stream: Stream | None = None) -> Ticket[Array]:

@@ -1,8 +1,8 @@
 """`GatheredForm`: the whole of one unit on this rank, from when it is fetched until nobody holds it.
 
     fetch     lease a slot if need be, start the gather or the reads         also ahead of time, as far as there is room
-    hold      fetch, and meet the others where each has read its part        now it will be whole
-    let_go    the last holder's gives the slot back
+    acquire   fetch, and meet the others where each has read its part        now it will be whole
+    release   the last holder's gives the slot back
 
 [Note: Shared slots] Ranks that share memory share their slots, and each reads its own part of a unit from its disk
 straight into them. So nobody may read into a slot that another rank still computes with: a slot that was released
@@ -14,19 +14,18 @@ hosts are shared by its ranks. Those of GPUs are private.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from zerort.buffer import Slot
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreed import agreed
 from zerort.device import HostDevice, Ticket, joined
+from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.residence.resting_parameters import RestingParameters
 from zerort.errors import StorageError, ZerortError
 
-if TYPE_CHECKING:
-    from zerort.engine.runtime import Runtime
-
-__all__ = ["GatheredForm"]
+__all__ = ["GatheredForm", "wait_for_gathers"]
 
 _LINE: Final = 64  # bytes: sections of one slot start on a cache line
 
@@ -35,17 +34,17 @@ class GatheredForm:
     """The whole of one unit, on this rank.
 
     Args:
-        runtime: Whose slots it takes.
+        context: What the runtime's parts share: slots, ranks.
         name: The unit's.
         sections: The unit's.
     """
 
-    def __init__(self, runtime: Runtime, name: str, sections: tuple[Section, ...]) -> None:
-        self._runtime = runtime
+    def __init__(self, context: Context, name: str, sections: tuple[Section, ...]) -> None:
+        self._context = context
         self._name = name
         self._sections = sections
         self._resting = [one.parameters for one in sections if isinstance(one.parameters, RestingParameters)]
-        self._shares_slots = bool(self._resting) and isinstance(runtime.device, HostDevice)
+        self._shares_slots = bool(self._resting) and isinstance(context.device, HostDevice)
         self._holders = 0  # who needs it: its unit, and units that are tied to that one
         self._slot: Slot | None = None
         self.fetched: Ticket[Any] | None = None
@@ -62,13 +61,13 @@ class GatheredForm:
             return True
         need = self.slot_nbytes
         if need:
-            if not self._runtime.slots.gathered.available:
+            if not self._context.slots.gathered.available:
                 return False
-            self._slot = self._runtime.slots.gathered.lease(need)
-            if self._shares_slots and self._slot.idle_since == self._runtime.meetings:  # [Note: Shared slots]
+            self._slot = self._context.slots.gathered.lease(need)
+            if self._shares_slots and self._slot.idle_since == self._context.run.meetings:  # [Note: Shared slots]
                 # not-gpu: shared slots
-                self._runtime.mesh.shard.barrier(name=f"slot for {self._name or 'root unit'}"[:60]).wait()
-                self._runtime.meetings += 1
+                self._context.mesh.shard.barrier(name=f"slot for {self._name or 'root unit'}"[:60]).wait()
+                self._context.run.meetings += 1
         cursor, arrivals = 0, []
         for section in self._sections:
             out = None
@@ -81,39 +80,34 @@ class GatheredForm:
         self.fetched = joined(arrivals, result=None)
         return True
 
-    def hold(self) -> None:
-        """Bring the parameters here, until as many `let_go`. Every rank calls this."""
+    def acquire(self) -> None:
+        """Bring the parameters here, until as many `release`. Every rank calls this."""
         if not self.fetch():
-            self._runtime.prefetcher.drop()
+            self._context.prefetcher.drop()
             if not self.fetch():
-                self._runtime.slots.gathered.lease(self.slot_nbytes)  # which says that there is none, and the cure
+                self._context.slots.gathered.lease(self.slot_nbytes)  # which says that there is none, and the cure
         if self._resting and not self._holders:
             self._meet()
         self._holders += 1
 
     def _meet(self) -> None:
         """Wait for this rank's part, and let all ranks know of theirs."""
-        runtime = self._runtime
-        error: StorageError | None = None
+        context = self._context
         assert self.fetched is not None
+        name = f"gather {self._name or 'root unit'}"[:60]
         try:
-            with runtime.ledger.stall("nvme"):
-                self.fetched.wait()  # gpu-wait: no_order_of_streams_changes_a_walk
-        except StorageError as caught:
-            error = caught
-        try:
-            error = error or runtime.tiers.failure()  # what is read may be what was there before a write that failed
-            raise_together(runtime.mesh.shard, error, name=f"gather {self._name or 'root unit'}"[:60])
-        except ZerortError as failure:
-            if runtime.mesh.replicate is not None:  # the other copies have heard nothing yet
-                runtime.world.complain(str(failure))
+            with agreed(context.mesh.shard, name, catching=StorageError, others=context.mesh.beyond):
+                with context.ledger.stall("nvme"):
+                    self.fetched.wait()  # gpu-wait: no_order_of_streams_changes_a_walk
+                context.tiers.check_written()  # else what is read may be what was there before a write that failed
+        except ZerortError:
             self.drop()
             raise
-        runtime.meetings += 1
+        context.run.meetings += 1
         self.fetched = joined([self.fetched, *(one.spread() for one in self._resting)], result=None)
 
-    def let_go(self) -> None:
-        """End one `hold`."""
+    def release(self) -> None:
+        """End one `acquire`."""
         self._holders -= 1
         self.drop()
 
@@ -127,11 +121,11 @@ class GatheredForm:
             try:
                 with contextlib.suppress(StorageError):  # nobody needs it; who does, reads again
                     # gpu-wait: a_gather_that_nobody_used_leaves_its_slot
-                    self._runtime.device.arrive(fetched)  # if it was gathered ahead and not used: it is read until then
+                    self._context.device.arrive(fetched)  # if it was gathered ahead and not used: it is read until then
             finally:  # a gather that failed gives its slot back, too: all ranks know of it
                 for section in self._sections:
                     section.parameters.release()
-                slot.idle_since = self._runtime.meetings
+                slot.idle_since = self._context.run.meetings
                 slot.release()
         self.fetched = None
 
@@ -143,3 +137,11 @@ class GatheredForm:
 def _room_of(section: Section) -> int:
     """Return the bytes that a gathered section takes in a slot: one that is empty takes a line, to have a slot, too."""
     return max(-(-section.layout.nbytes // _LINE), 1) * _LINE
+
+
+def wait_for_gathers(context: Context, sections: Iterable[Section]) -> None:
+    """Wait until nobody reads parameters of ``sections`` any more, and all of them are written: they are to change."""
+    context.prefetcher.drop()
+    context.stage.finish()  # gpu-wait: a_checkpoint_is_of_what_was_written
+    for section in sections:
+        section.parameters.wait()  # gpu-wait: values_are_assigned_behind_a_gather

@@ -8,10 +8,7 @@ depends on nothing but the program's own order, so all ranks foresee the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from zerort.engine.model.unit import Unit
+from typing import Protocol
 
 __all__ = ["GatherOrder", "Prefetcher"]
 
@@ -49,6 +46,24 @@ class GatherOrder:
         self._at = 0
 
 
+class Form(Protocol):
+    """The gathered form of a unit, as far as it is gathered ahead."""
+
+    def fetch(self) -> bool:
+        """Start to gather it if there is room; say whether it is, or will be, here."""
+
+    def drop(self) -> None:
+        """Release it if nobody uses it."""
+
+
+class Gatherer(Protocol):
+    """What has a gathered form: a unit."""
+
+    @property
+    def form(self) -> Form:
+        """Its gathered form."""
+
+
 class Prefetcher:
     """Gathers units ahead, as far as there is room, and lets go of those that nobody came for.
 
@@ -57,7 +72,7 @@ class Prefetcher:
         ahead: How many to gather ahead.
     """
 
-    def __init__(self, units: Mapping[str, Unit], *, ahead: int) -> None:
+    def __init__(self, units: Mapping[str, Gatherer], *, ahead: int) -> None:
         self._units = units
         self._order = GatherOrder(ahead=ahead)
         self._expected: list[str] = []

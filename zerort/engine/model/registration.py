@@ -8,14 +8,14 @@ pack        each rank writes its own part
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from zerort.buffer import unit_title
-from zerort.comm.agreement import expect_same, raise_together
+from zerort.comm.agreed import agreed, expect_same, raise_together
+from zerort.engine.context import Context
+from zerort.engine.model.division import divide
 from zerort.engine.model.section import Section
 from zerort.engine.model.tensors import (
     Frozen,
@@ -27,69 +27,21 @@ from zerort.engine.model.tensors import (
     on_host,
 )
 from zerort.engine.model.unit import Unit
+from zerort.engine.model.units import Units
 from zerort.engine.model.values import agree_on_values
 from zerort.errors import CallError, DeviceMemoryError, StorageError, UnitStateError, ZerortError
 from zerort.layout.dtypes import TRAINABLE, gradient_dtype
-from zerort.optim import Optimizer, resolve
+from zerort.optim import resolve
 from zerort.typing import Array
 
-if TYPE_CHECKING:
-    from zerort.engine.runtime import Runtime
-
-__all__ = ["Division", "divide", "register_unit"]
+__all__ = ["register_unit"]
 
 Ties = Mapping[str, tuple[Unit, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Division:
-    """What one section will hold."""
-
-    tensors: dict[str, TensorSpec]
-    """By full name, in the order in which they will lie."""
-    optimizers: dict[str, Optimizer] | None
-    """By full name; None if the tensors are frozen."""
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of all of them."""
-        return next(iter(self.tensors.values())).dtype
-
-    def section_name(self, unit: str) -> str:
-        """Return what its section is called: unit and dtype, and whether it is frozen."""
-        return f"{unit or 'root unit'} {self.dtype}{' frozen' * (self.optimizers is None)}"
-
-
-def divide(
-    tensors: Mapping[str, TensorSpec],
-    *,
-    frozen: Callable[[str], bool],
-    resolve: Callable[[str, tuple[int, ...]], Optimizer],
-) -> list[Division]:
-    """Divide tensors by dtype and trainability; those with the same optimizer settings come to lie side by side.
-
-    Args:
-        tensors: By full name.
-        frozen: Whether a full name is frozen.
-        resolve: Returns the optimizer of a full name and shape; the same object for the same settings.
-    """
-    parts: dict[tuple[str, bool], dict[str, TensorSpec]] = {}
-    for full, spec in tensors.items():
-        parts.setdefault((spec.dtype, frozen(full)), {})[full] = spec
-    divisions = []
-    for (_, is_cold), part in parts.items():
-        if is_cold:
-            divisions.append(Division(part, None))
-            continue
-        optimizers = {full: resolve(full, spec.shape) for full, spec in part.items()}
-        ranked = {key: index for index, key in enumerate(dict.fromkeys(map(id, optimizers.values())))}
-        order = sorted(part, key=lambda full: ranked[id(optimizers[full])])  # stable
-        divisions.append(Division({full: part[full] for full in order}, {full: optimizers[full] for full in order}))
-    return divisions
-
-
 def register_unit(
-    rt: Runtime,
+    context: Context,
+    units: Units,
     name: str,
     params: Mapping[str, Array | TensorSpec],
     *,
@@ -98,44 +50,41 @@ def register_unit(
     broadcast: bool,
 ) -> Unit:
     """Make a unit; see `Runtime.register`. Every rank calls this."""
-    error: Exception | None = None
     declared: dict[str, TensorSpec] = {}
     aliases: dict[str, str] = {}
     cold: set[str] = set()
-    try:
-        _check_name(rt, name)
-        params = on_host(params, device=rt.device)
+    with agreed(context.world, "register"):  # also of what a callable of the user's raises
+        _check_name(units, name)
+        params = on_host(params, device=context.device)
         declared = declare(name, params)
         cold = {local for local in declared if is_frozen(frozen, local)}
         aliases = aliases_in(params)
-        _check_full_names(rt, name, declared)
-        _check_ties(rt, name, declared, ties)
-        _check_trainable(rt, name, declared, cold, aliases)
-    except Exception as caught:  # also what a callable of the user's raises
-        error = caught
-    raise_together(rt.world, error, name="register")
+        _check_full_names(units, name, declared)
+        _check_ties(units, name, declared, ties)
+        _check_trainable(context, name, declared, cold, aliases)
     facts = {
         "unit": name,
         "tensors": {local: [list(spec.shape), spec.dtype] for local, spec in declared.items()},
         "frozen": sorted(cold),
         "tied": [sorted(aliases.items()), sorted((local, unit.name, other) for local, (unit, other) in ties.items())],
     }
-    expect_same(rt.world, facts, what=f"what is registered as {name!r}"[:60], error=CallError)
+    expect_same(context.world, facts, what=f"what is registered as {name!r}"[:60], error=CallError)
 
     values = {local: value for local, value in params.items() if isinstance(value, np.ndarray) and local not in aliases}
-    values = agree_on_values(rt, name, declared, values, broadcast=broadcast)
+    values = agree_on_values(context, name, declared, values, broadcast=broadcast)
 
-    if rt.allotment is None:
-        return _make_unit(rt, name, declared, values, cold=cold, aliases=aliases, ties=ties)
+    if context.planner is None:
+        return _make_unit(context, units, name, declared, values, cold=cold, aliases=aliases, ties=ties)
     apart = {local: spec for local, spec in declared.items() if local not in aliases}
-    lenders = {unit.name for unit, _ in ties.values()}
-    with rt.allotment.unless_it_fails():
-        rt.allotment.expect({name: apart}, frozen=cold.__contains__, lenders=lenders, more=True)
-        return _make_unit(rt, name, declared, values, cold=cold, aliases=aliases, ties=ties)
+    tied_owners = {unit.name for unit, _ in ties.values()}
+    with context.planner.transaction():
+        context.planner.expect({name: apart}, frozen=cold.__contains__, tied_owners=tied_owners, more=True)
+        return _make_unit(context, units, name, declared, values, cold=cold, aliases=aliases, ties=ties)
 
 
 def _make_unit(
-    rt: Runtime,
+    context: Context,
+    units: Units,
     name: str,
     declared: Mapping[str, TensorSpec],
     values: Mapping[str, Array],
@@ -146,36 +95,36 @@ def _make_unit(
 ) -> Unit:
     """Make a unit that all ranks have agreed on, on all of them or on none."""
     own = {full_name(name, local): spec for local, spec in declared.items() if local not in aliases}
-    rt.prefetcher.drop()
+    context.prefetcher.drop()
     sections = tuple(
         Section(
             part.section_name(name),
             part.tensors,
             optimizers=part.optimizers,
-            setup=rt.setup,
+            context=context,
         )
         for part in divide(
             own,
             frozen={full_name(name, local) for local in cold}.__contains__,
-            resolve=lambda full, shape: resolve(rt.optimizer, rt.groups, full, shape),
+            resolve=lambda full, shape: resolve(context.optimizer, context.param_groups, full, shape),
         )
     )
     if any(section.tiers.streams for section in sections):
-        _make_resting(rt, name, sections)
+        _make_resting(context, units, name, sections)
     error = _pack(sections, {full_name(name, local): value for local, value in values.items()})
     places: dict[str, tuple[Unit | None, str]] = {}
     for local in declared:
         places[local] = (None, full_name(name, aliases.get(local, local)))
     for local, (unit, other) in ties.items():
         places[local] = unit.place_of(other)
-    made = Unit(rt, name, sections=sections, places=places)
+    made = Unit(context, name, sections=sections, places=places)
     try:
-        _reserve_slots(rt, made)
-        raise_together(rt.world, error, name="register")  # all have written their parts
+        _reserve_slots(context, made)
+        raise_together(context.world, error, name="register")  # all have written their parts
     except ZerortError:
         made.withdraw()
         raise
-    made.join_lenders()  # not before: they would wait for gradients of a unit that is not there
+    made.join_tied_owners()  # not before: they would wait for gradients of a unit that is not there
     return made
 
 
@@ -189,40 +138,36 @@ def _pack(sections: Sequence[Section], values: Mapping[str, Array]) -> Exception
     return None
 
 
-def _make_resting(rt: Runtime, name: str, sections: Sequence[Section]) -> None:
+def _make_resting(context: Context, units: Units, name: str, sections: Sequence[Section]) -> None:
     """Make what of the unit rests on a disk, on all ranks or on none."""
     columns = [column for section in sections for column in section.columns]
     nbytes, what = sum(column.resting_nbytes for column in columns), unit_title(name)
-    error: Exception | None = None
     try:
-        if rt.options.last_step is None:
-            rt.tiers.prepare(nbytes, what=what)
+        if context.options.last_step is None:
+            context.tiers.prepare(nbytes, what=what)
         else:
             from zerort.engine.persist.last_step import room_beside  # here: checkpoints take their time to import
 
             what += ", and the last step beside the next"
-            rt.tiers.prepare(nbytes, what=what, beside=lambda: room_beside(rt, sections))
-        try:
+            context.tiers.prepare(nbytes, what=what, beside=lambda: room_beside(context, units, sections))
+        with agreed(context.world, "offload", catching=ZerortError):
             for column in columns:
                 column.create()
-        except ZerortError as caught:
-            error = caught
-        raise_together(rt.world, error, name="offload")
     except ZerortError:
         for section in sections:
             section.withdraw()
         raise
 
 
-def _check_name(rt: Runtime, name: object) -> None:
+def _check_name(units: Units, name: object) -> None:
     if not isinstance(name, str):
         raise CallError(f"Expected a unit's name to be a text, got {name!r}.")
-    if name in rt.units:
+    if name in units:
         raise CallError(f"Expected a new name for a unit, got {name!r}, which is registered. Choose another.")
 
 
-def _check_full_names(rt: Runtime, name: str, declared: Mapping[str, TensorSpec]) -> None:
-    taken = {full: unit.name for unit in rt.units.values() for section in unit.sections for full in section.names}
+def _check_full_names(units: Units, name: str, declared: Mapping[str, TensorSpec]) -> None:
+    taken = {full: unit.name for unit in units.values() for section in unit.sections for full in section.names}
     for local in declared:
         full = full_name(name, local)
         other = taken.get(full)
@@ -233,20 +178,20 @@ def _check_full_names(rt: Runtime, name: str, declared: Mapping[str, TensorSpec]
             )
 
 
-def _check_ties(rt: Runtime, name: str, declared: Mapping[str, TensorSpec], ties: Ties) -> None:
+def _check_ties(units: Units, name: str, declared: Mapping[str, TensorSpec], ties: Ties) -> None:
     for local, (unit, other) in ties.items():
         if local in declared:
             raise CallError(f"Expected {local!r} of {unit_title(name)} either in params or in ties, got both.")
-        if rt.units.get(unit.name) is not unit or other not in unit.names:
+        if units.get(unit.name) is not unit or other not in unit.names:
             raise CallError(f"Expected to tie {local!r} to a parameter of a unit of this runtime, got {other!r}.")
         if unit.has_gradients:
             raise UnitStateError(f"Expected to tie to {unit_title(unit.name)} before its first gradient of a step.")
 
 
 def _check_trainable(
-    rt: Runtime, name: str, declared: Mapping[str, TensorSpec], cold: set[str], aliases: Mapping[str, str]
+    context: Context, name: str, declared: Mapping[str, TensorSpec], cold: set[str], aliases: Mapping[str, str]
 ) -> None:
-    wanted = rt.options.gradient_dtype
+    wanted = context.options.gradient_dtype
     for local, spec in declared.items():
         if local in aliases and (local in cold) != (aliases[local] in cold):
             raise CallError(
@@ -263,22 +208,24 @@ def _check_trainable(
         gradient_dtype(spec.dtype, wanted, what=f"{local!r} of {unit_title(name)}")
 
 
-def _reserve_slots(rt: Runtime, unit: Unit) -> None:
+def _reserve_slots(context: Context, unit: Unit) -> None:
     """See to it that the unit finds room when it is gathered, when it is reduced, and when it is updated."""
     staged = max((section.staged_nbytes for section in unit.sections), default=0)
     if staged:
-        rt.stage.reserve(staged)
+        context.stage.reserve(staged)
     streamed = max((section.streamed_nbytes for section in unit.sections), default=0)
     if streamed:
-        rt.tiers.reserve(streamed)
+        context.tiers.reserve(streamed)
     if unit.form.slot_nbytes:
-        rt.slots.gathered.reserve(unit.form.slot_nbytes, count=rt.options.prefetch + 1 + unit.lender_count)
+        context.slots.gathered.reserve(
+            unit.form.slot_nbytes, count=context.options.prefetch + 1 + unit.tied_owner_count
+        )
     buckets = [section.bucket for section in unit.sections if section.bucket is not None]
     needing = [bucket for bucket in buckets if bucket.needs_slots]
     if needing:
-        in_flight = rt.options.buckets if any(bucket.leaves_slots_busy for bucket in needing) else 1
+        in_flight = context.options.buckets if any(bucket.leaves_slots_busy for bucket in needing) else 1
         largest = max(bucket.layout.nbytes for bucket in needing)
-        rt.slots.buckets.reserve(max(largest, 1), count=in_flight + len(needing) - 1)
+        context.slots.buckets.reserve(max(largest, 1), count=in_flight + len(needing) - 1)
     rooms = [section.room_nbytes for section in unit.sections if section.room_nbytes is not None]
     if rooms:
-        rt.slots.summed.reserve(max(rooms), count=rt.options.buckets)
+        context.slots.summed.reserve(max(rooms), count=context.options.buckets)

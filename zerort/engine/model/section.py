@@ -4,7 +4,7 @@
     frozen       parameters only: no gradient, no state, no reduction
 
 A section is what a plan is applied to: each of the three parts lies as its residence says, and rests where its
-`SectionTiers` say.
+`SectionResidence` say.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from zerort.buffer import FlatBuffer, GradientBucket
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreed import raise_together
 from zerort.config import Tier
 from zerort.device import HostDevice
-from zerort.engine.context import SectionSetup
+from zerort.engine.context import Context
 from zerort.engine.model.tensors import TensorSpec
-from zerort.engine.residence.choose import SectionTiers
-from zerort.engine.residence.chunked_array import Column, cut_chunks
-from zerort.engine.residence.gradients import RestingGradient, SummedGradient, SummedInMemory
+from zerort.engine.residence.choose import SectionResidence
+from zerort.engine.residence.chunked_array import ChunkedArray, cut_chunks
+from zerort.engine.residence.gradients import OffloadedGradient, SummedGradient, SummedInMemory
 from zerort.engine.residence.host_parameters import HostParameters
 from zerort.engine.residence.resting_parameters import RestingParameters
 from zerort.engine.step.state import OptimizerState
@@ -51,7 +51,7 @@ class Section:
         name: Unit and dtype, for errors and traces.
         tensors: Shapes and dtype by full name, in the order in which they should lie.
         optimizers: The tensors' optimizers by full name; None if they are frozen.
-        setup: What all sections have in common.
+        context: What the runtime's parts share.
         resident: Keep whole gradients, because several units contribute to them.
     """
 
@@ -61,38 +61,40 @@ class Section:
         tensors: Mapping[str, TensorSpec],
         *,
         optimizers: Mapping[str, Optimizer] | None,
-        setup: SectionSetup,
+        context: Context,
         resident: bool = False,
     ) -> None:
-        group = setup.group
+        group = context.mesh.shard
         dtype = next(iter(tensors.values())).dtype
         self.name = name
-        self.layout, self.partition = setup.cut.of({full: spec.shape for full, spec in tensors.items()}, dtype=dtype)
+        self.layout, self.partition = context.cut.of({full: spec.shape for full, spec in tensors.items()}, dtype=dtype)
         self._group = group
         self._device = group.device
-        self._setup = setup
-        self.looks_at_tensors = any(isinstance(one, TensorOptimizer) for one in (optimizers or {}).values())
+        self._context = context
+        self.needs_whole_tensors = any(isinstance(one, TensorOptimizer) for one in (optimizers or {}).values())
         """Whether an optimizer of its tensors looks at whole ones: then all of it is in memory."""
-        self.tiers = self._resting_tiers(setup.tiers_of(name))
+        self.tiers = self._resting_tiers(context.tiers_of(name))
         self.parameters = self._make_parameters()
         self.state: OptimizerState | None = None
         self.bucket: GradientBucket | None = None
-        self._gradient: Column | None = None  # where it rests, if that is not in memory
+        self._gradient: ChunkedArray | None = None  # where it rests, if that is not in memory
         self.gradient_dtypes: tuple[np.dtype[Any], ...] = (numpy_dtype(dtype),)
         if optimizers is not None:
             self.state = self._make_state(optimizers)
-            if self._is_apart(self.tiers.gradient):
+            if self._is_offloaded(self.tiers.gradient):
                 self._gradient = self._resting_column("gradient", self._summed_in, self.tiers.gradient)
             self.make_bucket(resident=resident)
 
     @property
     def _summed_in(self) -> str:
         """What gradients are collected and summed in."""
-        return gradient_dtype(self.layout.dtype, self._setup.gradient_dtype, over_nccl=self._setup.group.kind == "nccl")
+        return gradient_dtype(
+            self.layout.dtype, self._context.options.gradient_dtype, over_nccl=self._group.kind == "nccl"
+        )
 
-    def _resting_tiers(self, asked: SectionTiers) -> SectionTiers:
+    def _resting_tiers(self, asked: SectionResidence) -> SectionResidence:
         """Return where the parts rest, as far as the optimizers of its tensors allow it."""
-        if not (self.looks_at_tensors and asked.streams):
+        if not (self.needs_whole_tensors and asked.streams):
             return asked
         if self._group.rank == 0:
             warnings.warn(
@@ -101,11 +103,11 @@ class Section:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return SectionTiers(parameter=Tier.DEVICE, gradient=Tier.DEVICE, state=Tier.DEVICE)
+        return SectionResidence(parameter=Tier.DEVICE, gradient=Tier.DEVICE, state=Tier.DEVICE)
 
     def _make_parameters(self) -> FlatBuffer | HostParameters | RestingParameters:
-        plan, group, traffic = self._setup.plan, self._group, self._setup.ledger.moved
-        if not self._is_apart(self.tiers.parameter):
+        plan, group, traffic = self._context.plan, self._group, self._context.ledger.moved
+        if not self._is_offloaded(self.tiers.parameter):
             placement = plan.parameter.placement
             return FlatBuffer(
                 self.layout, self.partition, group=group, placement=placement, name=self.name, traffic=traffic
@@ -121,7 +123,7 @@ class Section:
 
     def _make_state(self, optimizers: Mapping[str, Optimizer]) -> OptimizerState:
         """Make the state on all ranks, or on none: one rank's GPU may have less left than another's."""
-        setup = self._setup
+        context = self._context
         made: OptimizerState | None = None
         error: DeviceMemoryError | None = None
         try:
@@ -129,12 +131,12 @@ class Section:
                 self.layout,
                 self.partition,
                 rank=self._group.rank,
-                whole=setup.plan.state.placement is Placement.REPLICATED,
+                whole=context.plan.state.placement is Placement.REPLICATED,
                 optimizers=optimizers,
                 name=self.name,
                 streaming=self._streaming(),
                 device=self._device,
-                zeros=setup.host.zeros if self._is_apart(self.tiers.state) else None,
+                zeros=context.host.zeros if self._is_offloaded(self.tiers.state) else None,
             )
         except DeviceMemoryError as caught:
             error = caught
@@ -143,25 +145,25 @@ class Section:
         assert made is not None
         return made
 
-    def _is_apart(self, tier: Tier) -> bool:
+    def _is_offloaded(self, tier: Tier) -> bool:
         """Say whether what rests in a tier is elsewhere than in the memory that computing happens in."""
         return tier is Tier.NVME or (tier is Tier.HOST and not isinstance(self._device, HostDevice))
 
-    def _resting_column(self, kind: str, dtype: str, tier: Tier) -> Column:
+    def _resting_column(self, kind: str, dtype: str, tier: Tier) -> ChunkedArray:
         """Return a column of this rank's range that is not where computing happens."""
         count = self.partition.counts[self._group.rank]
-        cuts = cut_chunks(count, most=self._setup.tiers.chunk_numel)
+        cuts = cut_chunks(count, most=self._context.tiers.chunk_numel)
         resident = len(cuts) - 1 if tier is Tier.HOST else 0
-        memory = self._setup.host.zeros(cuts[resident], dtype)
+        memory = self._context.host.zeros(cuts[resident], dtype)
         name = f"{self.name}/{kind}"
-        return Column(name, cuts, memory, resident=resident, tiers=self._setup.tiers, device=self._device)
+        return ChunkedArray(name, cuts, memory, resident=resident, tiers=self._context.tiers, device=self._device)
 
     def _streaming(self) -> Streaming | None:
-        if not self.is_apart:
+        if not self.is_offloaded:
             return None
         return Streaming(
-            tiers=self._setup.tiers,
-            chunk_numel=self._setup.tiers.chunk_numel,
+            tiers=self._context.tiers,
+            chunk_numel=self._context.tiers.chunk_numel,
             state=self.tiers.state is Tier.NVME,
             resident_nbytes=self.tiers.state_resident_nbytes,
         )
@@ -173,7 +175,7 @@ class Section:
             return 0
         widths = [self.layout.dtype, self._summed_in]
         widths += [column.dtype.name for column in self.state.columns.values()]
-        longest = min(max(self.partition.counts), self._setup.tiers.chunk_numel)
+        longest = min(max(self.partition.counts), self._context.tiers.chunk_numel)
         return longest * sum(map(itemsize, widths))
 
     @property
@@ -189,7 +191,7 @@ class Section:
             "gradient": [itemsize(self._summed_in)],
             "state": [column.dtype.itemsize for column in self.state.columns.values()],
         }
-        cuts = [cut_chunks(count, most=self._setup.tiers.chunk_numel) for count in set(self.partition.counts)]
+        cuts = [cut_chunks(count, most=self._context.tiers.chunk_numel) for count in set(self.partition.counts)]
         longest = max(last - first for one in cuts for first, last in pairwise(one))
         return sum(
             round_up(longest * width, PAGE_NBYTES)
@@ -199,22 +201,22 @@ class Section:
         )
 
     @property
-    def is_apart(self) -> bool:
+    def is_offloaded(self) -> bool:
         """Whether some of it rests elsewhere than where computing happens; the same on every rank."""
-        return any(map(self._is_apart, (self.tiers.parameter, self.tiers.gradient, self.tiers.state)))
+        return any(map(self._is_offloaded, (self.tiers.parameter, self.tiers.gradient, self.tiers.state)))
 
     @property
     def room_nbytes(self) -> int | None:
         """Bytes that a summed gradient takes until it is put away; on GPUs on the rank that takes most. None: none."""
-        rest = None if self.bucket is None else self.bucket.rest
-        if not isinstance(rest, RestingGradient):
+        sink = None if self.bucket is None else self.bucket.sink
+        if not isinstance(sink, OffloadedGradient):
             return None
         if isinstance(self._device, HostDevice):
-            return rest.room_nbytes
-        return max(self.partition.counts) * rest.column.dtype.itemsize
+            return sink.room_nbytes
+        return max(self.partition.counts) * sink.column.dtype.itemsize
 
     @property
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[ChunkedArray]:
         """Everything of it that may rest elsewhere than in memory."""
         found = [] if self.state is None else list(self.state.columns.values())
         if not isinstance(self.parameters, FlatBuffer):
@@ -223,7 +225,7 @@ class Section:
 
     def make_bucket(self, *, resident: bool) -> None:
         """Make the place where gradients are collected, or make it anew. Every rank calls this."""
-        setup = self._setup
+        context = self._context
         if self.bucket is not None:
             self.bucket.close()
         if resident and self._gradient is not None:
@@ -233,17 +235,17 @@ class Section:
             replace(self.layout, dtype=self._summed_in),
             self.partition,
             group=self._group,
-            placement=setup.plan.gradient.placement,
-            needed=setup.plan.state.placement,
-            slots=setup.slots.buckets,
-            rest=self._make_rest(),
-            micro_steps=setup.micro_steps,
-            tree=setup.deterministic,
+            placement=context.plan.gradient.placement,
+            needed=context.plan.state.placement,
+            slots=context.slots.buckets,
+            sink=self._make_sink(),
+            micro_steps=context.micro_steps,
+            tree=context.options.deterministic,
             resident=resident,
             name=self.name,
-            traffic=setup.ledger.moved,
+            traffic=context.ledger.moved,
             kernels=bucket_kernels_for(self._device),
-            replicas=setup.replicas,
+            replicas=context.mesh.replicate,
         )
 
     def _keep_gradient_in_memory(self) -> None:
@@ -261,12 +263,12 @@ class Section:
                 stacklevel=2,
             )
 
-    def _make_rest(self) -> RestingGradient | None:
+    def _make_sink(self) -> OffloadedGradient | None:
         if self._gradient is None:
             return None
-        setup = self._setup
-        return RestingGradient(
-            self._gradient, block=setup.norm_block, slots=setup.slots.summed, stream=setup.tiers.stream
+        context = self._context
+        return OffloadedGradient(
+            self._gradient, block=context.norm_block, slots=context.slots.summed, stream=context.tiers.stream
         )
 
     @property
@@ -275,15 +277,15 @@ class Section:
         return frozenset(extent.name for extent in self.layout.extents)
 
     @property
-    def owned(self) -> Column:
+    def owned(self) -> ChunkedArray:
         """The range of the parameters that this rank updates. All of it if every rank has state for all."""
-        if self._setup.plan.state.placement is not Placement.REPLICATED:
+        if self._context.plan.state.placement is not Placement.REPLICATED:
             return self.shard
         array = self.parameters.whole  # each rank writes all of it: it is never gathered
-        return Column(self.name, (0, array.size), array, device=self._device)
+        return ChunkedArray(self.name, (0, array.size), array, device=self._device)
 
     @property
-    def shard(self) -> Column:
+    def shard(self) -> ChunkedArray:
         """This rank's range of the parameters."""
         if not isinstance(self.parameters, FlatBuffer):
             return self.parameters.column
@@ -291,28 +293,28 @@ class Section:
         cuts: tuple[int, ...] = (0, array.size)
         if self.state is not None and self.state.owned == self.partition.of(self._group.rank):
             cuts = self.state.cuts
-        return Column(self.name, cuts, array, device=self._device)
+        return ChunkedArray(self.name, cuts, array, device=self._device)
 
     def checksum(self) -> tuple[int, int]:
         """Return the crc32c of this rank's range of the parameters, and its bytes: without what evens ranges out."""
         own = self.partition.of(self._group.rank)
         return self.shard.checksum(max(min(own.last, self.layout.end) - own.first, 0))
 
-    def settle(self) -> SummedGradient:
+    def finish_reduce(self) -> SummedGradient:
         """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""
         assert self.bucket is not None
         assert self.state is not None
-        array = self.bucket.settle()
-        if isinstance(self.bucket.rest, RestingGradient):
-            return self.bucket.rest
-        column = Column(self.name, self.state.cuts, array, device=self._device)
+        array = self.bucket.finish_reduce()
+        if isinstance(self.bucket.sink, OffloadedGradient):
+            return self.bucket.sink
+        column = ChunkedArray(self.name, self.state.cuts, array, device=self._device)
         return SummedInMemory(column)
 
     @property
     def storage_error(self) -> StorageError | None:
         """What a disk had against this step's gradients, on this rank alone."""
-        rest = None if self.bucket is None else self.bucket.rest
-        return rest.error if isinstance(rest, RestingGradient) else None
+        sink = None if self.bucket is None else self.bucket.sink
+        return sink.error if isinstance(sink, OffloadedGradient) else None
 
     def assign(self, values: Mapping[str, Array]) -> None:
         """Write new values while no gather is under way; these tensors' master weights follow. No communication."""

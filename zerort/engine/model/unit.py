@@ -1,6 +1,6 @@
 """`Unit`: parameters that are gathered and released together, and whose gradients are reduced together.
 
-    RESTING ── gather ──> GATHERED ── release ──> RESTING            parameters
+    RELEASED ── gather ──> GATHERED ── release ──> RELEASED            parameters
     EMPTY ── contribute … reduce ──> REDUCED ── step ──> EMPTY       gradients, once per micro-step
 
 A verb in the wrong state raises `UnitStateError` with the verb that comes first. An error that one rank alone makes is
@@ -11,31 +11,29 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 import numpy as np
 
 from zerort import trace
 from zerort.buffer import Views, gathering, unit_title
 from zerort.device import Ticket, joined
-from zerort.engine.model.assignment import assign_values
+from zerort.engine.context import Context
+from zerort.engine.model.assignment import Place, assign_values
 from zerort.engine.model.gather import GatheredForm
 from zerort.engine.model.section import Section
 from zerort.engine.model.tensors import check_gradient
 from zerort.errors import CallError, UnitStateError
 from zerort.typing import Array
 
-if TYPE_CHECKING:
-    from zerort.engine.runtime import Runtime
-
 __all__ = ["Unit"]
 
-RESTING, GATHERED = "RESTING", "GATHERED"
+RELEASED, GATHERED = "RELEASED", "GATHERED"
 
 # What a verb needs, where it leads, and what to do if the unit is elsewhere.
 _MOVES: Final = {
-    "gather": (RESTING, GATHERED, "Release it first: leave its `with unit.gathered():` block."),
-    "release": (GATHERED, RESTING, "Gather it first: `with unit.gathered():`."),
+    "gather": (RELEASED, GATHERED, "Release it first: leave its `with unit.gathered():` block."),
+    "release": (GATHERED, RELEASED, "Gather it first: `with unit.gathered():`."),
 }
 
 
@@ -43,26 +41,26 @@ class Unit:
     """Parameters that are gathered and released together. Made by `Runtime.register`.
 
     Args:
-        runtime: The owner.
+        context: What the runtime's parts share.
         name: Unique in the runtime.
         sections: Its tensors, by dtype and trainability.
         places: Where each of its names lies: (unit that holds it, full name).
     """
 
     def __init__(
-        self, runtime: Runtime, name: str, *, sections: tuple[Section, ...], places: dict[str, tuple[Unit | None, str]]
+        self, context: Context, name: str, *, sections: tuple[Section, ...], places: dict[str, tuple[Unit | None, str]]
     ) -> None:
-        self._runtime = runtime
+        self._context = context
         self.name = name
         self.sections = sections
         self._section_of = {extent.name: section for section in sections for extent in section.layout.extents}
         self._places: dict[str, tuple[Unit, str]] = {
             local: (home or self, full) for local, (home, full) in places.items()
         }
-        self._lenders = tuple({id(unit): unit for unit, _ in self._places.values() if unit is not self}.values())
+        self._tied_owners = tuple({id(unit): unit for unit, _ in self._places.values() if unit is not self}.values())
         self._sources = 1  # units whose gradients end up here: itself, and those that are tied to it
-        self._state = RESTING
-        self.form = GatheredForm(runtime, name, sections)
+        self._state = RELEASED
+        self.form = GatheredForm(context, name, sections)
         """Its gathered form."""
         self._views: Views | None = None
         self._turns = 0  # calls of reduce since the last step, of all sources
@@ -86,9 +84,9 @@ class Unit:
         return sum(section.layout.nbytes for section in self.sections)
 
     @property
-    def lender_count(self) -> int:
+    def tied_owner_count(self) -> int:
         """How many other units hold parameters that are tied to this one's."""
-        return len(self._lenders)
+        return len(self._tied_owners)
 
     def place_of(self, name: str) -> tuple[Unit, str]:
         """Return the unit that holds a parameter of this one, and its full name."""
@@ -99,20 +97,20 @@ class Unit:
     def gather(self) -> Ticket[Views]:
         """Start to bring the whole unit here and return the Ticket of its tensors. Every rank calls this."""
         self._move("gather")
-        self._runtime.prefetcher.note(self.name)
+        self._context.prefetcher.note(self.name)
         with contextlib.ExitStack() as undo:
-            undo.callback(setattr, self, "_state", RESTING)
-            for unit in (*self._lenders, self):
-                unit.form.hold()
-                undo.callback(unit.form.let_go)
+            undo.callback(setattr, self, "_state", RELEASED)
+            for unit in (*self._tied_owners, self):
+                unit.form.acquire()
+                undo.callback(unit.form.release)
             undo.pop_all()
         views = Views(
             self.name,
             {local: home._section_of[full].parameters.view(full) for local, (home, full) in self._places.items()},
         )
         self._views = views
-        arrivals = [unit.form.fetched for unit in (*self._lenders, self) if unit.form.fetched is not None]
-        self._runtime.prefetcher.fetch()
+        arrivals = [unit.form.fetched for unit in (*self._tied_owners, self) if unit.form.fetched is not None]
+        self._context.prefetcher.fetch()
         return joined(arrivals, result=views)
 
     def release(self) -> None:
@@ -121,16 +119,16 @@ class Unit:
         if self._views is not None:
             self._views.expire()
             self._views = None
-        for unit in (self, *self._lenders):
-            unit.form.let_go()
+        for unit in (self, *self._tied_owners):
+            unit.form.release()
 
     @gathering
     def gathered(self) -> Iterator[Views]:
         """Gather the unit for the length of a ``with`` block, which gets its tensors by name: read-only, not copied."""
         ticket = self.gather()
         try:
-            with self._runtime.ledger.stall("gather"):
-                views = self._runtime.device.arrive(ticket)  # gpu-wait: no_order_of_streams_changes_a_walk
+            with self._context.ledger.stall("gather"):
+                views = self._context.device.arrive(ticket)  # gpu-wait: no_order_of_streams_changes_a_walk
             with trace.span(f"compute {self.name}"):
                 yield views
         finally:
@@ -138,7 +136,11 @@ class Unit:
 
     def assign(self, values: Mapping[str, Array], *, broadcast: bool = False) -> None:
         """Set parameters by name, master weights included. Every rank calls this between steps; see `assign_values`."""
-        assign_values(self._runtime, self, values, broadcast=broadcast)
+        places = {
+            local: Place(home.name, home._section_of[full], full, is_gathered=home.is_gathered)
+            for local, (home, full) in self._places.items()
+        }
+        assign_values(self._context, self.name, places, values, broadcast=broadcast)
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
@@ -147,7 +149,7 @@ class Unit:
 
         Write all of them, then call `reduce` without arguments. Their values are undefined until written.
         """
-        if self._lenders or self._sources > 1:
+        if self._tied_owners or self._sources > 1:
             self._fail(
                 UnitStateError(
                     f"Expected gradients() of a unit without ties, got {unit_title(self.name)}. Use reduce()."
@@ -183,7 +185,7 @@ class Unit:
             for name, gradient in (gradients or {}).items():
                 self.add(name, gradient)
         self._contributed.clear()
-        for unit in (self, *self._lenders):
+        for unit in (self, *self._tied_owners):
             unit._end_turn()
 
     def add(self, name: str, gradient: Array, *, given: bool = False) -> None:
@@ -218,17 +220,17 @@ class Unit:
                 gradient,
                 shape=section.layout.of(full).shape,
                 dtypes=section.gradient_dtypes,
-                device=self._runtime.device,
+                device=self._context.device,
             )
             section.bucket.add(full, gradient, given=given)
         except Exception as error:
             self._fail(error)
 
     def _expect_room_for_gradients(self) -> None:
-        if self._turns >= self._runtime.micro_steps * self._sources:
+        if self._turns >= self._context.micro_steps * self._sources:
             self._fail(
                 UnitStateError(
-                    f"Expected at most {self._runtime.micro_steps} reduce() of {unit_title(self.name)} per step, got "
+                    f"Expected at most {self._context.micro_steps} reduce() of {unit_title(self.name)} per step, got "
                     "one more. Call rt.step() first, or open the runtime with micro_steps=."
                 )
             )
@@ -238,7 +240,7 @@ class Unit:
         self._turns += 1
         if self._turns % self._sources:
             return
-        last = self._turns == self._runtime.micro_steps * self._sources
+        last = self._turns == self._context.micro_steps * self._sources
         for section in self.sections:
             if section.bucket is not None:
                 section.bucket.end_round()
@@ -246,13 +248,13 @@ class Unit:
                     with trace.span(f"reduce {self.name}"):
                         section.bucket.fire()
         if last:
-            self._runtime.tiers.foresee()
+            self._context.tiers.prefetch_update()
 
-    def join_lenders(self) -> None:
+    def join_tied_owners(self) -> None:
         """Let the units that hold tied parameters wait for this one's gradients, too. Every rank calls this."""
-        for lender in self._lenders:
-            lender._sources += 1
-            for section in lender.sections:
+        for owner in self._tied_owners:
+            owner._sources += 1
+            for section in owner.sections:
                 if section.bucket is not None:
                     section.make_bucket(resident=True)
 
@@ -261,7 +263,7 @@ class Unit:
     @property
     def gradient_trouble(self) -> str:
         """What is missing of this step's gradients, as a sentence; empty if nothing is, or if there are none at all."""
-        turns, due = self._turns, self._runtime.micro_steps * self._sources
+        turns, due = self._turns, self._context.micro_steps * self._sources
         if turns in (0, due):
             if not any(section.bucket.filling for section in self.sections if section.bucket is not None):
                 return ""
@@ -274,7 +276,7 @@ class Unit:
     @property
     def reduced(self) -> bool:
         """Whether this step's gradients are on their way."""
-        return self._turns == self._runtime.micro_steps * self._sources
+        return self._turns == self._context.micro_steps * self._sources
 
     @property
     def has_gradients(self) -> bool:
@@ -308,9 +310,9 @@ class Unit:
             section.close()
 
     def _move(self, verb: str) -> None:
-        self._runtime.check_open(verb)
+        self._context.check_open(verb)
         if verb == "gather":
-            self._runtime.tiers.check_whole(verb)
+            self._context.tiers.check_whole(verb)
         needs, leads, cure = _MOVES[verb]
         if self._state != needs:
             title = unit_title(self.name)
@@ -319,7 +321,7 @@ class Unit:
 
     def _fail(self, error: Exception) -> NoReturn:
         """Raise here, and let the other ranks raise, too."""
-        self._runtime.complain(error)
+        self._context.complain(error)
         raise error
 
     def __repr__(self) -> str:

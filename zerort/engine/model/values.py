@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zerort import native
 from zerort.buffer import unit_title
-from zerort.comm.agreement import gather_json
+from zerort.comm.agreed import gather_json
+from zerort.engine.context import Context
 from zerort.engine.model.tensors import TensorSpec
 from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
-if TYPE_CHECKING:
-    from zerort.engine.runtime import Runtime
-
 __all__ = ["agree_on_values"]
 
 
 def agree_on_values(
-    rt: Runtime, name: str, declared: Mapping[str, TensorSpec], values: dict[str, Array], *, broadcast: bool
+    context: Context, name: str, declared: Mapping[str, TensorSpec], values: dict[str, Array], *, broadcast: bool
 ) -> dict[str, Array]:
     """Return the values that every rank packs: the same on all of them, or rank 0's. Every rank calls this."""
     if not broadcast:
@@ -30,7 +27,7 @@ def agree_on_values(
             local: native.crc32c(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
             for local, value in values.items()
         }
-        found = gather_json(rt.world, mine, name="initial values")
+        found = gather_json(context.world, mine, name="initial values")
         for rank, other in enumerate(found):
             odd = next((local for local in declared if other.get(local) != found[0].get(local)), None)
             if odd is not None:
@@ -40,15 +37,15 @@ def agree_on_values(
                 )
         return values
     sent: dict[str, Array] = {}
-    for local in _names_on_root(rt, values):
+    for local in _names_on_root(context, values):
         spec = declared[local]
         given = values.get(local)
         whole = np.zeros(spec.shape, numpy_dtype(spec.dtype)) if given is None else np.array(given, order="C")
-        rt.world.broadcast(whole.reshape(-1), name="initial values").wait()  # not-gpu: between arrays of the host
+        context.world.broadcast(whole.reshape(-1), name="initial values").wait()  # not-gpu: between arrays of the host
         sent[local] = whole
     return sent
 
 
-def _names_on_root(rt: Runtime, values: Iterable[str]) -> list[str]:
-    found: list[str] = gather_json(rt.world, list(values), name="initial values")[0]
+def _names_on_root(context: Context, values: Iterable[str]) -> list[str]:
+    found: list[str] = gather_json(context.world, list(values), name="initial values")[0]
     return found

@@ -15,31 +15,30 @@ import errno
 import os
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from zerort import checkpoint
 from zerort.checkpoint.directory import make_directory
 from zerort.checkpoint.failure import patiently, storage_error
 from zerort.checkpoint.lease import LEASE_SECONDS, Lease
 from zerort.checkpoint.room import beside_nbytes
-from zerort.comm.agreement import gather_json
+from zerort.comm.agreed import gather_json
+from zerort.engine.context import Context
 from zerort.engine.model.section import Section
+from zerort.engine.model.units import Units
 from zerort.engine.persist.saving import load, save
 from zerort.engine.persist.snapshot import values_in
 from zerort.engine.report import Restored
-from zerort.engine.residence.chunked_array import Column
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.scratch_store import expect_room
 from zerort.errors import CallError
 from zerort.layout import itemsize
 from zerort.storage.files.mounts import disk_of, nearest
 
-if TYPE_CHECKING:
-    from zerort.engine.runtime import Runtime
-
 __all__ = ["keep", "lease_of", "objection", "resume", "room_beside"]
 
 
-def objection(rt: Runtime, *, progress: Any) -> Exception | None:
+def objection(context: Context, *, progress: Any) -> Exception | None:
     """Return why a step cannot be kept, as far as this rank knows, before anything changes. Every rank calls this.
 
     That is what its caller wants to be kept with it, or a run that keeps its steps there at the same time, or another
@@ -52,24 +51,24 @@ def objection(rt: Runtime, *, progress: Any) -> Exception | None:
     def look() -> Exception | None:
         try:
             checkpoint.as_json(progress, what="progress")
-            if rt.rank == 0:
-                _expect_usable(rt)
-                if rt.is_new and checkpoint.exists(_directory(rt)):
+            if context.rank == 0:
+                _expect_usable(context)
+                if context.run.is_new and checkpoint.exists(_directory(context)):
                     raise CallError(
-                        f"Expected rt.resume() before the first step, got none, and {_directory(rt)} holds the last "
-                        "step of another run. Call rt.resume() once all units are registered, or name another "
+                        f"Expected rt.resume() before the first step, got none, and {_directory(context)} holds the "
+                        "last step of another run. Call rt.resume() once all units are registered, or name another "
                         "directory."
                     )
         except Exception as error:
             return error
         return None
 
-    return patiently(rt.world, look, path=_directory(rt), name="last step")
+    return patiently(context.world, look, path=_directory(context), name="last step")
 
 
-def _expect_usable(rt: Runtime, *, patience: float = 0.0, anew: bool = False) -> None:
+def _expect_usable(context: Context, *, patience: float = 0.0, anew: bool = False) -> None:
     """Make the directory if need be, and raise unless files can be put there, and nobody else puts some there."""
-    lease, directory = lease_of(rt), _directory(rt)
+    lease, directory = lease_of(context), _directory(context)
     try:
         if lease.is_held:
             return
@@ -81,69 +80,72 @@ def _expect_usable(rt: Runtime, *, patience: float = 0.0, anew: bool = False) ->
         raise storage_error(error, path=directory) from error
 
 
-def keep(rt: Runtime, *, progress: Any) -> None:
+def keep(context: Context, units: Units, *, progress: Any) -> None:
     """Keep the step that was just done, instead of the one before. Every rank calls this."""
-    save(rt, _directory(rt), progress=progress)
+    save(context, units, _directory(context), progress=progress)
 
 
-def resume(rt: Runtime) -> Restored | None:
+def resume(context: Context, units: Units) -> Restored | None:
     """Load the last step that was kept; see `Runtime.resume`. Every rank calls this."""
-    if rt.options.last_step is None:
+    if context.options.last_step is None:
         raise CallError("Expected a runtime that keeps its last step, got one without. zr.open(last_step=directory).")
 
     def find() -> bool:
         """Whoever goes on from a step will keep the next there: the run before must be over."""
-        if rt.rank or not (checkpoint.exists(_directory(rt)) or lease_of(rt).is_lost):
+        if context.rank or not (checkpoint.exists(_directory(context)) or lease_of(context).is_lost):
             return False
-        _expect_usable(rt, patience=LEASE_SECONDS, anew=True)
-        return checkpoint.exists(_directory(rt))
+        _expect_usable(context, patience=LEASE_SECONDS, anew=True)
+        return checkpoint.exists(_directory(context))
 
-    found = patiently(rt.world, find, path=_directory(rt), name="resume")
-    if not gather_json(rt.world, found, name="resume")[0]:
+    found = patiently(context.world, find, path=_directory(context), name="resume")
+    if not gather_json(context.world, found, name="resume")[0]:
         return None
-    return load(rt, _directory(rt), optimizer=True, strict=True)
+    return load(context, units, _directory(context), optimizer=True, strict=True)
 
 
-def lease_of(rt: Runtime) -> Lease:
+def lease_of(context: Context) -> Lease:
     """Return the right to keep steps; rank 0 holds it, from the first step or `resume` until the runtime is closed."""
-    if rt.lease is None:
-        rt.lease = Lease(_directory(rt))
-    return rt.lease
+    if context.run.lease is None:
+        context.run.lease = Lease(_directory(context))
+    return context.run.lease
 
 
-def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
+def room_beside(context: Context, units: Units, sections: Sequence[Section]) -> int:
     """Return the bytes that steps take on the disk of scratch beside what rests there. Every rank calls this.
 
     Less what is kept already, by this run or the one before. Rank 0 asks for all ranks, the others for nothing: it is
     one directory. If that is on another disk, or on one of several, its room is looked at here.
 
     Args:
-        rt: The runtime, its store open.
+        context: What the runtime's parts share; its store is open.
+        units: All units.
         sections: What is about to be registered.
 
     Raises:
         StorageError: That disk has too little room, or the file system refused; on every rank.
     """
-    directory = _directory(rt)
-    mine = patiently(rt.world, lambda: _count(rt, sections, directory), path=directory, name="last step")
-    told = [_Counted(*one) for one in gather_json(rt.world, mine, name="last step")]
+    directory = _directory(context)
+    mine = patiently(
+        context.world, lambda: _count(context, units, sections, directory), path=directory, name="last step"
+    )
+    told = [_Counted(*one) for one in gather_json(context.world, mine, name="last step")]
 
     def ask() -> int:
-        if rt.rank:
+        if context.rank:
             return 0
-        _expect_usable(rt, patience=LEASE_SECONDS)
+        _expect_usable(context, patience=LEASE_SECONDS)
         copied = next((one.copied for one in told if any(one.copied)), None)
-        if copied is not None and not any(section.tiers.streams for section in rt.units.sections()):
-            _warn_of_copies(rt, directory, copied)  # once: nothing rested before
+        if copied is not None and not any(section.tiers.streams for section in units.sections()):
+            _warn_of_copies(context, directory, copied)  # once: nothing rested before
         linked, written = sum(one.linked for one in told), sum(one.written for one in told)
         beside = beside_nbytes(directory, written=written, linked=linked)
-        if {disk_of(one) for one in rt.tiers.directories} == {disk_of(directory)}:
+        if {disk_of(one) for one in context.tiers.directories} == {disk_of(directory)}:
             return beside
         needed = beside + sum(one.resting for one in told)
         expect_room([directory], needed, what="the last step and the one before")
         return 0
 
-    return patiently(rt.world, ask, path=directory, name="last step")
+    return patiently(context.world, ask, path=directory, name="last step")
 
 
 class _Counted(NamedTuple):
@@ -159,28 +161,30 @@ class _Counted(NamedTuple):
     """For each scratch directory its part of what rests on disks, if its files cannot be linked."""
 
 
-def _count(rt: Runtime, sections: Sequence[Section], directory: str) -> _Counted:
-    copied = rt.tiers.copied_parts(nearest(directory))
+def _count(context: Context, units: Units, sections: Sequence[Section], directory: str) -> _Counted:
+    copied = context.tiers.copied_parts(nearest(directory))
     here = 1 - sum(copied)
     new = sum(column.resting_nbytes for section in sections for column in section.columns)
     total = resting = 0
-    if rt.mesh.copy == 0:  # the first copy of the model saves
-        for section in (*rt.units.sections(), *sections):
-            for value in values_in(section, rt.mesh.shard.rank):
+    if context.mesh.copy == 0:  # the first copy of the model saves
+        for section in (*units.sections(), *sections):
+            for value in values_in(section, context.mesh.shard.rank):
                 total += value.mine.size * itemsize(value.layout.dtype)
-                resting += value.mine.resting_nbytes if isinstance(value.mine, Column) else 0
+                resting += value.mine.resting_nbytes if isinstance(value.mine, ChunkedArray) else 0
     linked = round(here * resting)
     return _Counted(linked, total - linked, round(here * new), copied)
 
 
-def _directory(rt: Runtime) -> str:
-    assert rt.options.last_step is not None
-    return os.fspath(rt.options.last_step)  # absolute since the runtime was opened
+def _directory(context: Context) -> str:
+    assert context.options.last_step is not None
+    return os.fspath(context.options.last_step)  # absolute since the runtime was opened
 
 
-def _warn_of_copies(rt: Runtime, directory: str, copied: Sequence[float]) -> None:
-    where = "below the mount of scratch" if rt.tiers.options.checksum else "in a run that keeps checksums of its files"
-    apart = ", ".join(one for one, part in zip(rt.tiers.directories, copied, strict=True) if part)
+def _warn_of_copies(context: Context, directory: str, copied: Sequence[float]) -> None:
+    where = (
+        "below the mount of scratch" if context.tiers.options.checksum else "in a run that keeps checksums of its files"
+    )
+    apart = ", ".join(one for one, part in zip(context.tiers.directories, copied, strict=True) if part)
     warnings.warn(
         f"Expected last_step {where}, so that keeping a step costs a sync and links, got {directory}: parameters and "
         f"state that rest in {apart}, {sum(copied):.0%} of all that rest on disks, are written there in every step.",

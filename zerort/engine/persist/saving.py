@@ -7,94 +7,93 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerort import checkpoint
 from zerort.checkpoint.failure import patiently
-from zerort.comm.agreement import gather_json, raise_together
+from zerort.comm.agreed import agreed, gather_json, raise_together
+from zerort.engine.context import Context
+from zerort.engine.model.gather import wait_for_gathers
+from zerort.engine.model.units import Units
 from zerort.engine.persist import snapshot
 from zerort.engine.report import Restored
+from zerort.engine.step.discard import discard_gradients
 from zerort.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from zerort.engine.runtime import Runtime
 
 __all__ = ["load", "save"]
 
 
-def save(rt: Runtime, path: str | Path, *, progress: Any) -> Path:
+def save(context: Context, units: Units, path: str | Path, *, progress: Any) -> Path:
     """Write a checkpoint; see `Runtime.save`. Every rank calls this."""
-    where: Path | None = None
-    error: Exception | None = None
-    try:
+    with agreed(context.world, "save"):
         where, progress = Path(path), checkpoint.as_json(progress, what="progress")
-    except Exception as caught:
-        error = caught
-    error = error or rt.tiers.settle()
-    raise_together(rt.world, error, name="save")
-    assert where is not None
-    rt.wait_for_gathers()
-    _wait_for_caller(rt)
-    values = [snapshot.over_world(rt, value) for value in snapshot.values_of(rt)]
-    kept = None if rt.options.last_step is None else os.fspath(rt.options.last_step)
-    lease = rt.lease if rt.lease is not None and os.path.realpath(where) == os.path.realpath(kept or "") else None
-    checkpoint.save(where, rt.world, values, meta=snapshot.meta_of(rt), progress=progress, kept=kept, lease=lease)
+        context.tiers.wait_written()
+        context.tiers.check_written()
+    wait_for_gathers(context, units.trained_sections())
+    _wait_for_caller(context)
+    values = [snapshot.over_world(context, value) for value in snapshot.values_of(context, units)]
+    kept = None if context.options.last_step is None else os.fspath(context.options.last_step)
+    lease = (
+        context.run.lease
+        if context.run.lease is not None and os.path.realpath(where) == os.path.realpath(kept or "")
+        else None
+    )
+    checkpoint.save(
+        where, context.world, values, meta=snapshot.meta_of(context, units), progress=progress, kept=kept, lease=lease
+    )
     return where
 
 
-def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Restored:
+def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, strict: bool) -> Restored:
     """Read a checkpoint; see `Runtime.load`. Every rank calls this."""
     error: Exception | None = None
-    manifest = patiently(rt.world, lambda: checkpoint.read_manifest(path), path=str(path), name="load manifest")
-    try:
-        rt.tiers.settle()  # well or not: what failed is made anew
-        snapshot.check_loadable(rt, manifest, optimizer=optimizer)
-    except Exception as caught:
-        error = caught
-    raise_together(rt.world, error, name="load")
-    rt.discard_gradients()
-    rt.wait_for_gathers()
-    _wait_for_caller(rt)
-    with rt.tiers.tearing("a load", state=optimizer, begun=False) as change:
+    manifest = patiently(context.world, lambda: checkpoint.read_manifest(path), path=str(path), name="load manifest")
+    with agreed(context.world, "load"):
+        context.tiers.wait_written()  # well or not: what failed is made anew
+        snapshot.check_loadable(context, units, manifest, optimizer=optimizer)
+    discard_gradients(context, units)
+    wait_for_gathers(context, units.trained_sections())
+    _wait_for_caller(context)
+    with context.tiers.partial_update_guard("a load", state=optimizer, begun=False) as change:
         try:
-            if rt.tiers.is_torn:
+            if context.tiers.is_partially_updated:
                 change.begin()
-                snapshot.renew(rt)
-            values = list(snapshot.values_of(rt, optimizer=optimizer, loading=True))
+                snapshot.recreate(units)
+            values = list(snapshot.values_of(context, units, optimizer=optimizer, loading=True))
             manifest = checkpoint.load(
                 path,
-                rt.mesh.shard,
+                context.mesh.shard,
                 values,
                 manifest=manifest,
-                check=lambda found: snapshot.check_loadable(rt, found, optimizer=optimizer),
+                check=lambda found: snapshot.check_loadable(context, units, found, optimizer=optimizer),
                 strict=strict,
                 on_read=change.begin,
             )
         except Exception as caught:
             error = caught
-        # The other copies of the model read for themselves. What one of them has changed is torn for all, and so is
-        # what they have read of different checkpoints: somebody saved there meanwhile.
-        told = gather_json(rt.world, [change.begun, manifest.digest], name="load")
+        # The other copies of the model read for themselves. A change that one of them has begun counts for all, and so
+        # does a difference between the checkpoints that they have read: somebody saved there meanwhile.
+        told = gather_json(context.world, [change.begun, manifest.digest], name="load")
         change.begun = any(begun for begun, _ in told)
         if error is None and any(digest != manifest.digest for _, digest in told):
             error = CheckpointError(
                 f"Expected all copies of the model to load one checkpoint, got several at {path}: it was replaced "
                 "while they read it. Load again."
             )
-        raise_together(rt.world, error, name="load")
-        snapshot.spread_loaded(rt, optimizer=optimizer)
-        for one in rt.attachments:
+        raise_together(context.world, error, name="load")
+        snapshot.spread_loaded(context, units, optimizer=optimizer)
+        for one in context.run.attachments:
             one.take_loaded()
         if optimizer:
-            snapshot.restore_meta(rt, manifest)
-    rt.tiers.mend()
+            snapshot.restore_meta(context, units, manifest)
+    context.tiers.clear_partial_update()
     if optimizer:
-        rt.is_new = False  # parameters alone are where a run begins, not where one goes on
+        context.run.is_new = False  # parameters alone are where a run begins, not where one goes on
     every = tuple(manifest.progress)
-    mine = every[rt.rank] if rt.rank < len(every) else every[0]
+    mine = every[context.rank] if context.rank < len(every) else every[0]
     return Restored(updates=snapshot.updates_of(manifest), progress=mine, every_progress=every)
 
 
-def _wait_for_caller(rt: Runtime) -> None:
+def _wait_for_caller(context: Context) -> None:
     """Wait for what the caller has put onto its stream: values are copied by threads that are on other streams."""
-    rt.device.settle()  # gpu-wait: a_checkpoint_is_of_what_was_written
+    context.device.synchronize()  # gpu-wait: a_checkpoint_is_of_what_was_written

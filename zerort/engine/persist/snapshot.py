@@ -13,24 +13,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from zerort.checkpoint import Manifest, Value
 from zerort.checkpoint.schema import COUNT, Each, Where, expect
 from zerort.comm import Group
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreed import raise_together
+from zerort.engine.context import Context
 from zerort.engine.model.section import Section
-from zerort.engine.residence.chunked_array import Column
+from zerort.engine.model.units import Units
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.errors import CheckpointError, StorageError, UnitStateError
 from zerort.layout import Partition, Placement, Range
 from zerort.typing import Array
 
-if TYPE_CHECKING:
-    from zerort.engine.runtime import Runtime
-
-__all__ = ["meta_of", "renew", "restore_meta", "spread_loaded", "values_in", "values_of"]
+__all__ = ["meta_of", "recreate", "restore_meta", "spread_loaded", "values_in", "values_of"]
 
 _META: Final = {
     "updates": COUNT,
@@ -47,13 +46,13 @@ def _is_loss_scale(value: Any) -> bool:
     return type(value["scale"]) in (int, float) and 0 < value["scale"] < math.inf
 
 
-def values_of(rt: Runtime, *, optimizer: bool = True, loading: bool = False) -> Iterator[Value]:
+def values_of(context: Context, units: Units, *, optimizer: bool = True, loading: bool = False) -> Iterator[Value]:
     """Yield what a checkpoint stores, or what one is loaded into: this rank's part of each."""
-    rank = rt.mesh.shard.rank
-    for unit in rt.units.values():
+    rank = context.mesh.shard.rank
+    for unit in units.values():
         for section in unit.sections:
             yield from values_in(section, rank, optimizer=optimizer)
-    for one in rt.attachments:
+    for one in context.run.attachments:
         yield from one.values(loading=loading)
 
 
@@ -61,15 +60,15 @@ def values_in(section: Section, rank: int, *, optimizer: bool = True) -> Iterato
     """Yield what a checkpoint stores of a section: the part of ``rank``, which is this one."""
     yield _parameters_of(section, rank)
     if optimizer and section.state is not None:
-        for kind, kept in section.state.kept.items():
+        for kind, kept in section.state.entries.items():
             mine = _range_of(kept.column, kept.partition.of(rank), first=kept.first_of(rank))
             yield Value(kind=kind, layout=kept.layout, partition=kept.partition, mine=mine)
 
 
-def over_world(rt: Runtime, value: Value) -> Value:
+def over_world(context: Context, value: Value) -> Value:
     """Return a value as all ranks save it together: the first copy of the model has all of it, the others nothing."""
-    nothing = [0] * (rt.world.size - rt.mesh.shard.size)
-    mine = value.mine if rt.mesh.copy == 0 else np.empty(0, value.mine.dtype)
+    nothing = [0] * (context.world.size - context.mesh.shard.size)
+    mine = value.mine if context.mesh.copy == 0 else np.empty(0, value.mine.dtype)
     return replace(value, partition=Partition.of_counts([*value.partition.counts, *nothing]), mine=mine)
 
 
@@ -87,7 +86,7 @@ def _parameters_of(section: Section, rank: int) -> Value:
     return Value(kind="parameter", layout=layout, partition=section.partition, mine=master)
 
 
-def _range_of(column: Column, own: Range, *, first: int) -> Array | Column:
+def _range_of(column: ChunkedArray, own: Range, *, first: int) -> Array | ChunkedArray:
     """Return a rank's range of a column that begins at element ``first``: an array, or what rests elsewhere."""
     if column.streams:
         return column
@@ -95,14 +94,14 @@ def _range_of(column: Column, own: Range, *, first: int) -> Array | Column:
     return mine.memory if isinstance(mine.memory, np.ndarray) else mine
 
 
-def meta_of(rt: Runtime) -> dict[str, Any]:
+def meta_of(context: Context, units: Units) -> dict[str, Any]:
     """Return the numbers that are stored beside the values, the same on every rank."""
     return {
-        "updates": rt.updates,
-        "steps": {name: count for state in rt.units.states() for name, count in state.steps.items()},
-        "loss_scale": rt.scaler.state() if rt.scaler is not None else None,
-        "optimizer": rt.optimizer.describe(),
-        "plan": str(rt.budget or rt.plan),
+        "updates": context.run.updates,
+        "steps": {name: count for state in units.states() for name, count in state.steps.items()},
+        "loss_scale": context.scaler.state() if context.scaler is not None else None,
+        "optimizer": context.optimizer.describe(),
+        "plan": str(context.budget or context.plan),
     }
 
 
@@ -111,23 +110,24 @@ def updates_of(manifest: Manifest) -> int:
     return int(manifest.meta.get("updates", 0))
 
 
-def check_loadable(rt: Runtime, manifest: Manifest, *, optimizer: bool) -> None:
-    """Refuse to load over units in use, the state of another optimizer, or parameters alone where state is torn."""
-    held = [unit.name for unit in rt.units.values() if unit.is_gathered]
+def check_loadable(context: Context, units: Units, manifest: Manifest, *, optimizer: bool) -> None:
+    """Refuse to load over units in use, the state of another optimizer, or parameters alone beside partial state."""
+    held = [unit.name for unit in units.values() if unit.is_gathered]
     if held:
         raise UnitStateError(f"Expected all units released before load(), got {', '.join(held)} gathered.")
-    if not optimizer and rt.tiers.is_torn:
+    if not optimizer and context.tiers.is_partially_updated:
         raise StorageError(
             "Expected whole optimizer state to keep beside loaded parameters, got that of an update or a load "
-            f"that was not done as a whole (rank {rt.rank}). Load it, too: rt.load(path); or open the runtime anew."
+            f"that was not done as a whole (rank {context.rank}). Load it, too: rt.load(path); or open the runtime "
+            "anew."
         )
     _expect_meta(manifest, {"updates": COUNT})
     described = manifest.meta.get("optimizer")
     found = described.get("kind") if isinstance(described, dict) else None
-    if optimizer and found != rt.optimizer.kind:
+    if optimizer and found != context.optimizer.kind:
         raise CheckpointError(
-            f"Expected a checkpoint with the state of {rt.optimizer.kind}, got one of {found}. Open the runtime with "
-            "that optimizer, or take the parameters alone: rt.load(path, optimizer=False)."
+            f"Expected a checkpoint with the state of {context.optimizer.kind}, got one of {found}. Open the runtime "
+            "with that optimizer, or take the parameters alone: rt.load(path, optimizer=False)."
         )
     if optimizer:
         _expect_meta(manifest, _META)
@@ -144,39 +144,39 @@ def _expect_meta(manifest: Manifest, schema: Mapping[str, Any]) -> None:
         ) from None
 
 
-def restore_meta(rt: Runtime, manifest: Manifest) -> None:
+def restore_meta(context: Context, units: Units, manifest: Manifest) -> None:
     """Take the numbers over."""
     meta = manifest.meta
-    rt.updates = rt.world.standing.updates = updates_of(manifest)
-    for state in rt.units.states():
+    context.run.updates = context.world.standing.updates = updates_of(manifest)
+    for state in units.states():
         for name in state.steps:
             state.steps[name] = int(meta["steps"].get(name, 0))
-    if rt.scaler is not None and meta.get("loss_scale") is not None:
-        rt.scaler.restore(meta["loss_scale"])
+    if context.scaler is not None and meta.get("loss_scale") is not None:
+        context.scaler.restore(meta["loss_scale"])
 
 
-def renew(rt: Runtime) -> None:
+def recreate(units: Units) -> None:
     """Make everything that rests on a disk anew, as zeros: a failure may have left files that cannot be read."""
-    for unit in rt.units.values():
+    for unit in units.values():
         for section in unit.sections:
             for column in section.columns:
                 column.delete()
                 column.create()
 
 
-def spread_loaded(rt: Runtime, *, optimizer: bool) -> None:
+def spread_loaded(context: Context, units: Units, *, optimizer: bool) -> None:
     """Make every copy agree with what was loaded: each rank has read its own ranges only."""
-    shard = rt.mesh.shard
+    shard = context.mesh.shard
     error: Exception | None = None
-    for unit in rt.units.values():
+    for unit in units.values():
         for section in unit.sections:
             state = section.state
             if state is not None and optimizer:
-                for kept in state.kept.values():
+                for kept in state.entries.values():
                     if kept.whole:
                         _spread(shard, kept.column.memory, kept.partition)
             if state is not None and state.master is not None:
-                if rt.plan.state.placement is Placement.REPLICATED:
+                if context.plan.state.placement is Placement.REPLICATED:
                     _spread(shard, state.master.memory, section.partition)
                 try:
                     state.round_master_into(section.owned)
@@ -186,7 +186,7 @@ def spread_loaded(rt: Runtime, *, optimizer: bool) -> None:
             if not section.parameters.needs_room:
                 # not-gpu: for its error; whoever looks at them waits for the same Ticket
                 section.parameters.restore().wait()
-    raise_together(rt.world, error, name="load")
+    raise_together(context.world, error, name="load")
 
 
 def _spread(shard: Group, whole: Array, partition: Partition) -> None:

@@ -1,4 +1,4 @@
-"""`SectionTiers`: in which memory each part of one section rests."""
+"""`SectionResidence`: in which memory each part of one section rests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from zerort.config import Plan, Tier
 from zerort.errors import CallError
 
-__all__ = ["SectionTiers"]
+__all__ = ["SectionResidence"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SectionTiers:
+class SectionResidence:
     """Where the parts of one section rest. The plan's tiers, unless a budget decides section by section."""
 
     parameter: Tier
@@ -21,7 +21,7 @@ class SectionTiers:
     """Of state that rests on NVME, so many of a rank's first bytes stay in memory all the same; in whole chunks."""
 
     @classmethod
-    def of(cls, plan: Plan) -> SectionTiers:
+    def of(cls, plan: Plan) -> SectionResidence:
         """Return what a plan says of every section."""
         return cls(parameter=plan.parameter.tier, gradient=plan.gradient.tier, state=plan.state.tier)
 

@@ -1,4 +1,4 @@
-"""`Column`: one 1-D array of this rank's, cut into chunks: the first ones in memory, the others as values of a store.
+"""`ChunkedArray`: a 1-D array of this rank, cut into chunks: the first in memory, the others as values of a store.
 
     cuts      0 ───────── 4096 ───────── 8192 ───────── 11000
     chunk     │ 0: memory    │ 1: memory    │ 2: "block0 float32/exp_avg/2"
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from zerort.engine.residence.tiers import Tiers
     from zerort.streaming import Part
 
-__all__ = ["Column", "beside", "cut_chunks"]
+__all__ = ["ChunkedArray", "beside", "cut_chunks"]
 
 _GRANULE = 2048
 """Elements. Chunks begin at multiples of it: a page of every dtype, so that disks move them without a copy."""
 
 
-class Column:
+class ChunkedArray:
     """One 1-D array, chunk by chunk.
 
     Args:
@@ -161,9 +161,9 @@ class Column:
         ticket: Ticket[Array] = self.device.copy(source, out=out)
         return ticket
 
-    def part_of(self, first: int, last: int) -> Column:
+    def part_of(self, first: int, last: int) -> ChunkedArray:
         """Return the elements from ``first`` to ``last``, which are in memory, as a column of their own."""
-        return Column(self.name, (0, last - first), self.memory[first:last], device=self.device)
+        return ChunkedArray(self.name, (0, last - first), self.memory[first:last], device=self.device)
 
     def files_in(self, directory: str) -> list[Held]:
         """Return the files of chunks that can have a second name in a directory."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from zerort.buffer import Gatherable
 from zerort.comm import Group
-from zerort.engine.residence.chunked_array import Column
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.typing import Array
 
@@ -36,7 +36,7 @@ class ColumnParameters(Gatherable):
         layout: FlatLayout,
         partition: Partition,
         *,
-        column: Column,
+        column: ChunkedArray,
         group: Group,
         name: str,
         traffic: Counter[str] | None = None,

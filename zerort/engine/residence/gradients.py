@@ -2,7 +2,7 @@
 
     SummedGradient     what the step reads: a column, the sums of its squares, the first element that is not finite
     measure            the sums of the squares of all of them, with one wait for a GPU
-    RestingGradient    room for a reduction; when that is done: sum up squares, write, and the room is free again
+    OffloadedGradient    room for a reduction; when that is done: sum up squares, write, and the room is free again
 
 What is put away is summed up on the way, so that the norm is known without reading it back.
 """
@@ -17,20 +17,20 @@ import numpy as np
 
 from zerort.buffer import Slots
 from zerort.device import Ticket
-from zerort.engine.residence.chunked_array import Column
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.errors import StorageError
 from zerort.optim import square_sums, square_sums_of
 from zerort.optim.kernels import kernels_for
 from zerort.typing import Array, Device, Stream
 
-__all__ = ["RestingGradient", "SummedGradient", "SummedInMemory", "measure"]
+__all__ = ["OffloadedGradient", "SummedGradient", "SummedInMemory", "measure"]
 
 
 class SummedGradient(Protocol):
     """What the step reads of a section's summed gradient."""
 
     @property
-    def column(self) -> Column:
+    def column(self) -> ChunkedArray:
         """This rank's range, or all of it if every rank updates all."""
 
     @property
@@ -45,7 +45,7 @@ class SummedGradient(Protocol):
 class SummedInMemory:
     """A summed gradient in memory."""
 
-    column: Column
+    column: ChunkedArray
 
     @property
     def sums(self) -> None:
@@ -58,7 +58,7 @@ class SummedInMemory:
         return found
 
 
-class RestingGradient:
+class OffloadedGradient:
     """A summed gradient that rests on a disk, or on the host of a GPU, until the update.
 
     Args:
@@ -68,7 +68,7 @@ class RestingGradient:
         stream: Does what follows a reduction.
     """
 
-    def __init__(self, column: Column, *, block: int | None, slots: Slots, stream: Stream) -> None:
+    def __init__(self, column: ChunkedArray, *, block: int | None, slots: Slots, stream: Stream) -> None:
         self.column = column
         self.error: StorageError | None = None
         """What the disk had against the last one, on this rank alone: the step tells the others."""

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 
 from zerort.comm import Group
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreed import agreed
 from zerort.device import HostDevice
 from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.residence.host_memory import HostMemory
@@ -82,20 +82,13 @@ def open_together(
     Raises:
         StorageError: A rank cannot open its files; on every rank.
     """
-    error: Exception | None = None
     with contextlib.ExitStack() as unless_all_have:
-        try:
+        with agreed(world, "offload"):
             files = _open_files(directories, options, rank=world.rank)
             unless_all_have.callback(files.close)
-        except Exception as caught:
-            error = caught
-        raise_together(world, error, name="offload")
-        try:
+        with agreed(world, "offload"):
             store = _bridge(files, world.device, host, options)
             unless_all_have.callback(store.close)
-        except Exception as caught:
-            error = caught
-        raise_together(world, error, name="offload")
         unless_all_have.pop_all()
     return files, store
 

@@ -1,14 +1,13 @@
 """`Tiers`: what of a runtime rests on a disk: this rank's store, and the pipeline that streams it through memory.
 
-    prepare     all ranks: is there a disk, is there room, what can it do?      before anything is put there
-    read write  a range of a value, between steps
-    foresee     begin to read what the last update began with                   while gradients are still being reduced
-    run         chunks through the pipeline: read, compute, write back          the update
-    settle      what the update has written is on the disk, or is known to fail before a save, a load
-    close       wait, delete the files
+    prepare           all ranks: is there a disk, is there room, what can it do?     before anything is put there
+    read write        a range of a value, between steps
+    prefetch_update   begin to read what the last update began with                  while gradients are being reduced
+    run               chunks through the pipeline: read, compute, write back         the update
+    wait_written      the last update is on the disk, or known to have failed        before a save, a load
+    close             wait, delete the files
 
-Nothing is opened before a section needs it, so a plan that rests in memory has no store, no thread and no file. May
-import: comm, trace, offload, engine.*.
+Nothing is opened before a section needs it, so a plan that rests in memory has no store, no thread and no file.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerort import trace
 from zerort.comm import Group
-from zerort.comm.agreement import gather_json, raise_together
+from zerort.comm.agreed import agreed, gather_json
 from zerort.device import Ticket
 from zerort.engine.ledger import Ledger
 from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
@@ -95,8 +94,8 @@ class Tiers:
         self._host = HostMemory(world) if host is None else host
         self._slot_memory = SlotMemory(self._host, count=most_slots(self.options.depth))
         self._counting = threading.Lock()
-        self._torn = ""
-        self._torn_state = False
+        self._partial_update = ""
+        self._partial_state = False
         self._paths: list[str] = []  # the files of all ranks of this host
 
     @property
@@ -149,27 +148,19 @@ class Tiers:
             self._open(hosts, what=what)
         needs = gather_json(self._world, nbytes + beside(), name="offload")
         needed = sum(need for host, need in zip(hosts, needs, strict=True) if host == hosts[self._world.rank])
-        error: Exception | None = None
-        try:
+        with agreed(self._world, "offload"):
             from zerort.engine.residence.scratch_store import expect_room
 
             expect_room(self.directories, needed, what=what)
-        except Exception as caught:
-            error = caught
-        raise_together(self._world, error, name="offload")
 
     def _open(self, hosts: Sequence[str], *, what: str) -> None:
         """Open the store, on all ranks or on none. The first rank of each host looks at its disks."""
         from zerort.engine.residence.scratch_store import look_at, open_together
 
         here, rank = hosts[self._world.rank], self._world.rank
-        error: Exception | None = None
-        try:
+        with agreed(self._world, "offload"):
             if hosts.index(here) == rank and not self.disks:
                 self.disks = look_at(self.directories, what=what, rank=rank)
-        except Exception as caught:
-            error = caught
-        raise_together(self._world, error, name="offload")
         self._files, self._store = open_together(self._world, self.directories, self.options, host=self._host)
         paths = gather_json(self._world, self._own_paths(), name="offload")
         self._paths = [path for host, some in zip(hosts, paths, strict=True) if host == here for path in some]
@@ -184,7 +175,7 @@ class Tiers:
     def reserve(self, slot_nbytes: int) -> None:
         """Have pinned memory for chunks of so many bytes that go on to a GPU. Every rank calls this alike."""
         if slot_nbytes > self._slot_memory.slot_nbytes:
-            if self.settle() is None:  # else it remembers what failed; nothing is under way in either case
+            if self.wait_written() is None:  # else it remembers what failed; nothing is under way in either case
                 self._drop_pipeline()
             self._slot_memory.reserve(slot_nbytes)
 
@@ -213,17 +204,17 @@ class Tiers:
         assert self._files is not None
         return copied_parts(self._files, directory)
 
-    def foresee(self) -> None:
+    def prefetch_update(self) -> None:
         """Begin to read what the last update began with: the next one will, too. Gradients need not be there yet.
 
-        Nothing that these chunks hold may be written until `run` or `unforesee`.
+        Nothing that these chunks hold may be written until `run` or `cancel_prefetch`.
         """
         if self._ahead is None and self._pipeline is not None and self._last:
             first = self._last[: self._pipeline.depth or 1]
             if all(part.write for chunk in first for part in chunk):  # what is only read are gradients
                 self._ahead = self._pipeline.begin(self._last)
 
-    def unforesee(self) -> None:
+    def cancel_prefetch(self) -> None:
         """Let go of what was read ahead: it is about to change, or will not be used."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
@@ -248,8 +239,7 @@ class Tiers:
         self._count(read=report.read_nbytes, written=report.written_nbytes)
         self._ledger.stalled["nvme"] += int(report.stall_seconds * 1e9)
         # Each read has waited for the last update's write of the same value. If that failed, what was read is older.
-        if (failed := self.failure()) is not None:
-            raise failed
+        self.check_written()
 
     def _count(self, *, read: int = 0, written: int = 0) -> None:
         with self._counting:  # checkpoints read and write with several threads
@@ -271,7 +261,7 @@ class Tiers:
     # -- what a failure leaves -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def tearing(self, what: str, *, state: bool = True, begun: bool = True) -> Iterator[Change]:
+    def partial_update_guard(self, what: str, *, state: bool = True, begun: bool = True) -> Iterator[Change]:
         """Note that what is changed inside is half done if the block ends with an error, whatever error that is.
 
         Args:
@@ -284,8 +274,8 @@ class Tiers:
             yield change
         except BaseException as error:
             if change.begun:
-                self._torn_state |= state
-                self._torn = f"{what}, half done when it ended with {type(error).__name__}: {error}"
+                self._partial_state |= state
+                self._partial_update = f"{what}, half done when it ended with {type(error).__name__}: {error}"
             raise
 
     def check_whole(self, verb: str) -> None:
@@ -294,10 +284,10 @@ class Tiers:
         Raises:
             StorageError: They are not, and why.
         """
-        if self._torn:
+        if self._partial_update:
             raise StorageError(
-                f"{verb}: Expected parameters and state of one update, got those of {self._torn} Go back to a "
-                "checkpoint: rt.load(path), or rt.resume() if the last step is kept."
+                f"{verb}: Expected parameters and state of one update, got those of {self._partial_update} Go back to "
+                "a checkpoint: rt.load(path), or rt.resume() if the last step is kept."
             )
 
     def failure(self) -> StorageError | None:
@@ -313,26 +303,31 @@ class Tiers:
         failure.__cause__ = found
         return failure
 
-    def settle(self) -> StorageError | None:
+    def check_written(self) -> None:
+        """Raise what a write of the last update has met, on this rank alone, as far as it is known. Never waits."""
+        if (failed := self.failure()) is not None:
+            raise failed
+
+    def wait_written(self) -> StorageError | None:
         """Wait until the last update is written; return what went wrong, on this rank alone."""
-        self.unforesee()
+        self.cancel_prefetch()
         if self._pipeline is not None:
             with contextlib.suppress(Exception), self._ledger.stall("nvme"):
                 self._pipeline.finish()  # not-gpu: between the host and a disk
         return self.failure()
 
     @property
-    def is_torn(self) -> bool:
+    def is_partially_updated(self) -> bool:
         """Whether optimizer state of this rank is not that of one update, or not for sure: a sync has failed."""
-        return self._torn_state or self.failure() is not None or any(store.has_lost for store in self._members())
+        return self._partial_state or self.failure() is not None or any(store.has_lost for store in self._members())
 
-    def mend(self) -> None:
+    def clear_partial_update(self) -> None:
         """Note that parameters and state are whole again."""
-        self._torn, self._torn_state = "", False
+        self._partial_update, self._partial_state = "", False
         self._drop_pipeline()  # which remembers what failed
 
     def _drop_pipeline(self) -> None:
-        self.unforesee()
+        self.cancel_prefetch()
         pipeline, self._pipeline = self._pipeline, None
         self._last = ()
         if pipeline is not None:

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from zerort.config import Budget, Tier, format_bytes, parse_bytes
-from zerort.engine.residence.choose import SectionTiers
+from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.sizing.requirements import PARTS, SectionSize
 from zerort.engine.sizing.working import WorkingMemory, WorkingSize
 from zerort.errors import PlanError
@@ -52,8 +52,8 @@ def decide(
     capacity: Capacity,
     *,
     working: WorkingMemory,
-    settled: Mapping[int, SectionTiers] = MappingProxyType({}),
-) -> tuple[SectionTiers, ...]:
+    settled: Mapping[int, SectionResidence] = MappingProxyType({}),
+) -> tuple[SectionResidence, ...]:
     """Say where each section's parts rest.
 
     Args:
@@ -78,7 +78,7 @@ def decide(
 class _List:
     """All parts of all sections that are to be decided about, from hot to cold; first those that cannot leave."""
 
-    def __init__(self, capacity: Capacity, working: WorkingMemory, settled: Mapping[int, SectionTiers]) -> None:
+    def __init__(self, capacity: Capacity, working: WorkingMemory, settled: Mapping[int, SectionResidence]) -> None:
         self.capacity, self.working, self.settled = capacity, working, settled
         sizes = working.sizes
         items = [(at, part) for part in PARTS for at in range(len(sizes)) if at not in settled]
@@ -89,7 +89,7 @@ class _List:
         self.sums = [*accumulate(self.nbytes, initial=placed)]
         """What the device holds if it has the first items and what is settled there; by how many items."""
 
-    def tiers_at(self, line: int, *, below: int = 0, resident: int = 0) -> tuple[SectionTiers, ...]:
+    def tiers_at(self, line: int, *, below: int = 0, resident: int = 0) -> tuple[SectionResidence, ...]:
         """Return where things rest: on the device up to ``line``, in the host's memory up to ``below``."""
         tiers = [dict.fromkeys(PARTS, Tier.DEVICE) for _ in self.working.sizes]
         for number in range(line, len(self.items)):
@@ -100,7 +100,7 @@ class _List:
         return tuple(
             self.settled[at]
             if at in self.settled
-            else SectionTiers(**one, state_resident_nbytes=resident * (at == cut))
+            else SectionResidence(**one, state_resident_nbytes=resident * (at == cut))
             for at, one in enumerate(tiers)
         )
 
@@ -163,7 +163,7 @@ class _List:
         return below, resident
 
 
-def _placed(working: WorkingMemory, settled: Mapping[int, SectionTiers]) -> tuple[int, int, int]:
+def _placed(working: WorkingMemory, settled: Mapping[int, SectionResidence]) -> tuple[int, int, int]:
     """Return what sections that rest somewhere already hold: on the device, on a host that is apart, on the disk."""
     device = host = disk = 0
     for at, tiers in settled.items():

@@ -1,7 +1,7 @@
-"""`forecast`: how many bytes a rank will hold in each memory, from shapes alone; `Outlook` also says what a step moves.
+"""`forecast`: how many bytes a rank will hold in each memory, from shapes alone; `MemoryForecast`: what a step moves.
 
-    forecast(units, plan=…, optimizer=…, size=8)     ->  MemoryReport: what `Runtime.memory` will find
-    Outlook.of(plan, working)                        ->  the same, section by section, and the disk's share of a step
+    forecast(units, plan=…, optimizer=…, size=8)   ->  MemoryReport: what `Runtime.memory` will find
+    MemoryForecast.of(model_spec, plan)            ->  the same, section by section, and the disk's share of a step
 
 No memory is touched. A plan says the tiers; for a budget they are decided here as a runtime decides them.
 """
@@ -16,14 +16,14 @@ from zerort.config import Budget, Plan, Tier
 from zerort.engine.model.tensors import Frozen, TensorSpec
 from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.report import MemoryReport
-from zerort.engine.residence.choose import SectionTiers
+from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.sizing.budget import Capacity, decide
-from zerort.engine.sizing.requirements import PARTS, Blueprint, SectionSize
+from zerort.engine.sizing.requirements import PARTS, ModelSpec, SectionSize
 from zerort.engine.sizing.working import WorkingMemory
 from zerort.errors import CallError
 from zerort.optim import Optimizer, ParameterGroup
 
-__all__ = ["Outlook", "Traffic", "forecast"]
+__all__ = ["MemoryForecast", "Traffic", "forecast"]
 
 
 def forecast(
@@ -33,13 +33,13 @@ def forecast(
     optimizer: Optimizer,
     size: int,
     rank: int = 0,
-    groups: Sequence[ParameterGroup] = (),
+    param_groups: Sequence[ParameterGroup] = (),
     frozen: Frozen | Mapping[str, Frozen] = False,
-    weights: Sequence[float] | None = None,
+    shard_weights: Sequence[float] | None = None,
     gradient_dtype: str | None = None,
     micro_steps: int = 1,
     virtual_shards: int | None = None,
-    lenders: Collection[str] = (),
+    tied_owners: Collection[str] = (),
     prefetch: int = 1,
     buckets: int = 2,
     one_memory: bool = True,
@@ -54,13 +54,13 @@ def forecast(
         optimizer: Whose state is kept.
         size: Ranks that share the model.
         rank: Whose bytes.
-        groups: Other settings for some parameters.
+        param_groups: Other settings for some parameters.
         frozen: Which parameters take no gradient: in every unit, or by unit.
-        weights: How much of every shard each rank takes.
+        shard_weights: How much of every shard each rank takes.
         gradient_dtype: What gradients are summed in; None: the parameter's dtype.
         micro_steps: Calls of reduce that are summed before anything is communicated.
         virtual_shards: Micro-batches of a step in deterministic mode.
-        lenders: Units that others are tied to.
+        tied_owners: Units that others are tied to.
         prefetch: Units that are gathered ahead.
         buckets: Gradient buckets that may be in flight at once.
         one_memory: Whether all ranks are on one machine: then a gather of what rests in memory takes none. Not on GPUs.
@@ -73,47 +73,47 @@ def forecast(
     if device not in ("host", "cuda"):
         raise CallError(f"Expected device to be 'host' or 'cuda', got {device!r}.")
     on_gpus = device == "cuda"
-    blueprint = Blueprint(
+    model_spec = ModelSpec(
         units=units,
         plan=plan if isinstance(plan, Plan) else Plan.zero(plan.stage),
         optimizer=optimizer,
         size=size,
-        groups=groups,
+        param_groups=param_groups,
         frozen=frozen,
-        weights=weights,
+        shard_weights=shard_weights,
         equal_shards=on_gpus,
         gradient_dtype=gradient_dtype,
         micro_steps=micro_steps,
         virtual_shards=virtual_shards,
-        lenders=lenders,
+        tied_owners=tied_owners,
     )
     settings = {
         "prefetch": prefetch,
         "buckets": buckets,
-        "ties": len(lenders),
+        "ties": len(tied_owners),
         "one_memory": one_memory and not on_gpus,
         "reach": frozenset({Tier.DEVICE} if on_gpus else {Tier.DEVICE, Tier.HOST}),
     }
-    return Outlook.of(blueprint, plan, offload=offload, **settings).memory(rank)
+    return MemoryForecast.of(model_spec, plan, offload=offload, **settings).memory(rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class MemoryForecast:
     """What rests where, and what computing takes besides."""
 
-    blueprint: Blueprint
+    model_spec: ModelSpec
     working: WorkingMemory
-    tiers: tuple[SectionTiers, ...]
+    tiers: tuple[SectionResidence, ...]
     """Of each section, the same on every rank."""
 
     @classmethod
     def of(
-        cls, blueprint: Blueprint, plan: Plan | Budget, *, offload: OffloadOptions | None = None, **settings: Any
-    ) -> Outlook:
+        cls, model_spec: ModelSpec, plan: Plan | Budget, *, offload: OffloadOptions | None = None, **settings: Any
+    ) -> MemoryForecast:
         """Say what becomes of a model under a plan or a budget.
 
         Args:
-            blueprint: The model.
+            model_spec: The model.
             plan: The tiers, or how much there is of each.
             offload: How values stream; as the environment says if None. A budget makes chunks smaller if need be.
             **settings: Other fields of `WorkingMemory`.
@@ -123,16 +123,16 @@ class Outlook:
         """
         offload = OffloadOptions.from_environment() if offload is None else offload
         memory = plan.memory if isinstance(plan, Budget) else None
-        working = WorkingMemory(sizes=blueprint.sections(), offload=offload, memory=memory, **settings)
+        working = WorkingMemory(sizes=model_spec.sections(), offload=offload, memory=memory, **settings)
         if isinstance(plan, Plan):
             tiers = tuple(_tiers_under(plan, size) for size in working.sizes)
         else:
             tiers = decide(Capacity.of(plan, has_gpu=Tier.HOST not in working.reach), working=working)
-        return cls(blueprint=blueprint, working=working, tiers=tiers)
+        return cls(model_spec=model_spec, working=working, tiers=tiers)
 
     def memory(self, rank: int) -> MemoryReport:
         """Return what ``rank`` will hold. Chunks on their way are counted at their most."""
-        sizes = self.blueprint.sections(rank=rank)
+        sizes = self.model_spec.sections(rank=rank)
         below = self.below(rank)
         resting = {part: sum(getattr(size, part) for size in sizes) - below[part] for part in PARTS}
         working = replace(self.working, sizes=sizes).of(self.tiers)
@@ -149,7 +149,7 @@ class Outlook:
         chunk = self.working.chunk_numel
         found = [
             size.below(tiers, chunk_numel=chunk)
-            for size, tiers in zip(self.blueprint.sections(rank=rank), self.tiers, strict=True)
+            for size, tiers in zip(self.model_spec.sections(rank=rank), self.tiers, strict=True)
         ]
         return {part: sum(one[part] for one in found) for part in PARTS}
 
@@ -161,7 +161,7 @@ class Outlook:
             passes: How often every unit is gathered: once forward, once backward.
         """
         read = written = 0
-        for size, tiers in zip(self.blueprint.sections(rank=rank), self.tiers, strict=True):
+        for size, tiers in zip(self.model_spec.sections(rank=rank), self.tiers, strict=True):
             below = size.below(tiers, chunk_numel=self.working.chunk_numel)
             read += passes * below["parameter"] + below["gradient"] + below["state"]
             if size.is_trained:
@@ -170,9 +170,9 @@ class Outlook:
         return Traffic(read, written)
 
 
-def _tiers_under(plan: Plan, size: SectionSize) -> SectionTiers:
+def _tiers_under(plan: Plan, size: SectionSize) -> SectionResidence:
     """Return where a section's parts rest: as the plan says, but those that cannot leave memory stay."""
-    asked = SectionTiers.of(plan)
+    asked = SectionResidence.of(plan)
     stay = [part for part in PARTS if getattr(asked, part) is Tier.NVME and part not in size.movable]
     return replace(asked, **dict.fromkeys(stay, Tier.DEVICE))  # type: ignore[arg-type]
 

@@ -1,6 +1,6 @@
 """`SectionSize`: what a section takes on a rank, from shapes alone. No memory is touched.
 
-    Blueprint(units, plan=…, optimizer=…, size=8).sections(rank=0)   ->   one SectionSize for each section
+    ModelSpec(units, plan=…, optimizer=…, size=8).sections(rank=0)   ->   one SectionSize for each section
 
 The same layouts, partitions and divisions that a runtime is built from, so the numbers are exact, padding and uneven
 weights included.
@@ -15,16 +15,15 @@ from typing import Final
 
 from zerort.buffer import TreeSum
 from zerort.config import Plan, Tier
-from zerort.engine.context import cut_over
-from zerort.engine.model.registration import Division, divide
+from zerort.engine.model.division import Division, cut_over, divide
 from zerort.engine.model.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
-from zerort.engine.residence.choose import SectionTiers
+from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import cut_chunks
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.layout.dtypes import TRAINABLE, gradient_dtype, master_dtype
 from zerort.optim import ElementwiseOptimizer, Optimizer, ParameterGroup, StateSpec, resolve
 
-__all__ = ["PARTS", "Blueprint", "SectionSize"]
+__all__ = ["PARTS", "ModelSpec", "SectionSize"]
 
 PARTS: Final = ("parameter", "gradient", "state")
 """What a section consists of, from hot to cold."""
@@ -66,7 +65,7 @@ class SectionSize:
         """Whether its parameters are updated."""
         return "gradient" in self.columns
 
-    def below(self, tiers: SectionTiers, *, chunk_numel: int) -> dict[str, int]:
+    def below(self, tiers: SectionResidence, *, chunk_numel: int) -> dict[str, int]:
         """Return how much of each part rests on a disk.
 
         Args:
@@ -83,7 +82,7 @@ class SectionSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blueprint:
+class ModelSpec:
     """Everything that fixes how many bytes a model takes."""
 
     units: Mapping[str, Mapping[str, TensorSpec]]
@@ -94,11 +93,11 @@ class Blueprint:
     """Whose state is kept."""
     size: int
     """Ranks that share the model."""
-    groups: Sequence[ParameterGroup] = ()
+    param_groups: Sequence[ParameterGroup] = ()
     """Other settings for some parameters."""
     frozen: Frozen | Mapping[str, Frozen] = False
     """Which parameters take no gradient: in every unit, or by unit."""
-    weights: Sequence[float] | None = None
+    shard_weights: Sequence[float] | None = None
     """How much of every shard each rank takes."""
     equal_shards: bool = False
     """Whether shards are padded to one length, as NCCL wants them."""
@@ -110,7 +109,7 @@ class Blueprint:
     """Calls of reduce that are summed before anything is communicated."""
     virtual_shards: int | None = None
     """Micro-batches of a step in deterministic mode."""
-    lenders: Collection[str] = ()
+    tied_owners: Collection[str] = ()
     """Units that others are tied to."""
     replicated: bool = False
     """Whether there are several copies of the model."""
@@ -126,7 +125,7 @@ class Blueprint:
         yield from divide(
             {full_name(unit, local): spec for local, spec in tensors.items()},
             frozen=cold.__contains__,
-            resolve=lambda name, shape: resolve(self.optimizer, self.groups, name, shape),
+            resolve=lambda name, shape: resolve(self.optimizer, self.param_groups, name, shape),
         )
 
     def _size(self, unit: str, part: Division, ranks: Sequence[int]) -> SectionSize:
@@ -134,7 +133,10 @@ class Blueprint:
         if self.virtual_shards is not None:
             copies = 2 + TreeSum.depth(self.virtual_shards // self.size)
         cut = cut_over(
-            self.size, weights=self.weights, deterministic=self.virtual_shards is not None, equal=self.equal_shards
+            self.size,
+            weights=self.shard_weights,
+            deterministic=self.virtual_shards is not None,
+            equal=self.equal_shards,
         )
         layout, partition = cut.of({name: spec.shape for name, spec in part.tensors.items()}, dtype=part.dtype)
         mine = max(partition.counts[rank] for rank in ranks)
@@ -151,7 +153,7 @@ class Blueprint:
                 columns={"parameter": (width,)},
                 movable=frozenset(filter(self._is_sharded, PARTS)),
             )
-        is_whole = self.micro_steps > 1 or copies > 1 or unit in self.lenders or not self._is_sharded("gradient")
+        is_whole = self.micro_steps > 1 or copies > 1 or unit in self.tied_owners or not self._is_sharded("gradient")
         element = itemsize(gradient_dtype(part.dtype, self.gradient_dtype, over_nccl=self.over_nccl))
         in_slots = not is_whole or (self.micro_steps > 1 and copies == 1)
         return SectionSize(

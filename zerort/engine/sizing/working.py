@@ -16,7 +16,7 @@ from typing import Final
 
 from zerort.config import Tier
 from zerort.engine.offload_options import LEAST_CHUNK, OffloadOptions
-from zerort.engine.residence.choose import SectionTiers
+from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import cut_chunks
 from zerort.engine.sizing.requirements import PARTS, SectionSize
 from zerort.streaming.parts import most_slots
@@ -78,11 +78,11 @@ class WorkingMemory:
         """Chunks that are in memory at once, at most."""
         return most_slots(self.offload.depth)
 
-    def of(self, tiers: Sequence[SectionTiers]) -> WorkingSize:
+    def of(self, tiers: Sequence[SectionResidence]) -> WorkingSize:
         """Return what is needed if the sections' parts rest in these tiers."""
         if self.open_ended:
             tiers = [_on_disk(size) for size in self.sizes]
-        units: dict[str, list[tuple[SectionSize, SectionTiers]]] = {}
+        units: dict[str, list[tuple[SectionSize, SectionResidence]]] = {}
         for size, one in zip(self.sizes, tiers, strict=True):
             units.setdefault(size.unit, []).append((size, one))
         return WorkingSize(
@@ -102,11 +102,11 @@ class WorkingMemory:
                 count = max(count, in_flight + len(needing) - 1)
         return largest * count
 
-    def _room(self, size: SectionSize, tiers: SectionTiers) -> int:
+    def _room(self, size: SectionSize, tiers: SectionResidence) -> int:
         """Return what a summed gradient takes until it is put away."""
         return 0 if tiers.gradient in self.reach else size.gradient
 
-    def _gathered(self, unit: Sequence[tuple[SectionSize, SectionTiers]]) -> int:
+    def _gathered(self, unit: Sequence[tuple[SectionSize, SectionResidence]]) -> int:
         """Return what the gathered form of a unit takes in a slot."""
         return sum(
             _round_up(size.whole, _CACHE_LINE)
@@ -114,7 +114,7 @@ class WorkingMemory:
             if one.parameter not in self.reach or not self.one_memory
         )
 
-    def _slot(self, size: SectionSize, tiers: SectionTiers) -> int:
+    def _slot(self, size: SectionSize, tiers: SectionResidence) -> int:
         """Return what a chunk of a section takes on its way."""
         longest = max(last - first for first, last in pairwise(cut_chunks(size.numel, most=self.chunk_numel)))
         return sum(
@@ -136,9 +136,9 @@ def offload_within(memory: int, options: OffloadOptions) -> OffloadOptions:
     return replace(options, chunk_nbytes=min(options.chunk_nbytes, share))
 
 
-def _on_disk(size: SectionSize) -> SectionTiers:
+def _on_disk(size: SectionSize) -> SectionResidence:
     """Return where the parts of a section rest if all that can is on a disk."""
-    return SectionTiers(**{part: Tier.NVME if part in size.movable else Tier.DEVICE for part in PARTS})  # type: ignore[arg-type]
+    return SectionResidence(**{part: Tier.NVME if part in size.movable else Tier.DEVICE for part in PARTS})  # type: ignore[arg-type]
 
 
 def _round_up(nbytes: int, multiple: int) -> int:

@@ -1,7 +1,10 @@
 """What a step is made of: agree, finish reductions, measure, decide, update, refresh.
 
 step.py                       the order of a step; until `update` nothing has changed
+agree.py  record.py           what all ranks know before anything changes: named facts, each with its reduction
+copies.py  discard.py         whether all copies of the model have reduced the same units; gradients dropped
+measure.py                    the norm of all gradients
 update.py                     kernels over this rank's range of every section
 state.py  state_entry.py      what the optimizer keeps for a section, and the pass that updates it
-copies.py                     whether all copies of the model have reduced the same units
+refresh.py  digest.py         every rank sees all that was written; a checksum of it
 """

@@ -9,33 +9,30 @@ a complaint for each.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zerort.engine.context import Context
+from zerort.engine.model.units import Units
 from zerort.errors import ZerortError
-
-if TYPE_CHECKING:
-    from zerort.engine.runtime import Runtime
 
 __all__ = ["reduced_alike"]
 
 
-def reduced_alike(rt: Runtime) -> bool:
+def reduced_alike(context: Context, units: Units) -> bool:
     """Say whether every rank has reduced the same units; if not, no reduction is under way any more. All call this.
 
     With one copy of the model there is one group: there ranks meet with different calls, and are told so.
     """
-    replicate, shard = rt.mesh.replicate, rt.mesh.shard
+    replicate, shard = context.mesh.replicate, context.mesh.shard
     if replicate is None:
         return True
-    units = list(rt.units.values())
-    mine = np.array([unit.reduced for unit in units], np.int64)
+    mine = np.array([unit.reduced for unit in units.values()], np.int64)
     # not-gpu: between arrays of the host
-    everyone = rt.world.all_gather(mine, name="reduced").wait().reshape(rt.world.size, len(units))
+    everyone = context.world.all_gather(mine, name="reduced").wait().reshape(context.world.size, len(units))
     if (everyone == everyone[0]).all():
         return True
-    buckets = [[one.bucket for one in unit.sections if one.bucket is not None] for unit in units]
+    buckets = [[one.bucket for one in unit.sections if one.bucket is not None] for unit in units.values()]
     calls = everyone @ np.array([sum(bucket.fires for bucket in some) for some in buckets], np.int64)
     by_copy = calls.reshape(replicate.size, shard.size)
     made = by_copy[replicate.rank, shard.rank]

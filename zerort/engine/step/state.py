@@ -1,8 +1,8 @@
 """`OptimizerState`: what an optimizer keeps for the tensors of one flat layout, and the pass that updates them.
 
-    one element per parameter element    exp_avg …          a `Column` for the range that this rank updates
+    one element per parameter element    exp_avg …          a `ChunkedArray` for the range that this rank updates
     one array per tensor                 row, col …         small, in memory, the same on every rank
-    float32 master weights               of bf16 and fp16 parameters: a `Column` for the range that this rank updates
+    float32 master weights               of bf16 and fp16 parameters: a `ChunkedArray`, too
 
 The range is cut into chunks, which are updated one by one wherever they rest; state that is all in memory is one chunk.
 Neighbouring tensors with the same settings are updated by one kernel call, padding included (zeros stay zeros), and
@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby, pairwise
 
 from zerort.device import HostDevice
-from zerort.engine.residence.chunked_array import Column, beside, cut_chunks
-from zerort.engine.step.state_entry import Kept, Streaming, layout_of_some
+from zerort.engine.residence.chunked_array import ChunkedArray, beside, cut_chunks
+from zerort.engine.step.state_entry import StateEntry, Streaming, layout_of_some
 from zerort.layout import FlatLayout, Overlap, Partition, Range, itemsize
 from zerort.layout.dtypes import TRAINABLE, master_dtype
 from zerort.optim import ElementwiseOptimizer, Optimizer, StateSpec, TensorOptimizer, TensorPart
@@ -77,8 +77,8 @@ class OptimizerState:
         """Where chunks begin, counted in the owned range, and the end of the last."""
         specs = list(self._specs())
         self._resident = self._resident_chunks([spec for spec, _ in specs if spec.shape is None])
-        self.kept = {spec.name: self._keep(spec, names) for spec, names in specs}
-        self.master: Column | None = None
+        self.entries = {spec.name: self._keep(spec, names) for spec, names in specs}
+        self.master: ChunkedArray | None = None
         if self._master_dtype is not None:
             self.master = self._column("master", self.cuts, self._master_dtype)
 
@@ -99,20 +99,20 @@ class OptimizerState:
         each = sum(map(itemsize, dtypes))
         return max(at for at in range(chunks + 1) if each * self.cuts[at] <= self._streaming.resident_nbytes)
 
-    def _column(self, kind: str, cuts: Sequence[int], dtype: str) -> Column:
+    def _column(self, kind: str, cuts: Sequence[int], dtype: str) -> ChunkedArray:
         memory = self._zeros(cuts[self._resident], dtype)
         tiers = None if self._streaming is None else self._streaming.tiers
         name = f"{self._name}/{kind}"
-        return Column(name, cuts, memory, resident=self._resident, tiers=tiers, device=self._device)
+        return ChunkedArray(name, cuts, memory, resident=self._resident, tiers=tiers, device=self._device)
 
-    def _keep(self, spec: StateSpec, names: Sequence[str]) -> Kept:
+    def _keep(self, spec: StateSpec, names: Sequence[str]) -> StateEntry:
         if spec.shape is not None:
             shapes = {name: self._shape_of(spec.name, name) for name in names}
             layout = FlatLayout.build(shapes, dtype=spec.dtype, alignment=1)
             partition = Partition.build(layout.numel, self.partition.size)
             memory = self._device.zeros(layout.numel, spec.dtype)
-            column = Column(spec.name, (0, layout.numel), memory, device=self._device)
-            return Kept(spec, layout, partition, column, whole=True)
+            column = ChunkedArray(spec.name, (0, layout.numel), memory, device=self._device)
+            return StateEntry(spec, layout, partition, column, whole=True)
         having = set(names)
         layout, partition = layout_of_some(self.layout, self.partition, having, dtype=spec.dtype)
         counts = [
@@ -120,7 +120,7 @@ class OptimizerState:
             for first, last in pairwise(self.cuts)
         ]
         cuts = tuple(accumulate(counts, initial=0))
-        return Kept(spec, layout, partition, self._column(spec.name, cuts, spec.dtype), whole=self._whole)
+        return StateEntry(spec, layout, partition, self._column(spec.name, cuts, spec.dtype), whole=self._whole)
 
     def _count(self, first: int, last: int, names: Collection[str]) -> int:
         """Return how many elements of some tensors lie in a stretch of the owned range."""
@@ -143,15 +143,15 @@ class OptimizerState:
         return self._optimizers[name]
 
     @property
-    def columns(self) -> dict[str, Column]:
+    def columns(self) -> dict[str, ChunkedArray]:
         """What an update of elements reads and writes, by kind; ``master`` among them."""
-        found = {kind: kept.column for kind, kept in self.kept.items() if kept.spec.shape is None}
+        found = {kind: entry.column for kind, entry in self.entries.items() if entry.spec.shape is None}
         return found if self.master is None else {**found, "master": self.master}
 
     @property
     def nbytes(self) -> int:
         """Bytes that this rank holds in memory."""
-        held = sum(kept.column.memory.nbytes for kept in self.kept.values())
+        held = sum(entry.column.memory.nbytes for entry in self.entries.values())
         return held + (0 if self.master is None else self.master.memory.nbytes)
 
     # -- the update ------------------------------------------------------------------------------------------------
@@ -237,9 +237,9 @@ class OptimizerState:
 
     def _runs(self, at: int, present: set[str]) -> Iterator[tuple[Optimizer, int, slice, dict[str, slice]]]:
         """Yield stretches of a chunk that one kernel call can update: (optimizer, step, where, where in its state)."""
-        kinds = {kind: kept for kind, kept in self.kept.items() if kept.spec.shape is None}
+        kinds = {kind: entry for kind, entry in self.entries.items() if entry.spec.shape is None}
         # State that only some tensors have lies without gaps for the others: then each tensor is a stretch of its own.
-        alike = all(len(kept.layout.extents) == len(self.steps) for kept in kinds.values())
+        alike = all(len(entry.layout.extents) == len(self.steps) for entry in kinds.values())
 
         def settings(overlap: Overlap) -> tuple[bool, int, int, str]:
             name = overlap.extent.name
@@ -254,13 +254,13 @@ class OptimizerState:
                 if alike:
                     places = dict.fromkeys(kinds, run)
                 else:
-                    places = {k: self._place(kept, at, stretch[0]) for k, kept in kinds.items() if kept.has(name)}
+                    places = {k: self._place(entry, at, stretch[0]) for k, entry in kinds.items() if entry.has(name)}
                 yield self._optimizers[name], step, run, places
 
-    def _place(self, kept: Kept, at: int, overlap: Overlap) -> slice:
+    def _place(self, entry: StateEntry, at: int, overlap: Overlap) -> slice:
         """Return where a tensor's part of a chunk lies in the chunk of one kind of state."""
-        begin = kept.first_of(self._rank) + kept.column.cuts[at]
-        first = kept.layout.of(overlap.extent.name).offset + overlap.in_extent.start - begin
+        begin = entry.first_of(self._rank) + entry.column.cuts[at]
+        first = entry.layout.of(overlap.extent.name).offset + overlap.in_extent.start - begin
         return slice(first, first + overlap.in_extent.stop - overlap.in_extent.start)
 
     def _part(
@@ -284,25 +284,25 @@ class OptimizerState:
             first=first - extent.offset,
             param=target[here],
             grad=grad[here],
-            state={kind: self._state_of(kept, name) for kind, kept in self.kept.items() if kept.has(name)},
+            state={kind: self._state_of(entry, name) for kind, entry in self.entries.items() if entry.has(name)},
             lr=rate,
             step=self.steps[name],
             grad_scale=grad_scale,
             copy_out=None if copy_out is None else copy_out[here],
         )
 
-    def _state_of(self, kept: Kept, name: str) -> Array:
+    def _state_of(self, entry: StateEntry, name: str) -> Array:
         """Return one tensor's part of a kind of state: in its own shape, or 1-D beside the parameter's part."""
-        extent, array = kept.layout.of(name), kept.column.memory
-        if kept.spec.shape is not None:
+        extent, array = entry.layout.of(name), entry.column.memory
+        if entry.spec.shape is not None:
             return array[extent.slice].reshape(extent.shape)
-        start = kept.first_of(self._rank)
+        start = entry.first_of(self._rank)
         first, last = max(extent.offset, start), min(extent.last, start + array.size)
         return array[first - start : last - start] if first < last else array[:0]
 
     # -- master weights --------------------------------------------------------------------------------------------
 
-    def take_master_from(self, param: Column, *, names: Collection[str]) -> None:
+    def take_master_from(self, param: ChunkedArray, *, names: Collection[str]) -> None:
         """Set the master weights of some tensors to the parameters' values: after they were written."""
         if self.master is None:
             return
@@ -317,7 +317,7 @@ class OptimizerState:
                 if self.master.is_resting(at):
                     self.master.write(first, master).wait()  # not-gpu: between the host and a disk
 
-    def round_master_into(self, param: Column) -> None:
+    def round_master_into(self, param: ChunkedArray) -> None:
         """Set the parameters to the rounded master weights: after loading."""
         if self.master is None:
             return

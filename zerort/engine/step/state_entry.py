@@ -1,15 +1,15 @@
-"""What an `OptimizerState` is made of: `Kept`, one kind of state; `Streaming`, what of it is not in memory."""
+"""What an `OptimizerState` is made of: `StateEntry`, one kind of state; `Streaming`, what of it is not in memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zerort.engine.residence.chunked_array import Column
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.tiers import Tiers
 from zerort.layout import FlatLayout, Partition
 from zerort.optim import StateSpec
 
-__all__ = ["Kept", "Streaming", "layout_of_some"]
+__all__ = ["StateEntry", "Streaming", "layout_of_some"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Streaming:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StateEntry:
     """One kind of state: a column, and where the tensors' parts of it lie."""
 
     spec: StateSpec
@@ -34,7 +34,7 @@ class Kept:
     """Of the tensors that have this kind of state; in the spec's dtype."""
     partition: Partition
     """Which rank stores which range in a checkpoint; and, for sharded state, holds it."""
-    column: Column
+    column: ChunkedArray
     """This rank's range, or the whole if every rank holds all of it."""
     whole: bool
     """Whether every rank holds all of it; then it is in memory."""

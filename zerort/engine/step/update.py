@@ -8,23 +8,26 @@ Both are the same call over the same elements, so where a value rests does not s
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from zerort.comm.agreement import raise_together
+from zerort.comm.agreed import agreed
 from zerort.device import HostDevice, Ticket, joined
+from zerort.engine.context import Context
 from zerort.engine.model.section import Section
-from zerort.engine.residence.chunked_array import Column
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.gradients import SummedGradient
 from zerort.engine.residence.host_parameters import HostParameters
 from zerort.engine.step.state import Rates
+from zerort.layout import Placement
 from zerort.optim.kernels import kernels_for
 from zerort.typing import Array
 
 if TYPE_CHECKING:
-    from zerort.engine.runtime import Runtime
     from zerort.streaming import Hop, Part
 
 __all__ = ["update_sections"]
@@ -45,7 +48,7 @@ class _Chunk:
 
     section: Section
     at: int
-    columns: dict[str, Column]
+    columns: dict[str, ChunkedArray]
     """``parameter``, ``gradient``, and the state's."""
 
     @property
@@ -104,7 +107,7 @@ class _Chunk:
 
 
 def update_sections(
-    rt: Runtime,
+    context: Context,
     sections: Sequence[Section],
     gradients: Sequence[SummedGradient],
     *,
@@ -115,7 +118,7 @@ def update_sections(
     """Update parameters and state of every section that has gradients. Every rank calls this.
 
     Args:
-        rt: The owner.
+        context: What the runtime's parts share.
         sections: Whose turn it is.
         gradients: Each one's summed gradient, of the owned range.
         present: Tensors that have a gradient; the same on every rank.
@@ -123,58 +126,59 @@ def update_sections(
         scale: What gradients are multiplied by first.
     """
     settings = _Settings(present=present, rates=rates, grad_scale=scale)
-    streams = any(section.is_apart for section in sections)  # on every rank, also on one that has nothing to
-    with rt.tiers.tearing(f"update {rt.updates}"):
+    streams = any(section.is_offloaded for section in sections)  # on every rank, also on one that has nothing to
+    with context.tiers.partial_update_guard(f"update {context.run.updates}"):
         chunks: list[_Chunk] = []
         for section, gradient in zip(sections, gradients, strict=True):
             assert section.state is not None
             section.state.begin_update(present)
-            if section.looks_at_tensors:
+            if section.needs_whole_tensors:
                 section.state.update_tensors_(
                     section.owned.memory,
                     gradient.column.memory,
                     present=present,
                     rates=rates,
                     grad_scale=scale,
-                    sum_over_ranks=rt.sum_over_shards,
+                    sum_over_ranks=functools.partial(_sum_over_shards, context),
                 )
             chunks += _chunks_of(section, gradient.column, present)
-        error: Exception | None = None
-        try:
-            _compute(rt, chunks, settings)
-        except Exception as caught:  # a disk's, a kernel's, or that of a user's optimizer
-            if not streams:
-                raise
-            error = caught
-        if streams:
-            raise_together(rt.world, error, name="update")
+        # What fails is a disk, a kernel, or a user's optimizer.
+        with agreed(context.world, "update") if streams else contextlib.nullcontext():
+            _compute(context, chunks, settings)
 
 
-def _compute(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
+def _sum_over_shards(context: Context, values: Array) -> Array:
+    """Return the sum of every rank's ``values``, if ranks hold different parts of the state."""
+    if context.plan.state.placement is Placement.REPLICATED:
+        return values
+    return context.mesh.shard.all_reduce(values, name="statistics").wait()
+
+
+def _compute(context: Context, chunks: Sequence[_Chunk], settings: _Settings) -> None:
     """Update chunks where they are, those that rest elsewhere on their way through memory. No communication."""
     streamed = [chunk for chunk in chunks if chunk.resting]
     here = [chunk for chunk in chunks if not chunk.resting]
-    if isinstance(rt.device, HostDevice):
+    if isinstance(context.device, HostDevice):
         for chunk in here:
             chunk.update(settings, chunk.arrays())
     else:
-        _stage(rt, here, settings)
+        _stage(context, here, settings)
 
     def compute(number: int, *brought: Array) -> Ticket[Any] | None:
         chunk = streamed[number]
-        if isinstance(rt.device, HostDevice):
+        if isinstance(context.device, HostDevice):
             chunk.update(settings, chunk.arrays(brought))
             return None
-        # gpu-wait: what_comes_back_late_is_what_a_disk_gets [return rt -> rt]
-        return rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))
+        # gpu-wait: what_comes_back_late_is_what_a_disk_gets [return context -> context]
+        return context.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))
 
     if streamed:
-        rt.tiers.run([chunk.parts() for chunk in streamed], compute)
+        context.tiers.run([chunk.parts() for chunk in streamed], compute)
 
 
-def _stage(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
+def _stage(context: Context, chunks: Sequence[_Chunk], settings: _Settings) -> None:
     """Update chunks of which some may rest on the host while computing happens on a GPU."""
-    written = rt.stage.run(
+    written = context.stage.run(
         [chunk.hops() for chunk in chunks], lambda number, *columns: chunks[number].update(settings, columns)
     )
     for section, pairs in groupby(zip(chunks, written.result, strict=True), key=lambda pair: pair[0].section):
@@ -183,7 +187,7 @@ def _stage(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
             section.parameters.written = joined([back for _, back in pairs], result=None)
 
 
-def _chunks_of(section: Section, gradient: Column, present: set[str]) -> Iterator[_Chunk]:
+def _chunks_of(section: Section, gradient: ChunkedArray, present: set[str]) -> Iterator[_Chunk]:
     state = section.state
     assert state is not None
     columns = {

@@ -28,7 +28,7 @@ from zerort.cli.screen import Screen
 from zerort.comm import Group, open_group
 from zerort.comm.bootstrap.environment import launched_size
 from zerort.config import Plan, format_bytes
-from zerort.engine import open_runtime
+from zerort.engine import open as open_runtime
 from zerort.errors import CallError
 from zerort.optim import AdamW
 from zerort.trace.files import write_json

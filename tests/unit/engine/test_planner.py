@@ -12,8 +12,8 @@ from zerort.checkpoint import read_manifest
 from zerort.comm import open_group
 from zerort.config import parse_bytes
 from zerort.engine import MemoryReport
-from zerort.engine.sizing.forecast import Outlook
-from zerort.engine.sizing.requirements import Blueprint
+from zerort.engine.sizing.forecast import MemoryForecast
+from zerort.engine.sizing.requirements import ModelSpec
 from zerort.errors import CallError, PlanError, RankFailedError, StorageError
 from zerort.native.dtypes import numpy_dtype
 from zerort.storage.files.faults import injected
@@ -38,7 +38,7 @@ def budget_of(whole: MemoryReport, share: float) -> zr.Budget:
 @pytest.mark.parametrize(("size", "weighted"), [(1, False), (3, True)])
 def test_bytes_are_those_of_the_forecast(optimizer, size, weighted, tmp_path):
     weights = [float(rank + 1) for rank in range(size)] if weighted else None
-    settings = {"optimizer": optimizer, "weights": weights}
+    settings = {"optimizer": optimizer, "shard_weights": weights}
     told = {**settings, "frozen": "t", "size": size, "offload": OFFLOAD}
     whole = zr.forecast(MODEL, plan=zr.Plan.zero(3), rank=size - 1, **told)
     for share in (2.0, 0.9, 0.6, 0.45):
@@ -123,8 +123,8 @@ def test_a_step_moves_what_the_outlook_says(dtype, tmp_path):
     specs["cold"] = {"c": zr.TensorSpec((9_000,), dtype)}
     optimizer = zr.AdamW(lr=0.1)
     plan = zr.Plan.zero(3, parameter=zr.Tier.NVME, gradient=zr.Tier.NVME, state=zr.Tier.NVME)
-    blueprint = Blueprint(units=specs, plan=plan, optimizer=optimizer, size=2, frozen="c")
-    outlook = Outlook.of(blueprint, plan, offload=OFFLOAD)
+    model_spec = ModelSpec(units=specs, plan=plan, optimizer=optimizer, size=2, frozen="c")
+    memory_forecast = MemoryForecast.of(model_spec, plan, offload=OFFLOAD)
 
     def body(group):
         with zr.open(plan=plan, group=group, scratch=tmp_path, offload=OFFLOAD, optimizer=optimizer) as rt:
@@ -139,7 +139,7 @@ def test_a_step_moves_what_the_outlook_says(dtype, tmp_path):
             return report.bytes_tiered
 
     for rank, moved in enumerate(run_threads(2, body)):
-        told = outlook.traffic(rank)
+        told = memory_forecast.traffic(rank)
         assert moved["nvme write"] == told.written
         assert told.read <= moved["nvme read"] <= told.read + 2 * 9_000 * 4  # what was read ahead, and not used
 
@@ -199,7 +199,7 @@ def test_units_that_others_are_tied_to_keep_whole_gradients(tmp_path):
 
     def body(group):
         with zr.open(group=group, scratch=tmp_path, **settings) as rt:
-            rt.expect(model, lenders=["embed"])
+            rt.expect(model, tied_owners=["embed"])
             units = {name: rt.register(name, tensors) for name, tensors in specs.items()}
             head = rt.register("head", model["head"], ties={"w": (units["embed"], "table")})
             head.reduce({"b": np.ones(10, np.float32), "w": gradient})
@@ -209,7 +209,7 @@ def test_units_that_others_are_tied_to_keep_whole_gradients(tmp_path):
             return rt.memory()
 
     for rank, memory in enumerate(run_threads(2, body)):
-        expected = zr.forecast(model, lenders=["embed"], size=2, rank=rank, **settings)
+        expected = zr.forecast(model, tied_owners=["embed"], size=2, rank=rank, **settings)
         for part in PARTS:
             assert getattr(memory, part) == getattr(expected, part), part
         assert memory.gradient >= gradient.nbytes
@@ -218,7 +218,9 @@ def test_units_that_others_are_tied_to_keep_whole_gradients(tmp_path):
         with zr.open(group=group, scratch=tmp_path, **settings) as rt:
             rt.expect(specs)
             embed = [rt.register(name, tensors) for name, tensors in specs.items()][-1]
-            with pytest.raises(PlanError, match=r"Announce it as one that others are tied to: rt\.expect\(units, lend"):
+            with pytest.raises(
+                PlanError, match=r"Announce it as one that others are tied to: rt\.expect\(units, tied_owners="
+            ):
                 rt.register("head", model["head"], ties={"w": (embed, "table")})
 
     run_threads(2, surprised)
@@ -240,9 +242,9 @@ def test_ranks_and_units_keep_to_what_was_said(tmp_path):
             with pytest.raises(CallError, match=r"^Expected units as a mapping from names to their tensors, got list"):
                 rt.expect([("a", {"w": zr.TensorSpec((10,))})])
             with pytest.raises(
-                CallError, match=r"^Expected lenders out of the units that are announced .*, got 'nope'"
+                CallError, match=r"^Expected tied_owners out of the units that are announced .*, got 'nope'"
             ):
-                rt.expect({"a": {"w": zr.TensorSpec((10,))}}, lenders=["a", "nope"])
+                rt.expect({"a": {"w": zr.TensorSpec((10,))}}, tied_owners=["a", "nope"])
             rt.expect({"a": {"w": zr.TensorSpec((10,))}})
             for params, frozen in (({"w": zr.TensorSpec((11,))}, False), ({"w": zr.TensorSpec((10,))}, True)):
                 with pytest.raises(CallError, match=r"^Expected unit 'a' as it was announced, got other tensors"):

@@ -1,5 +1,6 @@
 """Ranks agree, or all fail: small JSON values and errors, exchanged over a group.
 
+    with agreed(group, "save"):    what fails inside on one rank fails on all of them, with the same error
     gather_json(group, value)      every rank's value, on every rank
     raise_together(group, error)   one rank's error becomes the same error on every rank
     expect_same(group, value)      a value that has to be the same everywhere, or all raise what differs
@@ -10,7 +11,9 @@ For the seldom moments only (opening, registering, saving): each costs two colle
 # not-gpu: between arrays of the host
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,46 @@ import numpy as np
 from zerort import errors
 from zerort.comm.group import Group
 
-__all__ = ["expect_same", "gather_json", "raise_together"]
+__all__ = ["agreed", "expect_same", "gather_json", "passed_on", "raise_together"]
+
+
+@contextlib.contextmanager
+def agreed(
+    group: Group, name: str, *, catching: type[Exception] = Exception, others: Group | None = None
+) -> Iterator[None]:
+    """Fail together: an error inside the block on one rank is raised on every rank, at its end; see `raise_together`.
+
+    The block itself holds no collective: a rank that fails inside comes to the end at once.
+
+    Args:
+        group: The ranks; all of them enter the block.
+        name: What to call this in errors and traces.
+        catching: Errors that this rank alone may meet. Others pass at once, and the ranks do not meet: all have them.
+        others: A larger group whose other ranks have not entered, and have to hear of a failure, too; None: nobody.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except catching as caught:
+        error = caught
+    with passed_on(others):
+        raise_together(group, error, name=name)
+
+
+@contextlib.contextmanager
+def passed_on(others: Group | None, *, catching: type[errors.ZerortError] = errors.ZerortError) -> Iterator[None]:
+    """Tell ranks that have heard nothing yet of an error that all ranks in the block raise: copies of the model.
+
+    Args:
+        others: The larger group that they are in; None: there are no others.
+        catching: Which errors.
+    """
+    try:
+        yield
+    except catching as failure:
+        if others is not None:
+            others.complain(str(failure))
+        raise
 
 
 def gather_json(group: Group, value: Any, *, name: str = "values") -> list[Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zerort.comm.agreement import expect_same, gather_json, raise_together
+from zerort.comm.agreed import agreed, expect_same, gather_json, raise_together
 from zerort.errors import CallError, PlanError, RankFailedError
 from zerort.testing import run_threads
 
@@ -62,3 +62,50 @@ def test_what_differs_is_named_on_every_rank():
             expect_same(group, int(group.rank == 2), what="the plan")
 
     run_threads(3, body)
+
+
+def test_what_fails_inside_on_one_rank_fails_on_all():
+    def block(group, done):
+        with agreed(group, "block"):
+            if group.rank == 1:
+                raise CallError("Expected a, got b.")
+            done.append(group.rank)
+
+    def body(group):
+        done = []
+        with pytest.raises(CallError) as caught:
+            block(group, done)
+        with agreed(group, "block"):
+            done.append("on")
+        return str(caught.value), done
+
+    told = run_threads(3, body)
+    assert [text for text, _ in told] == [
+        "Expected a, got b. (rank 1)",
+        "Expected a, got b.",
+        "Expected a, got b. (rank 1)",
+    ]
+    assert [done for _, done in told] == [[0, "on"], ["on"], [2, "on"]]
+
+
+def test_an_error_that_all_ranks_have_passes_without_a_meeting():
+    def body(group):
+        with pytest.raises(KeyError, match="mine"), agreed(group, "block", catching=CallError):
+            raise KeyError("mine")
+        group.barrier().wait()  # and the next call is the same on every rank
+
+    run_threads(2, body)
+
+
+def test_ranks_outside_of_the_block_hear_of_its_failure():
+    def block(world, part):
+        with agreed(part, "block", others=world):
+            if world.rank == 1:
+                raise CallError("Expected a, got b.")
+
+    def body(world):
+        part = world.split(world.rank // 2)
+        with pytest.raises(CallError, match="Expected a, got b"):
+            block(world, part) if world.rank < 2 else world.barrier().wait()
+
+    run_threads(4, body)

@@ -1,0 +1,20 @@
+"""`refresh`: after an update, every rank sees the parameters that all of them have written."""
+
+from __future__ import annotations
+
+from zerort.engine.context import Context
+from zerort.engine.model.section import Section
+from zerort.layout import Collective, Placement, transition
+
+__all__ = ["refresh"]
+
+
+def refresh(context: Context, sections: list[Section]) -> None:
+    """Let every rank see what all of them have written."""
+    if transition(context.plan.state.placement, to=context.plan.parameter.placement) is Collective.ALL_GATHER:
+        for section in sections:
+            section.parameters.changed()
+            section.parameters.restore()  # travels while the next step begins; its first gather waits for it
+    elif context.plan.parameter.placement is Placement.SHARDED and context.mesh.shard.one_memory:
+        # not-gpu: ranks that share memory
+        context.mesh.shard.barrier(name="refresh").wait()  # one for all units: their gathers need none any more
