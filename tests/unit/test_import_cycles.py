@@ -12,12 +12,7 @@ PACKAGE = Path(zerort.__file__).parent
 
 # Known cycles outside of the engine, on their way out; a cycle that is gone has to leave this set.
 KNOWN: frozenset[frozenset[str]] = frozenset(
-    frozenset(names.split())
-    for names in (
-        "zerort.comm.bootstrap.opening zerort.comm.transports.hierarchical",
-        "zerort.comm.transports.nccl.opening zerort.comm.transports.nccl.transport",
-        "zerort.streaming.pipeline zerort.streaming.run",
-    )
+    frozenset(names.split()) for names in ("zerort.streaming.pipeline zerort.streaming.run",)
 )
 
 

@@ -111,6 +111,7 @@ class Record:
 def _travel(group: Group, mine: list[Array], *, name: str) -> list[Array]:
     """Return every rank's arrays as rows: one 2-D array for each of ``mine``. All ranks call this."""
     flat = np.concatenate([array.view(np.int64) for array in mine]) if mine else np.zeros(0, np.int64)
+    # not-gpu: between arrays of the host
     everyone = group.all_gather(flat, name=name).wait().reshape(group.size, -1)
     ends = np.cumsum([array.size for array in mine])
     return [

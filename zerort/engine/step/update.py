@@ -151,7 +151,7 @@ def _sum_over_shards(context: Context, values: Array) -> Array:
     """Return the sum of every rank's ``values``, if ranks hold different parts of the state."""
     if context.plan.state.placement is Placement.REPLICATED:
         return values
-    return context.mesh.shard.all_reduce(values, name="statistics").wait()
+    return context.mesh.shard.all_reduce(values, name="statistics").wait()  # not-gpu: between arrays of the host
 
 
 def _compute(context: Context, chunks: Sequence[_Chunk], settings: _Settings) -> None:
