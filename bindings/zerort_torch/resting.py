@@ -1,7 +1,7 @@
 """`RestingParameter`: what stands in a module while its unit is not gathered.
 
 It has the name, shape, dtype and device of the parameter, so that counting, listing and printing work, and one element
-of memory. Whoever computes with it gets `StaleViewError`, which names the parameter and the cure.
+of memory. Whoever computes with it gets `StaleViewError`, which names the parameter and the cure (decision 0080).
 """
 
 from __future__ import annotations

@@ -97,6 +97,24 @@ def test_every_file_that_is_named_is_there() -> None:
             assert any(doc_blocks.ROOT.glob(str(path))), f"{file} names {path}"
 
 
+def test_every_decision_is_indexed_and_every_citation_leads_to_one() -> None:
+    folder = doc_blocks.ROOT / "docs/decisions"
+    files = {path.name[:4]: path for path in folder.glob("[0-9]*.md")}
+    assert len(files) >= 84
+    index = (folder / "README.md").read_text()
+    for number, path in files.items():
+        lines = path.read_text().splitlines()
+        title = lines[0].removeprefix(f"# {number}. ")
+        assert f"- [{number}]({path.name}) {title}" in index, path
+        assert lines[2].startswith(("- Status: accepted", "- Status: superseded by ")), path
+        assert lines[3].startswith("- Area: "), path
+    texts = [path.read_text() for place in ("zerort", "bindings") for path in _sources(place)]
+    cited = [found for text in texts for found in re.findall(r"\bdecisions? (\d+(?:, \d+)*)", text)]
+    assert len(cited) >= 25
+    for numbers in cited:
+        assert set(numbers.split(", ")) <= files.keys(), numbers
+
+
 def test_every_name_of_the_api_that_is_named_is_there() -> None:
     named = [(file, *pair) for file, text in TEXT.items() for pair in re.findall(r"\b(zr|rt|group)\.(\w+)", text)]
     assert len(named) > 60
