@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -89,12 +91,17 @@ def test_no_program_asks_a_registry_for_zerort() -> None:
 
 def test_every_file_that_is_named_is_there() -> None:
     named = re.compile(r"(?<![\w./-])(?:zerort|bindings|tests|docs|examples|benchmarks)/[\w./*-]*[\w/*]")
-    design = Path("zerort/DESIGN.md")
-    for file, text in {**TEXT, design: (doc_blocks.ROOT / design).read_text()}.items():
+    for file, text in TEXT.items():
         links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
         beside = [file.parent / link for link in links]
         for path in [*beside, *map(Path, named.findall(text))]:
             assert any(doc_blocks.ROOT.glob(str(path))), f"{file} names {path}"
+
+
+def test_the_plot_is_drawn_from_the_published_figures() -> None:
+    drawn = runpy.run_path(str(doc_blocks.ROOT / "benchmarks/plot_results.py"))["draw"]
+    results = json.loads((doc_blocks.ROOT / "benchmarks/results/published.json").read_text())
+    assert (doc_blocks.ROOT / "docs/pictures/results.svg").read_text() == drawn(results)
 
 
 def test_every_decision_is_indexed_and_every_citation_leads_to_one() -> None:
@@ -116,7 +123,8 @@ def test_every_decision_is_indexed_and_every_citation_leads_to_one() -> None:
 
 
 def test_every_name_of_the_api_that_is_named_is_there() -> None:
-    named = [(file, *pair) for file, text in TEXT.items() for pair in re.findall(r"\b(zr|rt|group)\.(\w+)", text)]
+    name = re.compile(r"(?<![/-])\b(zr|rt|group)\.(\w+)")
+    named = [(file, *pair) for file, text in TEXT.items() for pair in name.findall(text)]
     assert len(named) > 60
 
     def body(group: zr.Group) -> None:
