@@ -12,7 +12,7 @@
     with zr.open_group() as group:                                             # collectives alone
         total = group.all_reduce(np.ones(4)).wait()
 
-Importing this imports NumPy, and neither MPI nor any framework. The rooms are drawn in ``zerort/DESIGN.md``.
+Importing this imports NumPy, and neither MPI nor any framework. The rooms are drawn in ``docs/architecture.md``.
 """
 
 from zerort import errors, native, trace

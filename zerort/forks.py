@@ -5,7 +5,8 @@
     at_end(work)         what this process, and no child of it, does last
 
 A child has its parent's memory, and none of its threads: waiting for one would be for ever. Its files, its place among
-the ranks and its locks are its parent's: to close them would be in its parent's name. Imports errors only.
+the ranks and its locks are its parent's: to close them would be in its parent's name (decision 0070). Imports errors
+only.
 """
 
 from __future__ import annotations

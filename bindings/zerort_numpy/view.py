@@ -1,7 +1,7 @@
 """`View`: a NumPy array that knows whether its unit is still gathered.
 
 Every ufunc, NumPy function, index and method of a View looks first whether the memory is still its own, and raises
-`StaleViewError` if not. What it computes are plain arrays; slices and reshapes of a View are Views.
+`StaleViewError` if not. What it computes are plain arrays; slices and reshapes of a View are Views (decision 0026).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A forward changes this rank's buffers, by this rank's part of the batch. Before a step the ranks say whose changed, on
 any of them, and rank 0's are sent: between steps all ranks evaluate alike and have one `state_dict()`, the one that
 DistributedDataParallel would have. Buffers that stay as they are (rotary tables, masks) are never sent. Checkpoints
-have rank 0's, of those that `state_dict()` has.
+have rank 0's, of those that `state_dict()` has (decision 0086).
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
     before the step   what is not complete is reduced with what it has; units that slept are asked for on all ranks
 
 The order is the same on every rank and holds the units that any rank used in the last step; so a rank that did not use
-one reduces zeros for it, and one that nobody used costs nothing. It is the order in which rank 0 completed them.
+one reduces zeros for it, and one that nobody used costs nothing. It is the order in which rank 0 completed them
+(decision 0084).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 NumPy has no bfloat16 of its own: such memory crosses as int16 and is looked at as bfloat16 on the other side.
 
-[Note: whose stream]
+[Note: whose stream] (decision 0057)
 On a GPU the runtime works after what its caller has on CuPy's current stream, and before what the caller puts there
 next. torch has a current stream of its own, for each thread: backward and its hooks run on autograd's threads. So
 whoever enters the runtime does so within `on_torchs_stream`, which makes torch's stream CuPy's, on that thread and for

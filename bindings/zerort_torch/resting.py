@@ -1,7 +1,7 @@
 """`RestingParameter`: what stands in a module while its unit is not gathered.
 
 It has the name, shape, dtype and device of the parameter, so that counting, listing and printing work, and one element
-of memory. Whoever computes with it gets `StaleViewError`, which names the parameter and the cure.
+of memory. Whoever computes with it gets `StaleViewError`, which names the parameter and the cure (decision 0080).
 
 facts        pass: shape, dtype, is_leaf, …                       conversions   pass if they change nothing: .to("cpu")
 gradients    are None: it warns between backward and the step     requires_grad off and on, for what was trainable

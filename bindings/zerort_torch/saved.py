@@ -2,7 +2,8 @@
 
 A graph keeps tensors for backward, weights among them. While a sharded model computes, `SavedWeights` has torch keep
 (unit, section, place) for anything that lies in a gathered unit, and gathers the unit again when backward asks. Inside
-a checkpointed segment torch's own hooks stand before these: there the segment's weights live as long as it does.
+a checkpointed segment torch's own hooks stand before these: there the segment's weights live as long as it does
+(decision 0082).
 """
 
 from __future__ import annotations

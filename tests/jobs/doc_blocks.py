@@ -2,7 +2,8 @@
 
 A block's language says what is done with it: `python` is run, `console` has its commands parsed, `text` is for readers.
 A comment on the line before says more: `<!-- ranks: 1 2 4 -->` where it is started, `<!-- needs: torch -->` what else
-must be there: `torch`, an emulated `gpu`. What needs both, `hosts` or `minutes` is compiled and not run.
+must be there: `torch`, an emulated `gpu`. What needs both, `hosts` or `minutes` is compiled and not run
+(decision 0068).
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -89,16 +91,40 @@ def test_no_program_asks_a_registry_for_zerort() -> None:
 
 def test_every_file_that_is_named_is_there() -> None:
     named = re.compile(r"(?<![\w./-])(?:zerort|bindings|tests|docs|examples|benchmarks)/[\w./*-]*[\w/*]")
-    design = Path("zerort/DESIGN.md")
-    for file, text in {**TEXT, design: (doc_blocks.ROOT / design).read_text()}.items():
+    for file, text in TEXT.items():
         links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
         beside = [file.parent / link for link in links]
         for path in [*beside, *map(Path, named.findall(text))]:
             assert any(doc_blocks.ROOT.glob(str(path))), f"{file} names {path}"
 
 
+def test_the_plot_is_drawn_from_the_published_figures() -> None:
+    drawn = runpy.run_path(str(doc_blocks.ROOT / "benchmarks/plot_results.py"))["draw"]
+    results = json.loads((doc_blocks.ROOT / "benchmarks/results/published.json").read_text())
+    assert (doc_blocks.ROOT / "docs/pictures/results.svg").read_text() == drawn(results)
+
+
+def test_every_decision_is_indexed_and_every_citation_leads_to_one() -> None:
+    folder = doc_blocks.ROOT / "docs/decisions"
+    files = {path.name[:4]: path for path in folder.glob("[0-9]*.md")}
+    assert len(files) >= 84
+    index = (folder / "README.md").read_text()
+    for number, path in files.items():
+        lines = path.read_text().splitlines()
+        title = lines[0].removeprefix(f"# {number}. ")
+        assert f"- [{number}]({path.name}) {title}" in index, path
+        assert lines[2].startswith(("- Status: accepted", "- Status: superseded by ")), path
+        assert lines[3].startswith("- Area: "), path
+    texts = [path.read_text() for place in ("zerort", "bindings") for path in _sources(place)]
+    cited = [found for text in texts for found in re.findall(r"\bdecisions? (\d+(?:, \d+)*)", text)]
+    assert len(cited) >= 25
+    for numbers in cited:
+        assert set(numbers.split(", ")) <= files.keys(), numbers
+
+
 def test_every_name_of_the_api_that_is_named_is_there() -> None:
-    named = [(file, *pair) for file, text in TEXT.items() for pair in re.findall(r"\b(zr|rt|group)\.(\w+)", text)]
+    name = re.compile(r"(?<![/-])\b(zr|rt|group)\.(\w+)")
+    named = [(file, *pair) for file, text in TEXT.items() for pair in name.findall(text)]
     assert len(named) > 60
 
     def body(group: zr.Group) -> None:

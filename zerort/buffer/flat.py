@@ -5,7 +5,8 @@
     SHARDED      my range, beside the others' in one window     that window: nothing moves          (ranks share memory)
     SHARDED      my range                                       wherever the caller says            (ranks do not)
 
-Padding stays zero: it belongs to no tensor and never leaves the buffer.
+A gather of shared shards meets nobody (decision 0018). Padding stays zero: it belongs to no tensor and never leaves the
+buffer.
 """
 
 from __future__ import annotations

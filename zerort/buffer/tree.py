@@ -10,7 +10,7 @@
 
 Neighbours are paired level by level; one that is left over goes up as it is. A rank that computes 2^k neighbouring
 leaves sums them to one node (`TreeSum`); the ranks' nodes are then summed in the rest of the same tree. Floating-point
-addition is not associative, so any other grouping would give other bits.
+addition is not associative, so any other grouping would give other bits (decision 0022).
 """
 
 from __future__ import annotations

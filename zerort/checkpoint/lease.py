@@ -10,7 +10,7 @@
 
 An owner on this machine is gone when the kernel has dropped its lock: a kill -9 holds nobody up. One elsewhere is gone
 if its lock can be had and it has given no sign of life for 60 s; so is any, where the file system has no locks. What a
-save will delete is listed before the fence, so a successor's files are never among it.
+save will delete is listed before the fence, so a successor's files are never among it (decision 0069).
 """
 
 from __future__ import annotations

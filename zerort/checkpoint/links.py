@@ -4,7 +4,7 @@
 
 Of a value over several disks, those files that lie on the checkpoint's are linked; the rest is written like what is in
 memory. A linked file's extents are pieces of tensors, as in any data file. Their checksums are put together from those
-that the store keeps of every grain; only a grain in which a tensor begins or ends is read.
+that the store keeps of every grain; only a grain in which a tensor begins or ends is read (decision 0032).
 """
 
 from __future__ import annotations

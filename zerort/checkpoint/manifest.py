@@ -5,7 +5,7 @@
             "kinds":{kind:{tensor:[dtype,shape,[[file,offset,first,numel,crc32c],…]],…},…}}}
 
 The checksum is that of the whole file with eight zeros in its own place, so that a flipped bit in a step counter is
-found like one in a weight. The first line keeps its form in all versions to come.
+found like one in a weight. The first line keeps its form in all versions to come (decision 0025).
 """
 
 from __future__ import annotations

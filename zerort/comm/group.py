@@ -4,7 +4,7 @@
     empty  empty_shared  free  split  save_trace  close                               each has happened when it returns
 
 A `Launcher` checks arguments, numbers the calls and keeps them in order on one stream; a `Transport` carries them out.
-A rank whose arguments are wrong still meets the others, so that all of them raise.
+A rank whose arguments are wrong still meets the others, so that all of them raise (decisions 0002, 0003, 0012).
 """
 
 # not-gpu: what a group over GPUs waits for is said where it is called

@@ -4,7 +4,7 @@
     together    something that needs all ranks and has happened when it returns
 
 A call that was made before, with the same arrays from the same line, takes the transport's shortcut if it has one, here
-and now: the first lines of `launch` are what a small collective costs in Python.
+and now: the first lines of `launch` are what a small collective costs in Python (decisions 0004, 0013).
 """
 
 # not-gpu: what a group over GPUs waits for is said where it is called

@@ -2,7 +2,7 @@
 
 A training loop makes the same calls over the same arrays again and again; checking them anew each time would cost more
 than a small collective itself. A call is known again by its arrays' identity and the line that makes it, and its arrays
-still have to lie where they lay.
+still have to lie where they lay (decision 0011).
 """
 
 from __future__ import annotations

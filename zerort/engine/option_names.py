@@ -3,7 +3,8 @@
     optimiser                        Did you mean optimizer=?
     gradient_accumulation_steps      micro_steps=4: …
 
-The rows of `_ELSEWHERE` are names that people bring along from torch, FSDP, DeepSpeed, Accelerate, Lightning, Horovod.
+The rows of `_ELSEWHERE` are names that people bring along from torch, FSDP, DeepSpeed, Accelerate, Lightning, Horovod
+(decision 0065).
 """
 
 from __future__ import annotations

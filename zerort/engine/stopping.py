@@ -6,7 +6,7 @@
 
 Handlers are set while a runtime is open, from the main thread only, and only where nobody else has set one. A signal
 that no step has told of when the last runtime closes is sent again, to whoever handles it then. `unbroken` is for what
-interrupts a verb all the same.
+interrupts a verb all the same (decision 0073).
 """
 
 from __future__ import annotations

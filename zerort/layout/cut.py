@@ -3,7 +3,7 @@
     Cut(size=3, granule=64)                 4 granules      ├ 2 ┼ 1 ┼ 1 ┤        as fair as granules allow
     Cut(size=3, granule=64, equal=True)     4, padded to 6  ├ 2 ┼ 2 ┼ 2·┤        · = padding, at the end only
 
-Runtimes and forecasts ask the same value, so that they cannot differ by an element.
+Runtimes and forecasts ask the same value, so that they cannot differ by an element (decision 0078).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Names, not NumPy types: a layout is written into checkpoints and compared between ranks and frameworks, and a string
 means the same to all of them. The names are those of NumPy and ml_dtypes, so ``str(array.dtype)`` is always the key.
+One table says how each is trained (decision 0062).
 """
 
 from __future__ import annotations

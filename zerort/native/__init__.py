@@ -1,4 +1,4 @@
-"""Hot loops in C++, each with a NumPy form that is its reference and its stand-in.
+"""Hot loops in C++, each with a NumPy form that is its reference and its stand-in (decision 0008).
 
     reduce_into  add_into  cast_into  touch         arrays.py      (out, source)
     copy_into  copy_checked

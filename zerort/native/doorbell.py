@@ -1,7 +1,7 @@
 """`Doorbell`: how a worker thread waits for work that the one that rings may well do itself.
 
 The native form (``src/doorbell.cpp``) sleeps on a timer and so leaves a thread at work alone; this one, in Python,
-serves where it was not built.
+serves where it was not built (decision 0015).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Kernels that say something about an array of floating-point numbers and change nothing in it.
 
-`square_sum` and `square_sums_into` are what a gradient norm is made of; `first_nonfinite` finds what spoils a step.
+`square_sum` and `square_sums_into` are what a gradient norm is made of; `first_nonfinite` finds what spoils a step
+(decision 0021).
 All take 1-D contiguous NumPy arrays and run at the speed of memory. Imports the siblings of this folder only.
 """
 

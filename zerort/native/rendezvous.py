@@ -2,7 +2,8 @@
 
 Both forms have the same verbs and the same layout in shared memory (drawn in ``src/rendezvous.h``). All ranks of a node
 use the same form: this one has no atomic counter, so whoever sees that all have arrived moves the epoch for all. It
-polls, cannot read memory that is not shared, and relies on stores being seen in their order: on x86-64 they are.
+polls, cannot read memory that is not shared, and relies on stores being seen in their order: on x86-64 they are
+(decisions 0007, 0072).
 """
 
 from __future__ import annotations

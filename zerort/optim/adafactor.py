@@ -1,7 +1,7 @@
 """Adafactor: second moments kept as one number per row and one per column, computed over shards.
 
 A tensor is seen as a matrix (`pieces.folded`), a rank holds a flat range of it, and three things are known only to all
-ranks together. They are asked for in two rounds of sums, for all tensors at once:
+ranks together. They are asked for in two rounds of sums, for all tensors at once (decision 0023):
 
     round 1   squares of the gradient by row and by column; squares of the parameter
     round 2   squares of the update, which is clipped by its root mean square

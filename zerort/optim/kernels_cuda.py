@@ -6,9 +6,10 @@
     square_sums_into square_sum unscale_  the norm's parts; unscaled and checked in the same pass
     first_nonfinite look_for_nonfinite    where a NaN or an infinity stands; now, or the promise of it
 
-**Bound.** All give the host's bits, except `square_sum`, which adds in another order: within 1e-12 of it, relatively.
-Kernels are queued on the current stream and return at once; only `square_sum` and `first_nonfinite`, which return
-numbers, wait. The source is `kernels_cuda.cu`, compiled by NVRTC when first used (`device.cuda.kernel_module`).
+**Bound.** All give the host's bits (decision 0043), except `square_sum`, which adds in another order: within 1e-12 of
+it, relatively. Kernels are queued on the current stream and return at once; only `square_sum` and `first_nonfinite`,
+which return numbers, wait. The source is `kernels_cuda.cu`, compiled by NVRTC when first used
+(`device.cuda.kernel_module`).
 """
 
 from __future__ import annotations

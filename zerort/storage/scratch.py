@@ -8,7 +8,7 @@ A run is dead if it was on this host and the machine was booted since, or no pro
 there. The name decides, a lock (flock) on the directory confirms: a container that has process numbers of its own, but
 shares host name and disk, still holds it. On a network's file system a lock says nothing about other machines, two of
 which may have one name: there only runs of this very boot can be known to be dead. Only names of these forms are ever
-deleted; what else lies there, stays.
+deleted; what else lies there, stays (decision 0031).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ the computing. The host waits only to compute itself. A run begins after what it
 and what the caller puts there next comes after the run, as far as arrays on the GPU go. Arrays on the host are the
 staging's until the Ticket of the run is done; another run of this staging may have them before.
 
-On a `HostDevice` nothing moves.
+On a `HostDevice` nothing moves. Why not the pipeline: decision 0047.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     on the host      what rests on the device is copied out, and in again if it changes; the host's memory does the rest
 
 Copies both ways and computing run beside each other (`Staging`), so the slowest of the three is what it takes. Updates
-wait for memory, not for arithmetic: bytes per second say it all.
+wait for memory, not for arithmetic: bytes per second say it all (decision 0049).
 """
 
 # not-gpu: it measures, and keeps nothing

@@ -14,7 +14,7 @@ magnitudes; `condition` is how many times larger that is than the sum.
 formula gives. AdamW may even turn noise into a whole step: where a gradient is nothing but rounding, its update is
 lr·g/(|g| + eps), which is about lr for g of 1e-8, float32's noise, but lr·1e-8 for g of 1e-16, float64's. So float32
 over steps says how a CPU sums, and is not compared. In float64 u is 1e-16: OVER_STEPS leaves a factor of a million to
-20 steps, and is still five orders below what any wrong sum, scale or update gives.
+20 steps, and is still five orders below what any wrong sum, scale or update gives (decision 0063).
 """
 
 from __future__ import annotations

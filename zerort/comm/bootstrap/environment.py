@@ -2,7 +2,7 @@
 
 The commonest way to lose a day with MPI is an ``mpirun`` of one MPI and a library of another, or a launcher that has
 nothing to do with MPI, as ``torchrun``: every process then believes to be alone. It is found out here, before anyone
-computes anything.
+computes anything (decision 0064).
 """
 
 from __future__ import annotations

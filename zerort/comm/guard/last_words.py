@@ -5,7 +5,7 @@
     told     its error has been printed
 
 The groups may be broken or closed by then, so nothing of theirs is used. Nobody waits for an answer for long: a rank
-that says nothing is computing, or stuck, or dead.
+that says nothing is computing, or stuck, or dead (decision 0066).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Any communicator of MPI: across machines, or wherever memory cannot be shared.
 
-Reductions are done here, not in MPI: each rank receives its range from everybody and sums it in rank order, so the
-result is deterministic, and fp16 and bf16, which MPI rounds at every hop or cannot sum, are summed in fp32. What
-crosses the wire is the algorithm's bound: (n - 1) / n of the array for each half of an all-reduce.
+Reductions are done here, not in MPI (decisions 0005, 0009): each rank receives its range from everybody and sums it in
+rank order, so the result is deterministic, and fp16 and bf16, which MPI rounds at every hop or cannot sum, are summed
+in fp32. What crosses the wire is the algorithm's bound: (n - 1) / n of the array for each half of an all-reduce.
 """
 
 from __future__ import annotations

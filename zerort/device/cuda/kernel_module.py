@@ -1,9 +1,9 @@
 """`KernelModule`: CUDA source, compiled by NVRTC with the options given here and no others.
 
 CuPy's own `RawModule` appends ``-ftz=true``, which flushes subnormal numbers to zero: kernels would no longer give the
-host's bits. So the source goes to NVRTC without it, for the GPU's architecture. What was compiled is kept in memory for
-each GPU, and on the disk where CuPy keeps its own (``CUPY_CACHE_DIR``, unless ``CUPY_CACHE_IN_MEMORY`` is set): the
-next process reads it.
+host's bits (decision 0075). So the source goes to NVRTC without it, for the GPU's architecture. What was compiled is
+kept in memory for each GPU, and on the disk where CuPy keeps its own (``CUPY_CACHE_DIR``, unless
+``CUPY_CACHE_IN_MEMORY`` is set): the next process reads it.
 """
 
 from __future__ import annotations

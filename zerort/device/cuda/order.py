@@ -6,7 +6,7 @@
 NCCL needs that of its communicators: a GPU may have no room for the kernels of two at once, and ranks whose GPUs begin
 with different ones wait for each other for ever. Every rank's program makes the same calls in the same order, so the
 order of submission is the same everywhere; that of the groups' threads is not. Work that gives up, because its group
-broke while it waited, leaves the line without a turn, and those behind it wait for those before it.
+broke while it waited, leaves the line without a turn, and those behind it wait for those before it (decision 0053).
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
     submit(work)      caller's stream ──event──> this stream: [work's kernels] ──event──> the Ticket
     ticket.on(other)  the GPU waits, the host does not
 
-[Note: two queues]
+[Note: two queues] (decision 0037)
 Work is a Python callable that runs on the host, as on a host stream, with this CUDA stream current: what it launches is
 on this stream. So a stream is two queues, one of callables and one on the GPU, and a Ticket is done when both are. A
 collective needs the first: it meets the other ranks before it may enter NCCL. What the host does alone goes to `host`:
 in order with the rest, and done when the host is.
 
-[Note: what came before]
+[Note: what came before] (decision 0038)
 On the host, work that is submitted sees what its caller wrote before. Here too: unless told after which tickets it
 comes, work waits on the GPU for what the caller has put onto its own current stream so far.
 

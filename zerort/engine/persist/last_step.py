@@ -6,7 +6,7 @@
     a kill
     resume         loads what it names, in this run or in the next
 
-Nothing but `save`, `load` and links (decision 32), put together; here is also what room that takes.
+Nothing but `save`, `load` and links (decisions 0032, 0060), put together; here is also what room that takes.
 """
 
 from __future__ import annotations

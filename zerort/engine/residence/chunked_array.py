@@ -4,7 +4,7 @@
     chunk     │ 0: memory    │ 1: memory    │ 2: "block0 float32/exp_avg/2"
 
 Everything that an update touches is a column: each kind of state, master weights, parameters, gradients. One that is in
-memory as a whole is an array with one chunk.
+memory as a whole is an array with one chunk (decision 0027).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     measure            the sums of the squares of all of them, with one wait for a GPU
     OffloadedGradient    room for a reduction; when that is done: sum up squares, write, and the room is free again
 
-What is put away is summed up on the way, so that the norm is known without reading it back.
+What is put away is summed up on the way, so that the norm is known without reading it back (decision 0029).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 A gather after an update reads what the update writes, in that order: the store keeps the order of reads and writes of
 one value, so a gather waits for the write-back of its own section and for no other. It stands in the place of a
-`FlatBuffer`, with the same verbs.
+`FlatBuffer`, with the same verbs (decision 0028).
 """
 
 from __future__ import annotations

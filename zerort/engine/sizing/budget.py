@@ -8,7 +8,7 @@ One list, two lines: the device gets as much of its beginning as fits beside the
 needs, the host what follows (if it is apart), the disk the rest. What cannot leave the device (not sharded, updated as
 whole tensors, or summed more than once) comes first. No line jumps over a large section to a small one behind it, so
 more memory never moves anything down. State may be cut within a section where device and host are one: its beginning
-stays there, the rest streams.
+stays there, the rest streams (decision 0034).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     expect(one unit)   when it is registered and nobody has announced it: it gets of what is left, room for others kept
 
 What was decided stays: a section that exists does not move. All ranks decide from the same integers (what each section
-takes on the rank that takes most), so they decide alike without a word.
+takes on the rank that takes most), so they decide alike without a word (decision 0035).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Reductions are fired unit by unit, over the ranks that share a copy of the model and, behind that, over the copies
 (`zerort.buffer.bucket`). A rank that has reduced a unit which another has not would wait for a call that never comes,
 while that one waits for it in the step. So all ranks meet first; who lacks calls that others have made meets them with
-a complaint for each.
+a complaint for each (decision 0079).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     update    kernels over this rank's shards
     refresh   nobody reads parameters before all have written theirs                        a barrier, or an all_gather
 
-Until `update` nothing has changed: whatever goes wrong before leaves parameters and state as they were.
+Until `update` nothing has changed: whatever goes wrong before leaves parameters and state as they were (decision 0020).
 """
 
 from __future__ import annotations

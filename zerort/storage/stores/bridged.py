@@ -6,7 +6,7 @@
 
 [Note: threads] A feeder each way hands blocks on as slots become free. Reads are asked for by the feeder, and the
 copies' stream waits for them; writes are asked for by a third thread, once their block has come from the GPU. So nobody
-who calls a verb waits, and the disk has its next block before the GPU has got the last one.
+who calls a verb waits, and the disk has its next block before the GPU has got the last one (decision 0048).
 
 [Note: order] The other store keeps the order in which it is asked. So an operation is held back only until those before
 it that touch the same bytes have been asked for. Each waits for earlier ones alone: no deadlock.

@@ -4,7 +4,7 @@
                                              ├─> stream "nvme read 1": piece 1, 4, 7 …    whoever is free takes the next
                                              └─> …                        ╰─> stream "nvme read sums": what computes
 A thread that waits for a disk and computes in between asks for its next block late: where all cores compute, the disk
-runs dry. So what computes has a stream of its own, and counts as a part of the operation (ADR 59).
+runs dry. So what computes has a stream of its own, and counts as a part of the operation (decision 0059).
 An operation begins when those that it has to follow have ended ([Note: Order] in store.py). They were submitted before
 it, to queues that keep their order, so the one that everybody waits for is never behind one that waits: no deadlock.
 It has ended when all of its workers have, also if it failed: only then is memory its owner's again.

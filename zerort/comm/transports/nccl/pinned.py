@@ -1,8 +1,8 @@
 """Pinned memory for the ranks of an NCCL group: the node's shared window, or each rank's own, registered with its GPU.
 
 A node holds what is shared once, whatever the number of its ranks, and each of them can copy from and to all of it. If
-one rank cannot pin it, none does: ranks at different speeds would be worse than slow ones. That warns, on rank 0, with
-the cure.
+one rank cannot pin it, none does: ranks at different speeds would be worse than slow ones (decision 0042). That warns,
+on rank 0, with the cure.
 
 [Note: fork]
 A process that forks, for the workers of a DataLoader say, gets private pages copied when one side writes, and pinned

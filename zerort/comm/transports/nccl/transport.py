@@ -3,7 +3,7 @@
     call over CuPy arrays ── meet on the host: compared, or the same error everywhere ──> NCCL, on the group's stream
     call over NumPy arrays ── all of it on the host
 
-[Note: the host]
+[Note: the host] (decision 0039)
 Every NCCL group stands on a host transport of the same ranks, which opened it. There the ranks compare their calls
 before any of them enters NCCL, which would hang otherwise; there they hear of each other's failures; and there small
 things travel that are on the host anyway, such as agreements and traces.

@@ -3,7 +3,7 @@
 A kernel of NCCL's that waits for a lost rank waits for ever, and so does whoever waits for the GPU. So while calls are
 under way a thread looks, ten times a second, whether NCCL reports an error, another rank has failed or gone, or time is
 up. Then the group breaks: the other ranks are told, and the communicator is aborted, which frees the GPU. A call that
-waits in line for other groups' calls is under way, too.
+waits in line for other groups' calls is under way, too (decisions 0041, 0054).
 
 [Note: the gate]
 A communicator must not be aborted or destroyed under a thread that is inside NCCL. So whoever enters goes through

@@ -1,6 +1,6 @@
 """What the native `PreparedCall` needs to know of a call, drawn up once, when the call is made for the second time.
 
-It serves what needs no more than windows, and leaves the rest to `NodeTransport.resume`.
+It serves what needs no more than windows, and leaves the rest to `NodeTransport.resume` (decision 0013).
 """
 
 from __future__ import annotations

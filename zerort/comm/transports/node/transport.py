@@ -3,9 +3,9 @@
 [Note: where an array lies]
 An array from `Group.empty` lies in a window that every rank has mapped: the others read it where it is. A small array
 of the user's own is copied into this rank's staging slab first; a large one is read in place with process_vm_readv or,
-where the kernel forbids that, goes through the slabs in rounds. Each rank says where its arrays lie when it meets the
-others, so ranks may mix. If every rank names the *same* memory as its out, the gathered form is that memory, once per
-node, and a gather is only the meeting.
+where the kernel forbids that, goes through the slabs in rounds (decision 0006). Each rank says where its arrays lie
+when it meets the others, so ranks may mix. If every rank names the *same* memory as its out, the gathered form is that
+memory, once per node, and a gather is only the meeting.
 """
 
 # not-gpu: between processes of the host

@@ -1,16 +1,16 @@
 """`Window`: memory that every rank of a node has mapped, and that lives as long as any array in it.
 
 A file in /dev/shm is made by one rank without a name (O_TMPFILE), and opened by the others through that rank's
-descriptor: whoever is killed when, nothing stays behind. Its pages are reserved when it is made: too little shared
-memory is an error then, not a SIGBUS later. Arrays hold the mapping, not the group: one that outlives its group stays
-readable.
+descriptor: whoever is killed when, nothing stays behind (decision 0001). Its pages are reserved when it is made: too
+little shared memory is an error then, not a SIGBUS later. Arrays hold the mapping, not the group: one that outlives its
+group stays readable.
 
 [Note: huge pages]
 A reduction reads every rank's array side by side: with pages of 4 KiB a core needs as many translations at once, each
 anew after a few microseconds. Linux gives shared memory huge pages by itself only where an administrator said so, but a
 process may ask for them later (MADV_COLLAPSE, since 6.1): the pages that are there are moved together. That works where
 a huge page of memory is one of the file, too; hence the aligned mapping. Where the kernel refuses, pages stay as they
-are.
+are (decision 0014).
 """
 
 from __future__ import annotations
