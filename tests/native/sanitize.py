@@ -44,14 +44,16 @@ MUTANTS = [
         "count.fetch_add(1, std::memory_order_acq_rel)",
         "count.fetch_add(1, std::memory_order_relaxed)",
     ),
+    ("thread", "meeting.cpp", "turn_ = meets % 2;", "turn_ = 0;"),
     (
         "thread",
-        "meeting.cpp",
-        "meets.store(meets + 1, std::memory_order_release)",
-        "meets.store(meets + 1, std::memory_order_relaxed)",
+        "meeting.h",
+        "std::atomic<std::uint32_t> target_{0};",
+        "struct Plain { std::uint32_t v = 0; operator std::uint32_t() const { return v; } "
+        "std::uint32_t load(std::memory_order = std::memory_order_seq_cst) const { return v; } "
+        "void store(std::uint32_t x, std::memory_order = std::memory_order_seq_cst) { v = x; } "
+        "void operator=(std::uint32_t x) { v = x; } } target_;",
     ),
-    ("thread", "meeting.cpp", "turn_ = meets % 2;", "turn_ = 0;"),
-    ("thread", "meeting.h", "std::atomic<std::uint32_t> target_{0};", "std::uint32_t target_{0};"),
     ("thread", "shortcut.h", "if (!parting) return kDone;", "if (parting || !parting) return kDone;"),
     ("thread", "shortcut.h", "peers_.half ^= 1;", "peers_.half = 0;"),
     (

@@ -91,7 +91,7 @@ class Shortcut {
   Location staged() {
     peers_.half ^= 1;
     const Location place = {kStaging, route_.source.offset + std::uint64_t(peers_.half) * route_.slab_nbytes};
-    std::memcpy(peers_.mapped(place), source_.data, source_.nbytes);
+    if (source_.nbytes != 0) std::memcpy(peers_.mapped(place), source_.data, source_.nbytes);  // else it may be null
     return place;
   }
 
