@@ -17,6 +17,7 @@ from tier_runs import EVERYTHING, NUMEL, STATE, assert_as_in_memory, faults, ope
 import zerort as zr
 from zerort.checkpoint import read_manifest, save, verify
 from zerort.checkpoint.room import expect_room
+from zerort.engine import RuntimeOptions
 from zerort.engine.persist.last_step import room_beside
 from zerort.engine.residence.scratch_store import open_together
 from zerort.errors import CallError, StorageError
@@ -238,7 +239,7 @@ def test_room_for_the_last_step_is_asked_for_before_the_first(tmp_path):
     def body(group, free):
         with (
             open_runtime(group, tmp_path / "scratch", EVERYTHING, last_step=tmp_path / "last") as rt,
-            seams.inside(open_together, free_nbytes=lambda path: free - rt.tiers.resting_nbytes),
+            seams.inside(open_together, free_nbytes=lambda path: free - rt.context.tiers.resting_nbytes),
         ):
             rt.register("unit0", values(0))
             rt.register("unit1", values(1))
@@ -351,7 +352,7 @@ def test_what_cannot_be_asked_for_is_said(tmp_path):
 
     run_threads(1, body)
     with pytest.raises(CallError, match="Expected last_step to be a directory, got ''"):
-        zr.RuntimeOptions(last_step="")
+        RuntimeOptions(last_step="")
 
 
 def test_a_save_may_count_on_the_room_of_the_one_before(tmp_path):
