@@ -82,19 +82,19 @@ class NodeMeeting(Transport):
         self._sees_processes = sees_processes
         self._left = False
 
-    def part(self, call: Call) -> None:
+    def end_barrier(self, call: Call) -> None:
         """Wait until every rank has come this far."""
         status = self._link.part(LOOK_AFTER)
         if status != MET:
             self._wait(call, status)
 
-    def tell(self, text: str) -> list[str]:
+    def exchange_texts(self, text: str) -> list[str]:
         """Exchange texts on the board."""
         call = Call(op="tell", site="")
         self._board.write_news(text)
-        self.part(call)
+        self.end_barrier(call)
         news = self._board.read_news()
-        self.part(call)
+        self.end_barrier(call)
         return news
 
     def _wait(self, call: Call, status: int) -> int:
@@ -136,12 +136,12 @@ class NodeMeeting(Transport):
             self.broken = late_error(**self.facts(call), rank=self.rank)
         return self.broken
 
-    def spread(self, why: str) -> None:
+    def announce_failure(self, why: str) -> None:
         """Leave the reason on the board, and wake whoever waits to read it."""
         self._board.write_failure(why)
         self._link.give_up()
 
-    def trouble(self, numbers: Sequence[int] | None = None) -> Trouble | None:
+    def peer_failure(self, numbers: Sequence[int] | None = None) -> Trouble | None:
         """Look at the board and at the other processes; ``numbers`` are what to call this node's ranks."""
         called = range(self.size) if numbers is None else numbers
         failure = self._board.read_failure()

@@ -71,7 +71,7 @@ class NodeTransport(NodeMeeting):
         )
         self._crowd_up_to = min(_CROWD_NBYTES, options.staging_nbytes) if self._crowded else 0
         self.memory = NodeMemory(
-            rank, size, options=options, link=self._link, tell=self.tell, sees_processes=sees_processes
+            rank, size, options=options, link=self._link, tell=self.exchange_texts, sees_processes=sees_processes
         )
         self._stage_up_to = 0
         self.reads_in_place = False
@@ -79,7 +79,9 @@ class NodeTransport(NodeMeeting):
     def start(self) -> None:
         """Meet the others for the first time: make the slabs, and find out whether memory can be read in place."""
         self.memory.start()
-        self.reads_in_place = can_read_each_other(self.tell, wanted=self._in_native and self.options.cross_memory)
+        self.reads_in_place = can_read_each_other(
+            self.exchange_texts, wanted=self._in_native and self.options.cross_memory
+        )
         slab = self.options.staging_nbytes
         self._stage_up_to = min(_STAGE_NBYTES, slab) if self.reads_in_place else slab
 
@@ -176,7 +178,7 @@ class NodeTransport(NodeMeeting):
         assert out is not None
         link = self._link
         if not self.sources_are_readable():
-            move_in_rounds(self.memory, call, lambda: self.part(call))
+            move_in_rounds(self.memory, call, lambda: self.end_barrier(call))
             return
         width, address = out.itemsize, call.out_address
         one_out = table.alike and self.one_out()
@@ -196,7 +198,7 @@ class NodeTransport(NodeMeeting):
                     to = address + table.places[rank] * width
                     link.copy_from_source(rank, first * width, to, count * width)
         if one_out or not self.sources_are_staged():
-            self.part(call)
+            self.end_barrier(call)
 
     def all_reduce(self, call: Call) -> None:
         """Reduce one's own part for everybody, in as few passes over memory as the arrays' places allow."""
@@ -209,7 +211,7 @@ class NodeTransport(NodeMeeting):
         sources_in_windows = link.sources_in_windows()
         staged_whole = link.all_sources_in(STAGING) and out.nbytes <= _WHOLE_NBYTES
         if not (self.reads_in_place or staged_whole or (sources_in_windows and link.outs_in_windows())):
-            all_reduce_in_rounds(self.memory, call, lambda: self.part(call))
+            all_reduce_in_rounds(self.memory, call, lambda: self.end_barrier(call))
             return
         if link.one_out():
             link.reduce_sources(address + first * width, dtype, reduction, first, count)
@@ -220,12 +222,12 @@ class NodeTransport(NodeMeeting):
             return
         else:
             link.reduce_sources(address + first * width, dtype, reduction, first, count)
-            self.part(call)  # every rank's own part stands in its own out: the others fetch it there
+            self.end_barrier(call)  # every rank's own part stands in its own out: the others fetch it there
             for step in range(1, self.size):
                 rank = (self.rank + step) % self.size
                 there, many = even_part(call.numel, self.size, rank)
                 link.copy_from_out(rank, there * width, address + there * width, many * width)
-        self.part(call)
+        self.end_barrier(call)
 
     def one_out(self) -> bool:
         """Say whether every rank's out is one and the same memory."""
@@ -269,7 +271,7 @@ class NodeTransport(NodeMeeting):
             color,
             key=key,
             rank=self.rank,
-            tell=self.tell,
+            tell=self.exchange_texts,
             open_control=lambda size: open_control(size, self.options.shm_dir, sees_processes=self._sees_processes),
             make=lambda control, rank, size: NodeTransport(
                 control,
