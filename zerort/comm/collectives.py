@@ -6,6 +6,7 @@ Every verb is one call of `Launcher.launch`, which looks one frame above the ver
 between the two, and every further Python call would be a good part of what a small collective costs.
 """
 
+# not-gpu: what a group over GPUs waits for is said where it is called
 from __future__ import annotations
 
 from collections.abc import Sequence
