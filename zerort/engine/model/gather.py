@@ -127,7 +127,9 @@ class GatheredForm:
             try:
                 with contextlib.suppress(StorageError):  # nobody needs it; who does, reads again
                     # gpu-wait: a_gather_that_nobody_used_leaves_its_slot
-                    self._runtime.device.arrive(fetched)  # if it was gathered ahead and not used: it is read until then
+                    self._runtime.device.order_after(
+                        fetched
+                    )  # if it was gathered ahead and not used: it is read until then
             finally:  # a gather that failed gives its slot back, too: all ranks know of it
                 for section in self._sections:
                     section.parameters.release()

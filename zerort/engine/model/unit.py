@@ -130,7 +130,7 @@ class Unit:
         ticket = self.gather()
         try:
             with self._runtime.ledger.stall("gather"):
-                views = self._runtime.device.arrive(ticket)  # gpu-wait: no_order_of_streams_changes_a_walk
+                views = self._runtime.device.order_after(ticket)  # gpu-wait: no_order_of_streams_changes_a_walk
             with trace.span(f"compute {self.name}"):
                 yield views
         finally:
