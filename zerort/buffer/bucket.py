@@ -370,7 +370,7 @@ class GradientBucket:
         """Give the memory back."""
         self.reset()
         if self._resident is not None:
-            self._group.forget(self._resident)
+            self._group.release_local(self._resident)
 
     def __repr__(self) -> str:
         return (

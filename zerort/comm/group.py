@@ -220,7 +220,7 @@ class Group(Collectives):
 
         self._together("free", name, fill, lambda: self._transport.release(array))
 
-    def forget(self, array: Array) -> None:
+    def release_local(self, array: Array) -> None:
         """Give memory back as `free` does, but without meeting the others: for an owner that closes, come what may.
 
         Each rank does so when it likes, after its last call over the array. An array from elsewhere is left alone.
