@@ -75,7 +75,7 @@ class Device(Protocol):
     def stream(self, name: str) -> Stream:
         """Return a new stream of this device."""
 
-    def lane(self, name: str) -> Stream:
+    def named_stream(self, name: str) -> Stream:
         """Return the device's own stream for one kind of work, such as ``"copy in"``; always the same one."""
 
     def owns(self, array: Any) -> bool:
@@ -96,7 +96,7 @@ class Device(Protocol):
     def fetch(self, array: Any) -> Array:
         """Return an array of this device, or of the host, as the host sees it: itself, or a copy."""
 
-    def arrive(self, ticket: Any) -> Any:
+    def order_after(self, ticket: Any) -> Any:
         """Return a Ticket's result, which is there for what the caller does next on this device."""
 
     def synchronize(self) -> None:

@@ -122,7 +122,7 @@ class SharedBuffers(Attachment):
         device = self._rt.device
         pieces = [buffer.detach().reshape(-1).view(torch.uint8) for buffer in buffers]
         flat = torch.cat([piece.to(torch_device(device)) for piece in pieces])
-        device.arrive(self._rt.world.broadcast(as_array(flat, device), name="buffers"))
+        device.order_after(self._rt.world.broadcast(as_array(flat, device), name="buffers"))
         if self._rt.rank == 0:
             return
         with torch.no_grad():

@@ -26,9 +26,20 @@ from pathlib import Path
 
 __all__ = ["Excuse", "Mutant", "Source", "read_tree"]
 
-_WAITS = ("wait", "wait_for", "wait_event", "record", "order", "precede", "synchronize", "arrive", "after", "finish")
+_WAITS = (
+    "wait",
+    "wait_for",
+    "wait_event",
+    "record",
+    "order",
+    "precede",
+    "synchronize",
+    "order_after",
+    "after",
+    "finish",
+)
 """Calls that wait or let wait; `.on(stream)`, too, and any call that is queued after something: ``f(after=…)``."""
-_GIVEN_A_TICKET = ("arrive", "order")
+_GIVEN_A_TICKET = ("order_after", "order")
 """They wait for their first argument, not for what they are called on."""
 
 _ANNOTATION = re.compile(r"# (?P<kind>gpu-wait|not-gpu): (?P<words>.*?)(?: \[(?:(?P<old>.+?) )?-> ?(?P<new>.*)\])?$")

@@ -37,18 +37,18 @@ def test_a_gpu_that_is_not_there_is_refused():
 
 
 def test_lanes_are_made_once(device):
-    assert [device.lane(name) is device.lane(name) for name in LANES] == [True] * 5
+    assert [device.named_stream(name) is device.named_stream(name) for name in LANES] == [True] * 5
     with pytest.raises(CallError, match="lanes compute"):
-        device.lane("copy sideways")
+        device.named_stream("copy sideways")
 
 
 def test_copies_go_all_four_ways(device):
     source = np.arange(10_000, dtype=np.int32)
     there, back, again = device.empty(10_000, "int32"), np.zeros(10_000, np.int32), device.empty(10_000, "int32")
     arrived = device.copy(source, out=there)
-    arrived.on(device.lane("compute"))
+    arrived.on(device.named_stream("compute"))
     moved = device.copy(there, out=again)
-    moved.on(device.lane("copy out"))
+    moved.on(device.named_stream("copy out"))
     device.copy(again, out=back).wait()
     assert (back == source).all()
     assert (device.copy(source, out=np.empty_like(source)).wait() == source).all()
@@ -67,7 +67,7 @@ def test_a_copy_waits_for_what_the_caller_computed(device):
 
 def test_work_can_come_after_tickets_alone(device):
     """With ``after`` the caller's stream does not matter; the tickets do."""
-    compute, copies = device.lane("compute"), device.lane("copy out")
+    compute, copies = device.named_stream("compute"), device.named_stream("copy out")
     values, out = device.empty(50_000, "float32"), np.zeros(50_000, np.float32)
     filled = compute.submit(lambda: values.fill(3))
     copied = copies.submit(
@@ -89,7 +89,7 @@ def hold_up(device):
             time.sleep(0.3)
             over.set()
 
-        device.lane(lane).submit(lambda: cupy.cuda.get_current_stream().launch_host_func(slow, None))
+        device.named_stream(lane).submit(lambda: cupy.cuda.get_current_stream().launch_host_func(slow, None))
         return over
 
     return hold
@@ -125,8 +125,8 @@ def test_what_is_fetched_is_what_was_computed(device, hold_up):
 def test_what_arrives_is_ordered_before_what_comes_next(device):
     values, seen = device.empty(50_000, "float32"), device.empty(50_000, "float32")
     with cupy.cuda.Stream(non_blocking=True) as mine:
-        filled = device.lane("compute").submit(lambda: values.fill(3) or "filled")
-        assert device.arrive(filled) == "filled"
+        filled = device.named_stream("compute").submit(lambda: values.fill(3) or "filled")
+        assert device.order_after(filled) == "filled"
         cupy.multiply(values, 2, out=seen)
         mine.synchronize()
     assert (seen.get() == 6).all()
@@ -362,7 +362,7 @@ def test_who_gives_up_leaves_the_line_and_those_behind_still_wait(device):
 
 def test_repr_tells(device):
     assert "0 streams" in repr(device)
-    assert "GPU 0" in repr(device.lane("gather"))
+    assert "GPU 0" in repr(device.named_stream("gather"))
     device.close()
     assert "closed" in repr(device)
 

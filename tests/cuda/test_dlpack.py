@@ -173,11 +173,11 @@ def test_the_frameworks_stream_is_one_threads(device, framework):
 
 def use(device, tensor, framework):
     """Read and write a tensor on a stream of the device's, between kernels of the framework's; return what it had."""
-    there, lane = device.from_dlpack(tensor), device.lane("compute")
+    there, lane = device.from_dlpack(tensor), device.named_stream("compute")
     seen = device.empty(NUMEL, "float32")
     device.copy(there, out=seen, stream=lane)
     filled = lane.submit(lambda: there.fill(10), keep=(there,))
-    device.arrive(filled)
+    device.order_after(filled)
     framework.compute(slowly, tensor)
     return seen
 
@@ -208,7 +208,7 @@ def test_blocks_on_different_streams_follow_each_other(device, races):
         with device.on_stream(stream):
             bucket[half] = slowly(cupy.zeros(NUMEL // 2, np.float32))
     with device.on_stream(second):
-        device.arrive(device.copy(bucket, out=sums))
+        device.order_after(device.copy(bucket, out=sums))
     with device.on_stream(first):
         assert (device.fetch(sums) == 4).all()
     assert races() == []

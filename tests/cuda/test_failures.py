@@ -12,7 +12,7 @@ pytest.importorskip("cupy")
 import hardware
 from gpu_jobs import PRELUDE, ranks_that
 
-from zerort.comm.transports.node.transport import open_control
+from zerort.comm.transports.node.meeting import open_control
 
 
 def test_a_killed_rank_is_named_and_the_gpu_is_freed(tmp_path):

@@ -73,7 +73,7 @@ def test_a_unit_is_gathered_when_its_own_update_is_back(group):
         def update_(self, param, *arrays, **settings):
             super().update_(param, *arrays, **settings)
             if param.size == LARGE:
-                lane = group.device.lane("copy out")
+                lane = group.device.named_stream("copy out")
                 lane.submit(lambda: lane.cuda.launch_host_func(hold_up, None), after=())
 
     offload = zr.OffloadOptions(chunk_nbytes=4 * LARGE, update_on="device")

@@ -39,8 +39,8 @@ def test_each_mutant_differs_and_has_its_test(mutant):
     [
         ("event.wait()  # gpu-wait: it", "pass"),
         ("make(ticket).wait(3)  # gpu-wait: it", "make(ticket)"),
-        ("device.arrive(copy(a))  # gpu-wait: it", "copy(a)"),
-        ("whole = device.arrive(ticket)  # gpu-wait: it", "whole = ticket.result"),
+        ("device.order_after(copy(a))  # gpu-wait: it", "copy(a)"),
+        ("whole = device.order_after(ticket)  # gpu-wait: it", "whole = ticket.result"),
         ("return ticket.wait()  # gpu-wait: it", "return ticket.result"),
         (
             "ticket = copy(\n        a, after=[b, c]  # gpu-wait: it\n    )",

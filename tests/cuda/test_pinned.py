@@ -52,7 +52,7 @@ def test_copies_go_both_ways(device):
         source, back = pinned.empty(25_000, "float32"), pinned.empty(25_000, "float32")
         source[:] = np.arange(25_000)
         on_gpu = device.empty(25_000, "float32")
-        device.copy(source, out=on_gpu).on(device.lane("copy out"))
+        device.copy(source, out=on_gpu).on(device.named_stream("copy out"))
         device.copy(on_gpu, out=back).wait()
         assert (back == source).all()
 

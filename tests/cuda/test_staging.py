@@ -270,7 +270,7 @@ def stop(device, lane):
     def wait():
         cupy.cuda.get_current_stream().launch_host_func(lambda _: gone_on.append(gate.wait(20)), None)
 
-    device.lane(lane).submit(wait, after=())
+    device.named_stream(lane).submit(wait, after=())
     return gate, gone_on
 
 
@@ -280,7 +280,7 @@ def gate(device):
     gate, _ = stop(device, "copy in")
     yield gate
     gate.set()
-    device.lane("copy in").synchronize()
+    device.named_stream("copy in").synchronize()
 
 
 def add(number, array, summand):
@@ -375,7 +375,7 @@ def test_an_error_leaves_nothing_under_way(device, pinned, on):
         assert here.tolist() == [2] * 4000 + [1] * 4000
         assert staging.nbytes == 3 * 4096
     gc.collect()
-    device.lane("compute").sweep()
+    device.named_stream("compute").sweep()
     assert device.memory()[0] >= before
 
 

@@ -137,7 +137,7 @@ def test_a_staging_closes_behind_its_copies(device, pinned, gate):
     def stop():
         cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(20), None)
 
-    device.lane("copy out").submit(stop, after=())
+    device.named_stream("copy out").submit(stop, after=())
     with Staging(device, slot_nbytes=here.nbytes, depth=1) as staging:  # a free slot, once freed, would stop the GPU
         staging.run([[Hop(here, read=False), Hop(there, write=False)]], lambda _, a, b: np.copyto(a, b), on="device")
         soon(gate)

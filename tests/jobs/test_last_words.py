@@ -178,8 +178,8 @@ sys.exit(0)
 def test_a_job_that_goes_on_in_a_new_group_is_not_ended_for_the_old_one(job):
     """Rank 0 works on when rank 1 has ended, for longer than a broken group is waited for."""
     code = """
-import zerort.comm.group
-zerort.comm.group._END_WITHIN = 1.0
+import zerort.comm.ending
+zerort.comm.ending._END_WITHIN = 1.0
 group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=1.0))
 try:
     if group.rank == 1:

@@ -247,7 +247,7 @@ else:
     while not transport._slots()[0].arrived:
         time.sleep(0.01)
     os.kill(transport._slots()[0].pid, signal.SIGALRM)
-    while transport.trouble() is None:
+    while transport.peer_failure() is None:
         time.sleep(0.01)
 try:
     group.all_reduce(np.ones(4), name="next").wait()
@@ -310,7 +310,7 @@ import threading
 group = zr.open_group(options=zr.GroupOptions(timeout=3.0))
 array = group.empty(100, "float32")
 if group.rank == 1:
-    group._transport.part = lambda call: wait_for_gates(0)
+    group._transport.end_barrier = lambda call: wait_for_gates(0)
 try:
     group.all_reduce(array, out=array).wait()
     say("through")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from zerort import native
-from zerort.comm.transports.node.transport import open_control
+from zerort.comm.transports.node.meeting import open_control
 from zerort.native.rendezvous import is_alive
 
 TELL = """

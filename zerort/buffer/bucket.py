@@ -297,9 +297,9 @@ class GradientBucket:
     def _arrived(self) -> Array:
         """Return the sum for what the caller does next."""
         assert self.reduction is not None
-        summed: Array = self._device.arrive(self.reduction)  # gpu-wait: a_bucket_settles_what_it_has_just_fired
+        summed: Array = self._device.order_after(self.reduction)  # gpu-wait: a_bucket_settles_what_it_has_just_fired
         if self._over_copies is not None:
-            self._device.arrive(self._over_copies)  # gpu-wait: gradients_that_rest_partial
+            self._device.order_after(self._over_copies)  # gpu-wait: gradients_that_rest_partial
         self._unheard.clear()
         return summed
 
@@ -370,7 +370,7 @@ class GradientBucket:
         """Give the memory back."""
         self.reset()
         if self._resident is not None:
-            self._group.forget(self._resident)
+            self._group.release_local(self._resident)
 
     def __repr__(self) -> str:
         filled = f"{len(self._present)} of {len(self.layout.extents)} filled"

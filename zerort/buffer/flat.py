@@ -132,7 +132,7 @@ class FlatBuffer(Gatherable):
     def close(self) -> None:
         """Give the memory back."""
         self.release()
-        self._group.forget(self.mine if self._resting is None else self._resting)
+        self._group.release_local(self.mine if self._resting is None else self._resting)
 
     def __repr__(self) -> str:
         return f"FlatBuffer({self.name!r}, {self.placement}, {self.layout.numel} x {self.layout.dtype})"

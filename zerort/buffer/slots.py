@@ -50,7 +50,7 @@ class Slot:
         """Let what comes next wait for work that was still using the memory when it was released."""
         if self.busy is not None:
             with contextlib.suppress(ZerortError):  # it is told to whoever waits for the result
-                self._owner.device.arrive(self.busy)  # gpu-wait: no_order_of_streams_changes_a_walk
+                self._owner.device.order_after(self.busy)  # gpu-wait: no_order_of_streams_changes_a_walk
             self.busy = None
 
     def release(self, *, after: Ticket[Any] | None = None) -> None:

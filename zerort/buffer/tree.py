@@ -132,7 +132,7 @@ def tree_reduce_scatter(
     counts = [partition.counts] * group.size
     mine = partition.counts[group.rank]
     nodes = group.device.scratch(group.size * mine, source.dtype)
-    group.device.arrive(group.all_to_all(source, out=nodes, counts=counts, name=name))  # gpu-wait: the_fixed_tree
+    group.device.order_after(group.all_to_all(source, out=nodes, counts=counts, name=name))  # gpu-wait: the_fixed_tree
     group.device.put(sum_pairwise(list(nodes.reshape(group.size, mine)), kernels=kernels), out=out)
     return Done(out)
 

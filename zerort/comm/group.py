@@ -10,11 +10,9 @@ A rank whose arguments are wrong still meets the others, so that all of them rai
 # not-gpu: what a group over GPUs waits for is said where it is called
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -22,7 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from zerort import forks, trace
-from zerort.comm.guard import checks, failure
+from zerort.comm import ending
+from zerort.comm.collectives import Collectives
+from zerort.comm.guard import checks
 from zerort.comm.guard.call import Call, call_site
 from zerort.comm.guard.checks import Given
 from zerort.comm.guard.standing import Standing
@@ -40,14 +40,7 @@ __all__ = ["Group", "SharedShards"]
 
 T = TypeVar("T")
 
-_END_WITHIN = 10.0
-"""Seconds that a rank whose group broke waits at its end for the others to come to theirs."""
-
 _NOTHING = Given(None, None)
-
-_open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
-_broken: dict[str, int] = {}
-"""Groups between processes that broke before they were closed: how many ranks each had, by its title."""
 
 
 class SharedShards(NamedTuple):
@@ -59,7 +52,7 @@ class SharedShards(NamedTuple):
     """This rank's shard: a view of ``full``. Only this rank writes to it."""
 
 
-class Group:
+class Group(Collectives):
     """Ranks that talk. Made by `zerort.comm.open_group` and `Group.split`.
 
     Every rank makes the same calls in the same order, from one thread at a time. A small call waits for the other ranks
@@ -76,9 +69,7 @@ class Group:
         self._closed = False
         self._parent: Group | None = None
         self._children: list[Group] = []
-        _open_groups.add(self)
-        for title in [title for title, size in _broken.items() if size <= transport.size]:
-            del _broken[title]  # as many ranks as broke it have come to this one: the job goes on
+        ending.add(transport)
         forks.follow(self)
 
     # -- who is here -----------------------------------------------------------------------------------------------
@@ -147,103 +138,7 @@ class Group:
         """Whether `close` was called."""
         return self._closed
 
-    # -- collectives -----------------------------------------------------------------------------------------------
-
-    def all_gather(
-        self,
-        source: Array,
-        *,
-        out: Array | None = None,
-        counts: Sequence[int] | None = None,
-        name: str = "",
-        eager: bool = True,
-    ) -> Ticket[Array]:
-        """Put every rank's ``source`` side by side into every rank's ``out``.
-
-        Args:
-            source: This rank's shard. It may be its own place in ``out`` (in place).
-            out: Where the whole goes; a new array if None. If it is `SharedShards.full`, a node holds it once and
-                nothing is copied out.
-            counts: Elements of each rank's shard, on every rank the same; None if all are equal.
-            name: What to call this in errors and traces.
-            eager: Whether a small call may wait for the other ranks here and now. False: it is queued like a large one.
-        """
-        return self._calls.launch("all_gather", checks.fill_all_gather, name, source, out, counts, eager=eager)
-
-    def reduce_scatter(
-        self,
-        source: Array,
-        *,
-        out: Array | None = None,
-        counts: Sequence[int] | None = None,
-        reduction: str = "sum",
-        name: str = "",
-        eager: bool = True,
-    ) -> Ticket[Array]:
-        """Reduce every rank's ``source`` in rank order and give each rank its range of the result.
-
-        Args:
-            source: 1-D, as long as all ranges together.
-            out: This rank's range; a new array if None. It may be the range's own place in ``source`` (in place).
-            counts: Elements of each rank's range, on every rank the same; None splits evenly.
-            reduction: ``"sum"``, ``"max"`` or ``"min"``. fp16 and bf16 are summed in fp32 and rounded once.
-            name: What to call this in errors and traces.
-            eager: As in `all_gather`.
-        """
-        fill = checks.fill_reduce_scatter
-        return self._calls.launch("reduce_scatter", fill, name, source, out, counts, -1, reduction, eager=eager)
-
-    def all_reduce(
-        self,
-        source: Array,
-        *,
-        out: Array | None = None,
-        reduction: str = "sum",
-        name: str = "",
-        eager: bool = True,
-        after: Ticket[Any] | None = None,
-    ) -> Ticket[Array]:
-        """Reduce every rank's ``source`` in rank order into every rank's ``out`` (``out=source`` works in place).
-
-        The other arguments are those of `reduce_scatter`, but for ``after``: a call of another group that writes
-        ``source``. This one waits for it, the caller does not; and it is made even if that one fails, because other
-        ranks wait for it. Whoever waits for that one is told.
-        """
-        fill = checks.fill_all_reduce
-        return self._calls.launch("all_reduce", fill, name, source, out, None, -1, reduction, eager=eager, after=after)
-
-    def broadcast(self, source: Array, *, root: int = 0, out: Array | None = None, name: str = "") -> Ticket[Array]:
-        """Copy root's ``source`` into every rank's ``out``; in place if ``out`` is None."""
-        into = source if out is None else out
-        return self._calls.launch("broadcast", checks.fill_broadcast, name, source, into, None, root)
-
-    def reduce(
-        self, source: Array, *, root: int = 0, out: Array | None = None, reduction: str = "sum", name: str = ""
-    ) -> Ticket[Array | None]:
-        """Reduce every rank's ``source`` in rank order into root's ``out``; the other ranks' result is None."""
-        return self._calls.launch("reduce", checks.fill_reduce, name, source, out, None, root, reduction)
-
-    def all_to_all(
-        self,
-        source: Array,
-        *,
-        out: Array | None = None,
-        counts: Sequence[Sequence[int]] | None = None,
-        name: str = "",
-    ) -> Ticket[Array]:
-        """Give each rank its part of ``source`` and put what comes from each rank side by side.
-
-        Args:
-            source: The parts for rank 0, 1, … one after the other.
-            out: Where what arrives goes, in rank order; a new array if None. Not in place.
-            counts: ``counts[s][d]`` elements go from rank s to rank d, on every rank the same; None splits evenly.
-            name: What to call this in errors and traces.
-        """
-        return self._calls.launch("all_to_all", checks.fill_all_to_all, name, source, out, counts)
-
-    def barrier(self, *, name: str = "") -> Ticket[None]:
-        """Wait until every rank is here."""
-        return self._calls.launch("barrier", checks.fill_barrier, name)
+    # -- ranks that cannot make a call -----------------------------------------------------------------------------
 
     def complain(self, text: str, *, wait: bool = True) -> None:
         """Meet the other ranks with a complaint instead of a call: each of them raises `CallError` with ``text``.
@@ -325,7 +220,7 @@ class Group:
 
         self._together("free", name, fill, lambda: self._transport.release(array))
 
-    def forget(self, array: Array) -> None:
+    def release_local(self, array: Array) -> None:
         """Give memory back as `free` does, but without meeting the others: for an owner that closes, come what may.
 
         Each rank does so when it likes, after its last call over the array. An array from elsewhere is left alone.
@@ -387,8 +282,7 @@ class Group:
         if self._closed:
             return
         self._closed = True
-        self._note_if_broken()
-        _open_groups.discard(self)
+        ending.remove(self._transport)
         if self._parent is not None:
             self._parent._children.remove(self)
         with contextlib.ExitStack() as last_first:  # all of them, whatever one raises
@@ -401,11 +295,7 @@ class Group:
         """In a forked child, which has no place among these ranks: be closed, without leaving in its parent's name."""
         self._closed = True
         self._calls = _Inherited(self.name)  # type: ignore[assignment]
-        _open_groups.discard(self)
-
-    def _note_if_broken(self) -> None:
-        if self._transport.broken is not None and self.kind != "threads":
-            _broken[self._transport.title] = self.size
+        ending.discard(self._transport)
 
     def _together(self, op: str, name: str, fill: Fill, make: Callable[[], T], given: Given = _NOTHING) -> T:
         return self._calls.together(op, name, fill, make, given)
@@ -435,20 +325,3 @@ class _Inherited:
             raise forks.inherited(f"group {self._name!r}")
 
         return refuse
-
-
-# A forked child has none of these ranks' places.
-os.register_at_fork(after_in_child=_broken.clear)
-
-
-@atexit.register
-def _leave_all() -> None:
-    """Tell the ranks that may wait for this one that it has ended, and do not wait for one that cannot."""
-    for group in list(_open_groups):
-        group._note_if_broken()
-        group.standing.code = group.standing.code or failure.code_of_exit()
-        group._transport.end()
-    if _broken:
-        failure.see_others_out(broken=next(iter(_broken)), patience=_END_WITHIN)
-    else:
-        failure.see_others_out()

@@ -1,9 +1,9 @@
 """`Transport`: what a group needs to be able to do between its ranks, and nothing of how users call it.
 
-    meet    wait for every rank's call; raise the same error everywhere if they differ
-    move    serve a Geometry: take from every rank what the table says
-    tell    exchange short texts: names of windows, stories of errors
-    spread  tell whoever waits that this rank failed, and why
+    meet              wait for every rank's call; raise the same error everywhere if they differ
+    move              serve a Geometry: take from every rank what the table says
+    exchange_texts    exchange short texts: names of windows, stories of errors
+    announce_failure  tell whoever waits that this rank failed, and why
 
 `zerort.comm.Group` checks arguments and keeps order; a transport only ever sees calls that make sense on this rank, one
 at a time.
@@ -138,7 +138,7 @@ class Transport(abc.ABC):
         """Reduce every rank's source, in rank order, into every rank's out."""
 
     @abc.abstractmethod
-    def tell(self, text: str) -> list[str]:
+    def exchange_texts(self, text: str) -> list[str]:
         """Give ``text`` to every rank and return what each of them gave. For what happens rarely."""
 
     @abc.abstractmethod
@@ -184,12 +184,12 @@ class Transport(abc.ABC):
     def fail(self, call: Call, error: BaseException) -> None:
         """Break the group because of an error that only this rank knows of, and tell the others why."""
         self.broken = failed_error(self.title, rank=self.rank, why=why_failed(call, error))
-        self.spread(why_failed(call, error))
+        self.announce_failure(why_failed(call, error))
 
-    def spread(self, why: str) -> None:  # noqa: B027 (a transport of one has nobody to tell)
+    def announce_failure(self, why: str) -> None:  # noqa: B027 (a transport of one has nobody to tell)
         """Tell whoever waits, or will wait, for this rank that it failed, and why. Never waits, never raises."""
 
-    def trouble(self) -> Trouble | None:
+    def peer_failure(self) -> Trouble | None:
         """Say, without waiting, what another rank is known to suffer from; None if nothing. Any thread may ask."""
         return None
 
@@ -212,4 +212,4 @@ class Transport(abc.ABC):
 
     def disagree(self, call: Call) -> CollectiveError | Exception:
         """Find out what every rank came with and return the error that says so."""
-        return mismatch_error(self.title, self.tell(tell_story(call)))
+        return mismatch_error(self.title, self.exchange_texts(tell_story(call)))

@@ -183,7 +183,7 @@ class Staging:
         self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]
     ) -> Iterator[list[Ticket[Any]]]:
         """Compute chunk by chunk, and yield what is left to do for each: copies back."""
-        copy_in, computing, copy_out = map(self._device.lane, ("copy in", "compute", "copy out"))
+        copy_in, computing, copy_out = map(self._device.named_stream, ("copy in", "compute", "copy out"))
         self._follow_caller(copy_in, computing)
         self._wait_for_runs(chunks, lane=copy_in)
         careful = Careful(compute)
@@ -203,7 +203,7 @@ class Staging:
             self._forget_what_is_done()
         if computed is not None:
             # gpu-wait: adamw_over_state_on_the_host
-            self._device.arrive(computed)  # raises what compute raised: no chunk behind that one was computed
+            self._device.order_after(computed)  # raises what compute raised: no chunk behind that one was computed
             # gpu-wait: the_host_computes_with_what_is_no_longer_read
             ended = copy_out.submit(_nothing, name=f"{self.name} ends", eager=True, after=[computed])
             self._pending.append(ended)
@@ -213,7 +213,7 @@ class Staging:
         self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]
     ) -> Iterator[list[Ticket[Any]]]:
         """Do the same on the host."""
-        copy_in, copy_out = map(self._device.lane, ("copy in", "copy out"))
+        copy_in, copy_out = map(self._device.named_stream, ("copy in", "copy out"))
         if self._runs:
             self._runs[-1].ended.wait()  # gpu-wait: the_host_computes_with_what_is_no_longer_read
         self._follow_caller(copy_in, copy_out)
@@ -233,7 +233,7 @@ class Staging:
             ahead.extend(self._lay(number, chunk, "host", lane=copy_out) for number, chunk in itertools.islice(rest, 1))
             self._forget_what_is_done()
         for ticket in last:
-            self._device.arrive(ticket)  # gpu-wait: the_callers_stream_waits_for_what_the_host_computed
+            self._device.order_after(ticket)  # gpu-wait: the_callers_stream_waits_for_what_the_host_computed
 
     def _lay(self, number: int, chunk: Sequence[Hop], on: Place, *, lane: Any) -> _Laid:
         """Give a chunk its slot, and begin to fill it once those before have left it."""

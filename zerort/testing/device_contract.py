@@ -98,19 +98,19 @@ class DeviceContract:
         """Arrive returns a ticket's result, also of several; what raised on the host raises."""
         source, out = device.zeros(100_000, "int32"), device.zeros(100_000, "int32")
         source.fill(7)
-        assert device.arrive(device.copy(source, out=out)) is out
+        assert device.order_after(device.copy(source, out=out)) is out
         assert int(device.fetch(out).sum()) == 700_000
         tickets = [device.copy(source[at : at + 10], out=out[at : at + 10]) for at in range(0, 100, 10)]
-        assert device.arrive(joined(tickets, result="all")) == "all"
+        assert device.order_after(joined(tickets, result="all")) == "all"
         failed = device.stream("failing").submit(lambda: 1 // 0)
         with pytest.raises(ZeroDivisionError):
-            device.arrive(failed)
+            device.order_after(failed)
 
     def test_a_lane_is_always_the_same_stream(self, device: Device) -> None:
         """Lanes are the device's own streams."""
-        assert device.lane("copy in") is device.lane("copy in")
-        assert device.lane("copy in") is not device.lane("copy out")
-        assert device.lane("copy in").submit(lambda: 3).wait() == 3
+        assert device.named_stream("copy in") is device.named_stream("copy in")
+        assert device.named_stream("copy in") is not device.named_stream("copy out")
+        assert device.named_stream("copy in").submit(lambda: 3).wait() == 3
 
     def test_a_copy_does_not_cast(self, device: Device) -> None:
         """Copies move bytes: other dtypes and shapes raise."""

@@ -114,7 +114,7 @@ class ThreadsTransport(Transport):
         call.out[first : first + count] = result
         self._wait(call)
 
-    def tell(self, text: str) -> list[str]:
+    def exchange_texts(self, text: str) -> list[str]:
         """Lay a text on the table and read the others'."""
         call = Call(op="tell", site="")
         self._meeting.texts[self.rank] = text
@@ -131,15 +131,15 @@ class ThreadsTransport(Transport):
         """Return the one array that rank 0 makes for all."""
         if self.rank == 0:
             self._meeting.shared = np.zeros(nbytes, np.uint8)
-        self.tell("made")
+        self.exchange_texts("made")
         shared = self._meeting.shared
         assert shared is not None
-        self.tell("taken")  # rank 0 must not make the next one before everybody has this one
+        self.exchange_texts("taken")  # rank 0 must not make the next one before everybody has this one
         return shared
 
     def split(self, color: int | None, *, key: int, name: str) -> ThreadsTransport | None:
         """Return this thread's side of the meeting among the threads of its color."""
-        told = [tuple(text.split(",")) for text in self.tell(f"{'' if color is None else color},{key}")]
+        told = [tuple(text.split(",")) for text in self.exchange_texts(f"{'' if color is None else color},{key}")]
         self._splits += 1
         if color is None:
             return None
@@ -149,7 +149,7 @@ class ThreadsTransport(Transport):
         rank = [r for _, r in members].index(self.rank)
         return ThreadsTransport(meeting, rank, name=name, options=self.options)
 
-    def spread(self, why: str) -> None:
+    def announce_failure(self, why: str) -> None:
         """Wake whoever waits, with the reason."""
         with self._meeting.moved:
             self._meeting.failures.append((self.rank, why))

@@ -117,7 +117,7 @@ def test_a_call_comes_after_what_its_caller_computed(group):
 
 
 def test_streams_wait_for_a_call_on_the_gpu(group, device):
-    compute = device.lane("compute")
+    compute = device.named_stream("compute")
     out, seen = cupy.empty(100_000, np.float32), cupy.empty(100_000, np.float32)
     for _ in range(5):
         source = cupy.asarray(pattern(group.rank, 100_000))

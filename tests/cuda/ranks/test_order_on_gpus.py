@@ -158,7 +158,7 @@ def test_what_comes_back_late_is_what_a_disk_gets(gpus, shared_tmp_path):
     class Late(zr.SGD):
         def update_(self, *arrays, **settings):
             super().update_(*arrays, **settings)
-            gpus.device.lane("copy out").submit(lambda: time.sleep(0.05), after=())
+            gpus.device.named_stream("copy out").submit(lambda: time.sleep(0.05), after=())
 
     plan = zr.Plan.zero(3, parameter=NVME, state=NVME)
     with zr.open(group=gpus, plan=plan, optimizer=Late(lr=0.5), offload=ON_GPUS, scratch=shared_tmp_path) as rt:

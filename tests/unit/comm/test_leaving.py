@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from zerort import native
-from zerort.comm.transports.node.transport import NodeTransport, open_control
+from zerort.comm.transports.node.meeting import open_control
+from zerort.comm.transports.node.transport import NodeTransport
 from zerort.config import GroupOptions
 
 

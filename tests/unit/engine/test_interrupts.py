@@ -20,7 +20,8 @@ import pytest
 import zerort as zr
 from zerort import native
 from zerort.checkpoint import verify
-from zerort.comm.transports.node.transport import NodeTransport, open_control
+from zerort.comm.transports.node.meeting import open_control
+from zerort.comm.transports.node.transport import NodeTransport
 from zerort.config import GroupOptions
 from zerort.errors import RankFailedError, ZerortError
 

@@ -26,7 +26,8 @@ from zerort.comm.guard.failure import abort_job_on_exception, end_job
 from zerort.comm.neighbours import can_open_each_other, see_each_other
 from zerort.comm.transport import Transport
 from zerort.comm.transports.nccl.opening import open_on_gpus
-from zerort.comm.transports.node.transport import NodeTransport, open_control
+from zerort.comm.transports.node.meeting import open_control
+from zerort.comm.transports.node.transport import NodeTransport
 from zerort.comm.transports.solo import SoloTransport
 from zerort.config import GroupOptions
 from zerort.errors import BootstrapError, CallError, SharedMemoryError

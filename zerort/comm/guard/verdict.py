@@ -46,7 +46,7 @@ _LONGEST_ERROR = 1000
 """Characters of an error that the other ranks are told: a text on the host ends after 4096 bytes, wherever that is."""
 
 _STORY_NBYTES = 4000
-"""Of an encoded story: what `Transport.tell` carries whole, over any transport."""
+"""Of an encoded story: what `Transport.exchange_texts` carries whole, over any transport."""
 
 _WAIT_LONGER = "If it is only slow, raise the timeout: GroupOptions(timeout=…) or ZERORT_TIMEOUT=seconds."
 
@@ -103,18 +103,18 @@ class Trouble:
     """What another rank is known to suffer from."""
 
     text: str
-    may_end: bool
+    in_flight_may_finish: bool
     """Whether calls that are under way may still end: a rank that has gone may have done its part of them before."""
 
 
 def failed_trouble(rank: int, why: str) -> Trouble:
     """Return the trouble of a rank that failed."""
-    return Trouble(f"an error on rank {rank}: {why}", may_end=False)
+    return Trouble(f"an error on rank {rank}: {why}", in_flight_may_finish=False)
 
 
 def gone_trouble(ranks: Sequence[int]) -> Trouble:
     """Return the trouble of ranks that have left or ended."""
-    return Trouble(f"none of rank {', '.join(map(str, ranks))}: gone", may_end=True)
+    return Trouble(f"none of rank {', '.join(map(str, ranks))}: gone", in_flight_may_finish=True)
 
 
 def last_call(header: bytes | None) -> str:

@@ -89,20 +89,20 @@ class HierarchicalTransport(MpiTransport):
         self._within(call, lambda: self._node.meet(call))
 
     def _part(self, call: Call) -> None:
-        self._within(call, lambda: self._node.part(call))
+        self._within(call, lambda: self._node.end_barrier(call))
 
-    def spread(self, why: str) -> None:
+    def announce_failure(self, why: str) -> None:
         """Tell both this host's ranks and the others."""
-        self._node.spread(why)
-        super().spread(why)
+        self._node.announce_failure(why)
+        super().announce_failure(why)
 
-    def trouble(self) -> Trouble | None:
+    def peer_failure(self) -> Trouble | None:
         """Say what is known of all ranks, or at least of this host's: a killed one sounds no alarm."""
-        return super().trouble() or self._node.trouble(self._members[self._host])
+        return super().peer_failure() or self._node.peer_failure(self._members[self._host])
 
     def _give_up(self, call: Call) -> NoReturn:
         """Break this host's meeting place, too: ranks that talk to no other host wait there."""
-        self._node.spread("")
+        self._node.announce_failure("")
         super()._give_up(call)
 
     def _within(self, call: Call, step: Callable[[], None]) -> None:
@@ -256,9 +256,9 @@ class HierarchicalTransport(MpiTransport):
         except CollectiveError:  # a rank of this host is missing: the other hosts wait for none of them
             self._give_up(Call(op="allocate", site=call_site(), sequence=self._sequence))
         except BaseException as error:
-            self.spread(f"{type(error).__name__}: {error}")
+            self.announce_failure(f"{type(error).__name__}: {error}")
             raise
-        for text in self.tell(story):
+        for text in self.exchange_texts(story):
             if text:
                 raise SharedMemoryError(text)
         assert made is not None

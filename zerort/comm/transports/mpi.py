@@ -86,7 +86,7 @@ class MpiTransport(Transport):
         if call.complaint or any(header[:AGREED_BYTES] != headers[0][:AGREED_BYTES] for header in headers):
             raise self.disagree(call)
 
-    def tell(self, text: str) -> list[str]:
+    def exchange_texts(self, text: str) -> list[str]:
         """Gather every rank's text."""
         raw = text.encode()[:_TEXT_NBYTES].decode(errors="ignore").encode().ljust(_TEXT_NBYTES, b"\0")
         try:
@@ -95,12 +95,12 @@ class MpiTransport(Transport):
             self._give_up(Call(op="tell", site="", sequence=self._sequence))
         return [one.rstrip(b"\0").decode() for one in told]
 
-    def spread(self, why: str) -> None:
+    def announce_failure(self, why: str) -> None:
         """Sound an alarm with the reason."""
         if not MPI.Is_finalized():
             self._exchange.sound(Alarm(self.rank, self._sequence, "failed", why))
 
-    def trouble(self) -> Trouble | None:
+    def peer_failure(self) -> Trouble | None:
         """Say what the alarms tell; below MPI_THREAD_MULTIPLE, those that the thread that opened this has heard."""
         self._exchange.listen()
         alarms = sorted(self._exchange.alarms.values(), key=lambda alarm: (alarm.is_gone, alarm.rank))

@@ -198,7 +198,7 @@ class CudaDevice:
             (False, False): ("compute", runtime.memcpyDeviceToDevice),
             (True, True): ("copy out", runtime.memcpyHostToHost),
         }[isinstance(source, np.ndarray), isinstance(out, np.ndarray)]
-        on: Any = self.lane(lane) if stream is None else stream
+        on: Any = self.named_stream(lane) if stream is None else stream
 
         there, here, nbytes = _address(source), _address(out), source.nbytes
         cuts = sorted({0, *seams(there, nbytes), *seams(here, nbytes), nbytes})
@@ -219,7 +219,7 @@ class CudaDevice:
             # gpu-wait: what_is_put_is_there_for_what_comes_next
             self.copy(source, out=out).wait()  # it may be pageable: then it is the caller's again only now
         else:
-            self.arrive(self.copy(source, out=out))  # gpu-wait: what_is_put_is_there_for_what_comes_next
+            self.order_after(self.copy(source, out=out))  # gpu-wait: what_is_put_is_there_for_what_comes_next
 
     def fetch(self, array: Any) -> Array:
         """Return a copy of a CuPy array on the host, once what the caller has launched so far is done."""
@@ -229,7 +229,7 @@ class CudaDevice:
         self.copy(self.flat(array), out=copy.reshape(-1)).wait()  # gpu-wait: what_is_fetched_is_what_was_computed
         return copy
 
-    def arrive(self, ticket: Ticket[T]) -> T:
+    def order_after(self, ticket: Ticket[T]) -> T:
         """Make what the caller launches next wait for a Ticket, on the GPU; the host waits only for what is its own."""
         with self.cupy_device:
             # gpu-wait: what_arrives_is_ordered_before_what_comes_next
@@ -272,7 +272,7 @@ class CudaDevice:
     def synchronize(self) -> None:
         """Wait until what the caller has launched on its current stream is done."""
         # gpu-wait: a_checkpoint_is_of_what_was_written
-        self.lane("compute").submit(lambda: None, name="synchronize", eager=True).wait()
+        self.named_stream("compute").submit(lambda: None, name="synchronize", eager=True).wait()
 
     # -- streams ---------------------------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class CudaDevice:
             self._streams.remove(stream)
         stream.close()
 
-    def lane(self, name: str) -> CudaStream:
+    def named_stream(self, name: str) -> CudaStream:
         """Return the device's own stream for one of `LANES`, made when it is first asked for."""
         if name not in LANES:
             raise CallError(f"Expected one of the lanes {', '.join(LANES)}, got {name!r}.")

@@ -75,7 +75,7 @@ class HostDevice:
         """Return the array."""
         return array
 
-    def arrive(self, ticket: Ticket[T]) -> T:
+    def order_after(self, ticket: Ticket[T]) -> T:
         """Wait for a Ticket."""
         return ticket.wait()
 
@@ -95,7 +95,7 @@ class HostDevice:
             np.copyto(out, source)
             return out
 
-        on = self.lane("copy") if stream is None else stream
+        on = self.named_stream("copy") if stream is None else stream
         ticket: Ticket[Array] = on.submit(work, name="copy", keep=(source, out))
         return ticket
 
@@ -112,7 +112,7 @@ class HostDevice:
         while self._streams:
             self._streams.pop().close()
 
-    def lane(self, name: str) -> HostStream:
+    def named_stream(self, name: str) -> HostStream:
         """Return the device's own stream of that name, made when it is first asked for."""
         return next((stream for stream in self._streams if stream.name == name), None) or self.stream(name)
 

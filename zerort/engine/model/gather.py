@@ -120,8 +120,9 @@ class GatheredForm:
             assert fetched is not None
             try:
                 with contextlib.suppress(StorageError):  # nobody needs it; who does, reads again
+                    # It may have been gathered ahead and not used: it is read until then.
                     # gpu-wait: a_gather_that_nobody_used_leaves_its_slot
-                    self._context.device.arrive(fetched)  # if it was gathered ahead and not used: it is read until then
+                    self._context.device.order_after(fetched)
             finally:  # a gather that failed gives its slot back, too: all ranks know of it
                 for section in self._sections:
                     section.parameters.release()

@@ -35,7 +35,7 @@ class SlotSet:
                 allocate=lambda nbytes: (
                     group.empty_shared([nbytes] + [0] * (group.size - 1), "uint8", name="slot").full
                 ),
-                free=group.forget,
+                free=group.release_local,
             ),
             buckets=Slots(
                 "gradient buckets",
@@ -46,7 +46,7 @@ class SlotSet:
                     if group.reads_in_place
                     else (lambda nbytes: group.empty(nbytes, "uint8", name="bucket"))
                 ),
-                free=group.forget,
+                free=group.release_local,
                 lasting=not group.reads_in_place,
             ),
             summed=Slots(
@@ -58,7 +58,7 @@ class SlotSet:
                     if is_host
                     else (lambda nbytes: group.empty(nbytes, "uint8", name="summed"))
                 ),
-                free=group.forget,
+                free=group.release_local,
                 lasting=not is_host,  # a GPU would stop for each allocation
             ),
         )

@@ -128,7 +128,7 @@ class Unit:
         ticket = self.gather()
         try:
             with self._context.ledger.stall("gather"):
-                views = self._context.device.arrive(ticket)  # gpu-wait: no_order_of_streams_changes_a_walk
+                views = self._context.device.order_after(ticket)  # gpu-wait: no_order_of_streams_changes_a_walk
             with trace.span(f"compute {self.name}"):
                 yield views
         finally:

@@ -71,7 +71,7 @@ class HostMemory:
                 # What was to come before a copy may never end; then it is the GPU's end as well.
                 with contextlib.suppress(ZerortError, TimeoutError):
                     # not-gpu: the emulated device keeps memory that copies use; CUDA does not promise that
-                    self._group.device.lane(name).submit(lambda: None, name="close").wait(_LAST_COPY)
+                    self._group.device.named_stream(name).submit(lambda: None, name="close").wait(_LAST_COPY)
         with contextlib.ExitStack() as stack:
             while self._arenas:
                 stack.callback(self._arenas.popitem()[1].close)

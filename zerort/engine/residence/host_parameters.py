@@ -39,7 +39,8 @@ class HostParameters(ColumnParameters):
             self._place = out
             mine = out[self._own.slice]
             if not self.written.done():
-                self.written.on(self._group.device.lane("copy in"))  # gpu-wait: an_update_is_the_same_on_either_side
+                # gpu-wait: an_update_is_the_same_on_either_side
+                self.written.on(self._group.device.named_stream("copy in"))
             here = self.column.read(0, mine)
             self._group.after(here)  # gpu-wait: no_order_of_streams_changes_a_walk
             self._whole = joined([here, self._gather(mine, out=out)], result=out)

@@ -118,7 +118,7 @@ class _Step:
     def compute(self, on: Place) -> None:
         """Make a step where all arrays are on one side already."""
         if on == "device":
-            self._device.lane("compute").submit(lambda: _adamw(0, *self._there)).wait()
+            self._device.named_stream("compute").submit(lambda: _adamw(0, *self._there)).wait()
         else:
             _adamw(0, *self._here)
 

@@ -119,7 +119,7 @@ def _together(host: Transport, step: Callable[[], Any]) -> list[Any]:
     except Exception as error:  # whatever it is, the others must not wait for this rank
         kind = "DeviceError" if isinstance(error, DeviceError) else "BootstrapError"
         story = {"kind": kind, "text": shortened(error)}
-    stories = [json.loads(text) for text in host.tell(json.dumps(story, ensure_ascii=False))]
+    stories = [json.loads(text) for text in host.exchange_texts(json.dumps(story, ensure_ascii=False))]
     for rank, one in enumerate(stories):
         if "kind" in one:
             known = {"DeviceError": DeviceError, "BootstrapError": BootstrapError}[one["kind"]]

@@ -68,7 +68,7 @@ def open_pinned(
             pinned = PinnedMemory(memory, chunk_nbytes=chunk_nbytes)
         except DeviceMemoryError as error:
             story = f"rank {transport.rank}: {error}"
-        stories = [text for text in transport.tell(story) if text]
+        stories = [text for text in transport.exchange_texts(story) if text]
         if not stories and pinned is not None:
             return pinned, stories
         if pinned is not None:

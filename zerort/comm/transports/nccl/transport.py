@@ -107,7 +107,7 @@ class NcclTransport(Transport):
             title=self.title,
             rank=self.rank,
             timeout=self.options.timeout,
-            trouble=host.trouble,
+            trouble=host.peer_failure,
             on_break=self._break,
         )
 
@@ -174,28 +174,28 @@ class NcclTransport(Transport):
         super().fail(call, error)
         self._watch.abort()
 
-    def spread(self, why: str) -> None:
+    def announce_failure(self, why: str) -> None:
         """Tell the others on the host."""
-        self.host.spread(why)
+        self.host.announce_failure(why)
 
     def _look(self) -> CollectiveError | None:
         if self.host.runs_on == "caller":
-            self.host.trouble()  # the watch's thread may not listen to MPI: it knows what the thread that waits heard
+            self.host.peer_failure()  # the watch's thread may not listen to MPI: it knows what the waiting one heard
         return self.broken if self.broken is not None else self._watch.look()
 
     def _break(self, error: CollectiveError) -> None:
         if self.broken is not None:
             return
         # Told before anyone here can see it and close the group: the others would only find this rank gone.
-        self.spread(why_failed(Call(op="watch", site="the GPU"), error))
+        self.announce_failure(why_failed(Call(op="watch", site="the GPU"), error))
         self.flights.dump(self.options.flight_dir, rank=self.rank, reason="a call did not end on the GPU")
         self.broken = error
 
     # -- the rest, which the host does ---------------------------------------------------------------------------------
 
-    def tell(self, text: str) -> list[str]:
+    def exchange_texts(self, text: str) -> list[str]:
         """Exchange texts on the host."""
-        return self._on_host(lambda: self.host.tell(text))
+        return self._on_host(lambda: self.host.exchange_texts(text))
 
     def allocate(self, nbytes: int) -> Any:
         """Return memory of the GPU's, zeroed; if one rank's GPU has not enough, no rank gets any."""
@@ -205,7 +205,7 @@ class NcclTransport(Transport):
             made.fill(0)
         except DeviceMemoryError as error:
             story = f"{error} (rank {self.rank})"
-        stories = [text for text in self.tell(story) if text]
+        stories = [text for text in self.exchange_texts(story) if text]
         if stories:
             del made  # whoever looks at the error must not hold the memory
             raise DeviceMemoryError(stories[0])
@@ -235,7 +235,7 @@ class NcclTransport(Transport):
                 if not isinstance(error, (BootstrapError, CollectiveError, DeviceError)):
                     raise
                 story = f"{shortened(error)} of {name!r}"
-        stories = [text for text in self.tell(story) if text]
+        stories = [text for text in self.exchange_texts(story) if text]
         if stories:
             if opened is not None:
                 opened.close()

@@ -255,7 +255,7 @@ class NcclWatch:
         trouble = self._trouble()
         if trouble is not None:
             self._seen_at = self._seen_at or now
-            if not trouble.may_end or now - self._seen_at > min(_GRACE, self._timeout):
+            if not trouble.in_flight_may_finish or now - self._seen_at > min(_GRACE, self._timeout):
                 return RankFailedError(
                     f"Expected every rank of {self._title} to finish {flight.text}, got {trouble.text}. Look at the "
                     "output of the rank that failed or left, then open a new group."

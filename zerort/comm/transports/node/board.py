@@ -1,7 +1,7 @@
 """`Board`: where the ranks of a node leave texts for each other, behind the rendezvous in the same shared file.
 
-Three lines per rank: what it tells the others now (`Transport.tell`), why it failed, if it did, and what it said when
-it left. The last two stay for as long as anyone looks.
+Three lines per rank: what it tells the others now (`Transport.exchange_texts`), why it failed, if it did, and what it
+said when it left. The last two stay for as long as anyone looks.
 """
 
 from __future__ import annotations

@@ -11,55 +11,26 @@ memory, once per node, and a gather is only the meeting.
 # not-gpu: between processes of the host
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from zerort import native, trace
 from zerort.comm.geometry import even_part
 from zerort.comm.guard.call import Call
-from zerort.comm.guard.standing import Standing
-from zerort.comm.guard.verdict import (
-    Sighting,
-    Trouble,
-    failed_error,
-    failed_trouble,
-    gone_trouble,
-    last_call,
-    late_error,
-)
 from zerort.comm.neighbours import can_read_each_other
-from zerort.comm.transport import DONE, STALE, Transport
-from zerort.comm.transports.node.board import Board, board_nbytes
-from zerort.comm.transports.node.flights import NodeFlights
+from zerort.comm.transport import DONE, STALE
+from zerort.comm.transports.node.meeting import LOOK_AFTER, NodeMeeting, open_control
 from zerort.comm.transports.node.memory import STAGING, NodeMemory
 from zerort.comm.transports.node.rounds import all_reduce_in_rounds, move_in_rounds
 from zerort.comm.transports.node.shortcut import Place, make_shortcut
 from zerort.comm.transports.node.split import split_node
-from zerort.comm.transports.node.window import SharedFile, Window, map_file
 from zerort.config import GroupOptions
 from zerort.errors import CollectiveError
 from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
-from zerort.native.rendezvous import (
-    BROKEN,
-    DISAGREE,
-    MEETING,
-    MET,
-    PARTING,
-    PRIVATE,
-    WAITING,
-    disallow_reading,
-    open_log,
-    open_rendezvous,
-    read_slot,
-)
+from zerort.native.rendezvous import DISAGREE, MEETING, MET, PARTING, PRIVATE, disallow_reading
 from zerort.typing import Array
 
-__all__ = ["NodeTransport", "open_control"]
-
-_LOOK_AFTER = 0.1
-"""Seconds of waiting after which a rank looks whether those it waits for still live."""
+__all__ = ["NodeTransport"]
 
 _STAGE_NBYTES = 16 * 1024
 """Arrays of a rank's own up to this size are staged even where others could read them: cheaper than a system call."""
@@ -72,12 +43,7 @@ _WHOLE_NBYTES = 64 * 1024
 """All-reduces up to this size are summed whole by every rank: cheaper than a second meeting."""
 
 
-def open_control(size: int, directory: str, *, named: bool = False) -> SharedFile:
-    """Make the file in which ``size`` ranks of a node will meet. One rank does so, and closes it when all have."""
-    return SharedFile(directory, board_nbytes(size), named=named)
-
-
-class NodeTransport(Transport):
+class NodeTransport(NodeMeeting):
     """One rank's side of a rendezvous in shared memory.
 
     Args:
@@ -102,32 +68,21 @@ class NodeTransport(Transport):
         sees_processes: bool,
         named: bool = False,
     ) -> None:
-        super().__init__(rank, size, name=name, options=options)
-        mapped = map_file(control)
-        self._control = Window(mapped, ((0, mapped.size),))
-        self._control_view = memoryview(mapped)  # type: ignore[arg-type]
-        self._board = Board(self._control_view, rank, size)
-        self._in_native = in_native
-        # With a core for each rank a spin answers in under 1 µs; with fewer it keeps the awaited rank off the core.
-        crowded = size > len(os.sched_getaffinity(0))
-        spins = 20 if crowded else 2000
-        self._crowd_up_to = min(_CROWD_NBYTES, options.staging_nbytes) if crowded else 0
-        self._log = open_log(options.flight_length, in_native=in_native)
-        self.flights = NodeFlights(options.flight_length, self._log)
-        self._link = open_rendezvous(
-            self._control.address, rank=rank, size=size, spins=spins, yields=4, in_native=in_native
+        super().__init__(
+            control, rank, size, name=name, options=options, in_native=in_native, sees_processes=sees_processes
         )
-        self._sees_processes = sees_processes
+        self._crowd_up_to = min(_CROWD_NBYTES, options.staging_nbytes) if self._crowded else 0
         self._named = named
-        self.memory = NodeMemory(rank, size, options=options, link=self._link, tell=self.tell, named=named)
-        self._left = False
+        self.memory = NodeMemory(rank, size, options=options, link=self._link, tell=self.exchange_texts, named=named)
         self._stage_up_to = 0
         self.reads_in_place = False
 
     def start(self) -> None:
         """Meet the others for the first time: make the slabs, and find out whether memory can be read in place."""
         self.memory.start()
-        self.reads_in_place = can_read_each_other(self.tell, wanted=self._in_native and self.options.cross_memory)
+        self.reads_in_place = can_read_each_other(
+            self.exchange_texts, wanted=self._in_native and self.options.cross_memory
+        )
         slab = self.options.staging_nbytes
         self._stage_up_to = min(_STAGE_NBYTES, slab) if self.reads_in_place else slab
 
@@ -181,7 +136,7 @@ class NodeTransport(Transport):
         if place is None:
             assert call.source is not None
             place = self.memory.stage(call.source)
-        self._agree(call, self._link.meet(call.header(), *place, *places[2:], _LOOK_AFTER))
+        self._agree(call, self._link.meet(call.header(), *place, *places[2:], LOOK_AFTER))
 
     def _agree(self, call: Call, status: int) -> None:
         if status != MET:
@@ -202,89 +157,18 @@ class NodeTransport(Transport):
         staged = source.nbytes <= self._crowd_up_to and call.geometry is not None
         return None if staged and not self.memory.is_shared(window) else (window, offset)
 
-    def part(self, call: Call) -> None:
-        """Wait until every rank has come this far."""
-        status = self._link.part(_LOOK_AFTER)
-        if status != MET:
-            self._wait(call, status)
-
-    def tell(self, text: str) -> list[str]:
-        """Exchange texts on the board."""
-        call = Call(op="tell", site="")
-        self._board.write_news(text)
-        self.part(call)
-        news = self._board.read_news()
-        self.part(call)
-        return news
-
-    def _wait(self, call: Call, status: int) -> int:
-        began = time.monotonic()
-        while status == WAITING:
-            waited = time.monotonic() - began + _LOOK_AFTER
-            gone = [slot for slot in self._slots() if slot.left and not slot.arrived]
-            if gone or self.ending or waited >= self.options.timeout:
-                # A last look: the missing rank may have come while this one looked around.
-                status = self._link.wait(0.0)
-                if status == WAITING:
-                    raise self._give_up(call)
-            else:
-                status = self._link.wait(min(_LOOK_AFTER, self.options.timeout - waited))
-        if status == BROKEN:
-            raise self._give_up(call)
-        return status
-
     def _serve(self, call: Call) -> None:
         try:
             super()._serve(call)
         except CollectiveError:
             raise
         except RuntimeError as error:  # memory that cannot be read, it may be because its owner has gone
-            until, dead = time.monotonic() + _LOOK_AFTER, list[int]()
+            until, dead = time.monotonic() + LOOK_AFTER, list[int]()
             while not dead and time.monotonic() < until:  # one that is killed loses its memory first
                 dead = [rank for rank, slot in enumerate(self._slots()) if slot.died]
             if not dead:
                 raise
             raise self._give_up(call, dead=dead) from error
-
-    def _give_up(self, call: Call, *, dead: Sequence[int] | None = None) -> Exception:
-        """Break the group; ``dead`` are those to blame if all had arrived, else it is whoever did not."""
-        sightings = [
-            Sighting(
-                arrived=slot.arrived if dead is None else rank not in dead,
-                left=slot.left,
-                last=last_call(slot.header),
-                since=slot.since,
-                process=f"process {slot.pid}",
-                farewell=Standing.read(self._board.read_farewell(rank)),
-            )
-            for rank, slot in enumerate(self._slots())
-        ]
-        self._link.give_up()
-        failure = self._board.read_failure()
-        if failure is not None:
-            self.broken = failed_error(self.title, rank=failure[0], why=failure[1])
-        elif sightings[self.rank].arrived:
-            self.broken = self.missing(call, sightings)
-        else:
-            self.broken = late_error(**self.facts(call), rank=self.rank)
-        return self.broken
-
-    def spread(self, why: str) -> None:
-        """Leave the reason on the board, and wake whoever waits to read it."""
-        self._board.write_failure(why)
-        self._link.give_up()
-
-    def trouble(self, numbers: Sequence[int] | None = None) -> Trouble | None:
-        """Look at the board and at the other processes; ``numbers`` are what to call this node's ranks."""
-        called = range(self.size) if numbers is None else numbers
-        failure = self._board.read_failure()
-        if failure is not None:
-            return failed_trouble(called[failure[0]], failure[1])
-        gone = [called[rank] for rank, slot in enumerate(self._slots()) if slot.left and rank != self.rank]
-        return gone_trouble(gone) if gone else None
-
-    def _slots(self) -> list[Any]:
-        return [read_slot(self._control_view, rank, sees_processes=self._sees_processes) for rank in range(self.size)]
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
@@ -295,7 +179,7 @@ class NodeTransport(Transport):
         assert out is not None
         link = self._link
         if not self.sources_are_readable():
-            move_in_rounds(self.memory, call, lambda: self.part(call))
+            move_in_rounds(self.memory, call, lambda: self.end_barrier(call))
             return
         width, address = out.itemsize, call.out_address
         one_out = table.alike and self.one_out()
@@ -315,7 +199,7 @@ class NodeTransport(Transport):
                     to = address + table.places[rank] * width
                     link.copy_from_source(rank, first * width, to, count * width)
         if one_out or not self.sources_are_staged():
-            self.part(call)
+            self.end_barrier(call)
 
     def all_reduce(self, call: Call) -> None:
         """Reduce one's own part for everybody, in as few passes over memory as the arrays' places allow."""
@@ -328,7 +212,7 @@ class NodeTransport(Transport):
         sources_in_windows = link.sources_in_windows()
         staged_whole = link.all_sources_in(STAGING) and out.nbytes <= _WHOLE_NBYTES
         if not (self.reads_in_place or staged_whole or (sources_in_windows and link.outs_in_windows())):
-            all_reduce_in_rounds(self.memory, call, lambda: self.part(call))
+            all_reduce_in_rounds(self.memory, call, lambda: self.end_barrier(call))
             return
         if link.one_out():
             link.reduce_sources(address + first * width, dtype, reduction, first, count)
@@ -339,12 +223,12 @@ class NodeTransport(Transport):
             return
         else:
             link.reduce_sources(address + first * width, dtype, reduction, first, count)
-            self.part(call)  # every rank's own part stands in its own out: the others fetch it there
+            self.end_barrier(call)  # every rank's own part stands in its own out: the others fetch it there
             for step in range(1, self.size):
                 rank = (self.rank + step) % self.size
                 there, many = even_part(call.numel, self.size, rank)
                 link.copy_from_out(rank, there * width, address + there * width, many * width)
-        self.part(call)
+        self.end_barrier(call)
 
     def one_out(self) -> bool:
         """Say whether every rank's out is one and the same memory."""
@@ -388,7 +272,7 @@ class NodeTransport(Transport):
             color,
             key=key,
             rank=self.rank,
-            tell=self.tell,
+            tell=self.exchange_texts,
             open_control=lambda size: open_control(size, self.options.shm_dir, named=self._named),
             make=lambda control, rank, size: NodeTransport(
                 control,
@@ -401,19 +285,6 @@ class NodeTransport(Transport):
                 named=self._named,
             ),
         )
-
-    def leave(self) -> None:
-        """Tell whoever waits, or will wait, for this rank that it has gone."""
-        if not self._left:
-            self._left = True
-            self._board.write_farewell(self.standing.words())
-            self._link.leave()
-
-    def all_leave(self, *, within: float) -> bool:
-        """Leave, and look on the board what the others say by the time when all have left."""
-        self._board.write_leaving()
-        self.leave()
-        return self._board.all_leave(lambda: all(slot.left for slot in self._slots()), within=within)
 
     def close(self) -> None:
         """Leave, and let go of the windows; arrays in them keep theirs."""
