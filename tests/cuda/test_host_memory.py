@@ -43,7 +43,7 @@ def values(numel):
 
 
 @pytest.mark.parametrize("update_on", ["host", "device"])
-@pytest.mark.parametrize("depth", [2, "auto"])
+@pytest.mark.parametrize("depth", [2, 5])
 def test_what_streams_from_a_disk_passes_through_pinned_memory(group, tmp_path, update_on, depth):
     offload = zr.OffloadOptions(chunk_nbytes=8192, depth=depth, update_on=update_on)
     plan = zr.Plan.zero(3, parameter=NVME, gradient=NVME, state=NVME)

@@ -2,7 +2,6 @@
 
     DIR/zerort-offload-<host>-<boot>-<pid>-<start>-r<rank>-<token>/     while the run lives
         block0%2Fexp_avg.chunk                                         a value; the name is the value's, escaped
-    DIR/zerort-kept-<token>-r<rank>/                                   what `close(keep=True)` leaves, with index.json
 
 A run is dead if it was on this host and the machine was booted since, or no process of its number and start time is
 there. The name decides, a lock (flock) on the directory confirms: a container that has process numbers of its own, but
@@ -17,20 +16,18 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import re
 import secrets
 import socket
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 from zerort.storage.files.mounts import file_system
 
-__all__ = ["INDEX", "SUFFIX", "Owner", "Scratch", "clean_up", "file_name", "is_dead", "owner_of", "this_owner"]
+__all__ = ["SUFFIX", "Owner", "Scratch", "clean_up", "file_name", "is_dead", "owner_of", "this_owner"]
 
 SUFFIX = ".chunk"
-INDEX = "index.json"
 
 _OURS = re.compile(r"zerort-offload-([0-9a-f]{8})-([0-9a-f]{8})-(\d+)-(\d+)-r(\d+)-([0-9a-f]{8})")
 _CHUNK = re.compile(r"[A-Za-z0-9_.~%-]+\.chunk")
@@ -132,11 +129,9 @@ class Scratch:
 
     def __init__(self, directory: str, *, rank: int) -> None:
         os.makedirs(directory, exist_ok=True)
-        self._directory = directory
-        self._rank = rank
-        self._token = secrets.token_hex(4)
         host, boot, pid, start = this_owner()
-        self.path = os.path.join(directory, f"zerort-offload-{host}-{boot}-{pid}-{start}-r{rank}-{self._token}")
+        token = secrets.token_hex(4)
+        self.path = os.path.join(directory, f"zerort-offload-{host}-{boot}-{pid}-{start}-r{rank}-{token}")
         """Where the files are."""
         os.mkdir(self.path, 0o700)
         self._descriptor: int | None = _open_locked(self.path)
@@ -144,21 +139,6 @@ class Scratch:
     def file(self, name: str) -> str:
         """Return the path of a value's file."""
         return os.path.join(self.path, file_name(name))
-
-    def keep(self, index: dict[str, Any]) -> None:
-        """Give the directory a name under which nobody cleans it up, with an index of what is in it.
-
-        Raises:
-            OSError: The file system refused.
-        """
-        with open(os.path.join(self.path, INDEX), "w", encoding="utf-8") as file:
-            json.dump(index, file)
-            file.flush()
-            os.fsync(file.fileno())
-        kept = os.path.join(self._directory, f"zerort-kept-{self._token}-r{self._rank}")
-        os.rename(self.path, kept)
-        self.path = kept
-        self._unlock()
 
     def remove(self) -> None:
         """Delete our files and the directory, unless somebody else put something there."""

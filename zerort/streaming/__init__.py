@@ -6,7 +6,7 @@ update_place.py                            on which side an update is faster, fr
 """
 
 from zerort.streaming.hops import Hop, slot_nbytes_of
-from zerort.streaming.parts import Part, PipelineReport, choose_depth, cut_evenly
+from zerort.streaming.parts import Part, PipelineReport, cut_evenly
 from zerort.streaming.pipeline import Pipeline
 from zerort.streaming.staging import Staging
 
@@ -16,7 +16,6 @@ __all__ = [
     "Pipeline",
     "PipelineReport",
     "Staging",
-    "choose_depth",
     "cut_evenly",
     "slot_nbytes_of",
 ]

@@ -1,12 +1,10 @@
-"""`Part` of a chunk that streams through a pipeline, the report of a run, and how many slots it takes."""
+"""`Part` of a chunk that streams through a pipeline, and the report of a run."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
@@ -14,10 +12,7 @@ from zerort.storage.stores.chunk_file import GRAIN_NBYTES
 from zerort.storage.stores.store import Store
 from zerort.typing import DtypeLike
 
-__all__ = ["Part", "PipelineReport", "check_apart", "choose_depth", "cut_evenly", "most_slots"]
-
-_MOST_SLOTS = 8
-"""Slots that ``depth="auto"`` takes at most."""
+__all__ = ["Part", "PipelineReport", "check_apart", "cut_evenly"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,27 +92,3 @@ def cut_evenly(numel: int, *, most: int) -> list[tuple[int, int]]:
     ranges = -(-grains // max(most // GRAIN_NBYTES, 1))
     marks = [min(grains * at // max(ranges, 1) * GRAIN_NBYTES, numel) for at in range(ranges + 1)]
     return list(itertools.pairwise(marks))
-
-
-def most_slots(depth: int | Literal["auto"]) -> int:
-    """Return how many slots a pipeline of that depth may come to have.
-
-    >>> most_slots(3), most_slots("auto")
-    (3, 8)
-    """
-    return _MOST_SLOTS if depth == "auto" else depth
-
-
-def choose_depth(read: float, compute: float, write: float, *, most: int = _MOST_SLOTS) -> int:
-    """Return how many slots keep the slowest stage busy, given each stage's seconds for one chunk.
-
-    A slot is held for all three; while the slowest stage works on one chunk, the others must have the next one ready,
-    and one more slot takes up what varies.
-
-    >>> choose_depth(1.0, 0.1, 1.0), choose_depth(1.3, 1.0, 1.3), choose_depth(0.01, 5.0, 0.01)
-    (4, 4, 3)
-    """
-    slowest = max(read, compute, write)
-    if slowest <= 0:
-        return min(3, most)
-    return max(1, min(most, math.ceil((read + compute + write) / slowest - 1e-9) + 1))

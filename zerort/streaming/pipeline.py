@@ -7,21 +7,20 @@
 A chunk is some parts of values, of one store or several. A slot is memory that holds a chunk from its read until it is
 written; a feeder stream reads the next chunk into a slot as soon as it is free, while the caller's thread computes.
 Reads may begin before there is anything to compute with (`begin`), and writes go on after a run (``finish=False``).
-With ``depth=1`` each thing begins when the one before has ended: for debugging. With ``depth="auto"`` the first chunks
-are done so, are timed, and the number of slots follows (`choose_depth`). Every chunk is computed once, on the caller's
-thread, in order. What a run does is in `run.py`.
+With ``depth=1`` each thing begins when the one before has ended: for debugging. Every chunk is computed once, on the
+caller's thread, in order. What a run does is in `run.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from zerort import forks
 from zerort.device import HostStream, Ticket
 from zerort.errors import CallError, ClosedError
 from zerort.storage.stores.later import Later
-from zerort.streaming.parts import Part, PipelineReport, check_apart, most_slots
+from zerort.streaming.parts import Part, PipelineReport, check_apart
 from zerort.streaming.run import Run
 from zerort.streaming.slots import Slots, nbytes_of
 from zerort.typing import Memory
@@ -37,7 +36,7 @@ class Pipeline:
 
     Args:
         slot_nbytes: Memory of one slot; `Pipeline.slot_nbytes_of` says what a chunk takes.
-        depth: Slots: a number, or ``"auto"``.
+        depth: Slots.
         device: Whose memory, or memory that somebody set aside (pinned, for example); None takes the host's.
         name: What its tracks in a trace are called.
     """
@@ -46,15 +45,15 @@ class Pipeline:
         self,
         *,
         slot_nbytes: int,
-        depth: int | Literal["auto"] = 3,
+        depth: int = 3,
         device: Memory | None = None,
         name: str = "pipeline",
     ) -> None:
-        if depth != "auto" and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 1):
-            raise CallError(f'Expected a depth of at least 1, or "auto", got {depth!r}.')
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+            raise CallError(f"Expected a depth of at least 1, got {depth!r}.")
         self.name = name
-        self._depth: int | None = None if depth == "auto" else depth
-        self.slots = Slots(device, slot_nbytes=slot_nbytes, most=most_slots(depth))
+        self.depth = depth
+        self.slots = Slots(device, slot_nbytes=slot_nbytes, most=depth)
         """The memory; for the run."""
         self._feeder = HostStream(f"{name} feed")
         self._writer = HostStream(f"{name} write", helping=False)  # nobody waits for it while there is more to compute
@@ -65,11 +64,6 @@ class Pipeline:
     def slot_nbytes_of(chunks: Sequence[Sequence[Part]]) -> int:
         """Return the memory that the largest of these chunks takes: its parts, each from a page on."""
         return max(map(nbytes_of, chunks), default=0)
-
-    @property
-    def depth(self) -> int | None:
-        """The number of slots; None until it has been chosen."""
-        return self._depth
 
     @property
     def nbytes(self) -> int:
@@ -162,10 +156,6 @@ class Pipeline:
         """In a forked child: be closed. What is under way is its parent's."""
         self._closed = self._is_inherited = True
 
-    def settle_depth(self, depth: int) -> None:
-        """Fix the number of slots."""
-        self._depth = depth
-
     def submit(self, work: Callable[[], Any], name: str) -> Ticket[Any]:
         """Let the feeder do something."""
         return self._feeder.submit(work, name=name)
@@ -193,5 +183,5 @@ class Pipeline:
         self.close()
 
     def __repr__(self) -> str:
-        what = "closed" if self._closed else f"depth {self._depth or 'auto'}, {len(self.slots)} slots"
+        what = "closed" if self._closed else f"depth {self.depth}, {len(self.slots)} slots"
         return f"Pipeline({self.name!r}, {what} of {self.slots.slot_nbytes} bytes)"

@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zerort import trace
 from zerort.device import Done, Ticket, joined
-from zerort.streaming.parts import Part, PipelineReport, check_apart, choose_depth
+from zerort.streaming.parts import Part, PipelineReport, check_apart
 from zerort.streaming.slots import Fed, Slot
 
 if TYPE_CHECKING:
     from zerort.streaming.pipeline import Pipeline
 
 __all__ = ["Run"]
-
-_TIMED = 2
-"""Chunks that are timed to choose a depth; the first also touches memory, so the faster of two counts."""
 
 
 class Run:
@@ -50,7 +46,7 @@ class Run:
     def read_ahead(self) -> None:
         """Begin to read as many chunks as there are slots."""
         depth = self._pipeline.depth
-        if depth is not None and depth > 1:
+        if depth > 1:
             for number in range(min(depth, len(self._chunks))):
                 self._feed(number)
 
@@ -87,19 +83,14 @@ class Run:
         return self._report()
 
     def _walk(self) -> None:
-        done = 0
-        if self._pipeline.depth is None:
-            done = self._time_some()
         depth = self._pipeline.depth
-        if depth is None:
-            return  # there were too few chunks to tell
         if depth == 1:
-            for number in range(done, len(self._chunks)):
+            for number in range(len(self._chunks)):
                 self._one_by_one(number)
             return
-        for number in range(done + len(self._fed), min(done + depth, len(self._chunks))):
+        for number in range(len(self._fed), min(depth, len(self._chunks))):
             self._feed(number)
-        for number in range(done, len(self._chunks)):
+        for number in range(len(self._chunks)):
             fed, ticket = self._fed[0]
             with self._stalled("wait"):
                 ticket.wait()  # gpu-wait: what_a_run_has_written
@@ -111,7 +102,7 @@ class Run:
                 self._feed(number + depth)
 
     def _take(self) -> Slot:
-        return self._pipeline.slots.take(most=self._pipeline.depth or 1)
+        return self._pipeline.slots.take(most=self._pipeline.depth)
 
     def _feed(self, number: int) -> None:
         """Let the feeder read a chunk as soon as its slot is written."""
@@ -151,32 +142,19 @@ class Run:
             if part.write:
                 tickets.append(part.store.write(part.name, array, offset=part.offset))
 
-    def _one_by_one(self, number: int) -> tuple[float, float, float]:
-        """Read, compute and write one chunk, each when the one before has ended; return their seconds."""
+    def _one_by_one(self, number: int) -> None:
+        """Read, compute and write one chunk, each when the one before has ended."""
         fed = Fed(self._take(), self._chunks[number])
         with self._stalled("wait"):
             fed.slot.settle()
-        marks = [time.perf_counter()]
         with self._stalled("read"):
             try:
                 self._begin_reads(number, fed)
             finally:
                 joined(fed.reads, result=None).wait()  # gpu-wait: what_a_run_has_written
-        marks.append(time.perf_counter())
         self._do(number, fed)
-        marks.append(time.perf_counter())
         with self._stalled("write"):
             fed.slot.settle()
-        marks.append(time.perf_counter())
-        read, compute, write = (after - before for before, after in itertools.pairwise(marks))
-        return read, compute, write
-
-    def _time_some(self) -> int:
-        timed = [self._one_by_one(number) for number in range(min(_TIMED, len(self._chunks)))]
-        if len(timed) == _TIMED:
-            best = [min(stage) for stage in zip(*timed, strict=True)]
-            self._pipeline.settle_depth(choose_depth(*best))
-        return len(timed)
 
     def cancel(self) -> None:
         """Wait for all that was begun, whatever becomes of it, and go no further."""
@@ -204,7 +182,7 @@ class Run:
     def _report(self) -> PipelineReport:
         return PipelineReport(
             chunks=len(self._chunks),
-            depth=self._pipeline.depth or 1,
+            depth=self._pipeline.depth,
             read_nbytes=self._read,
             written_nbytes=self._written,
             seconds=time.perf_counter() - self._began,

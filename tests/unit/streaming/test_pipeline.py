@@ -15,7 +15,7 @@ from zerort.device import Done, HostStream
 from zerort.errors import CallError, ClosedError, StorageError
 from zerort.storage import NvmeOptions, NvmeStore
 from zerort.storage.files.faults import injected
-from zerort.streaming import Part, Pipeline, choose_depth, cut_evenly
+from zerort.streaming import Part, Pipeline, cut_evenly
 from zerort.testing.memory_store import MemoryStore
 
 CHUNK, COUNT = 70_000, 11
@@ -40,7 +40,7 @@ def value(store, name):
     return store.read(name, np.empty(CHUNK * COUNT, np.float32)).wait()
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 6, 20, "auto"])
+@pytest.mark.parametrize("depth", [1, 2, 3, 6, 20])
 def test_every_chunk_is_computed_once_in_order_on_this_thread(store, depth):
     chunks = fill(store)
     seen = []
@@ -58,14 +58,14 @@ def test_every_chunk_is_computed_once_in_order_on_this_thread(store, depth):
         assert report.chunks == COUNT
         assert report.read_nbytes == report.written_nbytes == 2 * 4 * CHUNK * COUNT
         assert report.seconds >= report.compute_seconds
-        assert report.depth == (pipeline.depth if depth == "auto" else depth)
+        assert report.depth == pipeline.depth == depth
         assert pipeline.nbytes <= min(report.depth, COUNT) * Pipeline.slot_nbytes_of(chunks)
     assert seen == [*range(COUNT)] * 2
     assert np.array_equal(value(store, "m"), np.arange(CHUNK * COUNT, dtype=np.float32) + 2)
     assert np.array_equal(value(store, "v"), (np.arange(CHUNK * COUNT, dtype=np.float32) + 1) * 4)
 
 
-@pytest.mark.parametrize("depth", [1, 3, "auto"])
+@pytest.mark.parametrize("depth", [1, 3])
 def test_a_streamed_step_equals_one_in_memory_to_the_bit(store, depth):
     """AdamW over three values of state and a gradient that is only read, five steps."""
     numel = CHUNK * 4 + 123
@@ -123,7 +123,7 @@ def test_parts_of_several_stores_and_dtypes(tmp_path):
         assert (slow.read("weights", np.empty(1000, np.float32)).wait() == np.arange(1000)).all()
 
 
-@pytest.mark.parametrize("depth", [1, 3, "auto"])
+@pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("at", [0, 1, 5, COUNT - 1])
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt])
 def test_an_error_in_compute_leaves_nothing_under_way(store, depth, at, kind):
@@ -149,7 +149,7 @@ def test_an_error_in_compute_leaves_nothing_under_way(store, depth, at, kind):
         assert np.array_equal(value(store, "m"), expected - 5)
 
 
-@pytest.mark.parametrize("depth", [1, 3, "auto"])
+@pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("fault", ["eio@8:op=read:times=all", "eio@8:op=write:times=all", "enospc@4:op=write"])
 def test_an_error_of_the_disk_reaches_the_caller_and_leaves_nothing_under_way(tmp_path, depth, fault):
     before = threading.active_count()
@@ -193,15 +193,6 @@ def test_reads_computing_and_writes_overlap_and_a_trace_shows_it(tmp_path):
     assert overlaps[3] > COUNT // 2
 
 
-def test_a_depth_from_measured_times():
-    assert choose_depth(1, 1, 1) == 4
-    assert choose_depth(0, 0, 0) == 3
-    assert choose_depth(1, 0, 0) == 2
-    assert choose_depth(1, 1, 1, most=2) == 2
-    for read, compute, write in np.random.default_rng(0).random((200, 3)):
-        assert 2 <= choose_depth(read, compute, write) <= 4
-
-
 @given(st.integers(0, 10**10), st.integers(1, 10**9))
 def test_chunks_begin_at_grains_and_tile(numel, most):
     if numel // most > 10**4:
@@ -212,16 +203,6 @@ def test_chunks_begin_at_grains_and_tile(numel, most):
     for begin, end in ranges:
         assert begin % 2**18 == 0
         assert 0 < end - begin <= max(most, 2**18)
-
-
-def test_an_automatic_depth_is_chosen_once(store):
-    chunks = fill(store)
-    with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), depth="auto") as pipeline:
-        assert pipeline.run(chunks[:1], lambda number, m, v: None).depth == 1
-        assert pipeline.depth is None
-        pipeline.run(chunks, lambda number, m, v: None)
-        assert pipeline.depth in (2, 3, 4)
-        assert "depth" in repr(pipeline)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -278,7 +259,7 @@ def test_an_error_of_what_is_computed_elsewhere_is_told(store):
 
 def test_what_makes_no_sense_is_refused(store):
     chunks = fill(store)
-    for depth in (0, -1, True, 1.5, "deep"):
+    for depth in (0, -1, True, 1.5, "auto"):
         with pytest.raises(CallError, match="Expected a depth"):
             Pipeline(slot_nbytes=10, depth=depth)
     with Pipeline(slot_nbytes=8192) as pipeline:

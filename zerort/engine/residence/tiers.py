@@ -31,7 +31,6 @@ from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_direc
 from zerort.engine.residence.host_memory import HostMemory
 from zerort.engine.residence.slot_memory import SlotMemory
 from zerort.errors import ClosedError, StorageError
-from zerort.streaming.parts import most_slots
 from zerort.typing import Array, Stream
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class Tiers:
         self._stream: Stream | None = None
         self._device = world.device
         self._host = HostMemory(world) if host is None else host
-        self._slot_memory = SlotMemory(self._host, count=most_slots(self.options.depth))
+        self._slot_memory = SlotMemory(self._host, count=self.options.depth)
         self._counting = threading.Lock()
         self._torn = ""
         self._torn_state = False
@@ -219,7 +218,7 @@ class Tiers:
         Nothing that these chunks hold may be written until `run` or `unforesee`.
         """
         if self._ahead is None and self._pipeline is not None and self._last:
-            first = self._last[: self._pipeline.depth or 1]
+            first = self._last[: self._pipeline.depth]
             if all(part.write for chunk in first for part in chunk):  # what is only read are gradients
                 self._ahead = self._pipeline.begin(self._last)
 
@@ -342,11 +341,11 @@ class Tiers:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for what is under way and delete the files, or keep them. Closing twice is fine."""
+        """Wait for what is under way and delete the files. Closing twice is fine."""
         store, self._store = self._store, None
         with contextlib.ExitStack() as stack, trace.span("close", track="offload"):
             if store is not None:
-                stack.callback(store.close, keep=self.options.keep)
+                stack.callback(store.close)
             stack.callback(self._drop_pipeline)
             if self._stream is not None:
                 stack.callback(self._stream.close)

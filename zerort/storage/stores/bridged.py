@@ -225,7 +225,7 @@ class BridgedStore:
             self.inner.delete(name)
             del self._nbytes[name]
 
-    def close(self, *, keep: bool = False) -> None:
+    def close(self) -> None:
         """Finish what was asked for, and close the other store; see `Store.close`.
 
         Warns of a write that failed if nobody waited for it: the error would be lost.
@@ -241,7 +241,7 @@ class BridgedStore:
             for stream in (self._in, self._out, self._calls):
                 self._gpu.drop(stream)
         finally:
-            self.inner.close(keep=keep)
+            self.inner.close()
         if lost:
             warnings.warn(
                 f"Store {self.name!r}: {len(lost)} writes failed and nobody waited for them; one with "

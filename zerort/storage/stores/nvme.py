@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from zerort import forks
 from zerort.device import HostDevice, SlabPool, Ticket
-from zerort.errors import CallError, ClosedError, StorageError
+from zerort.errors import CallError, ClosedError
 from zerort.storage.files.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
 from zerort.storage.files.failures import refusal
 from zerort.storage.files.hard_links import SecondNames
@@ -284,16 +284,10 @@ class NvmeStore:
         except OSError as error:
             raise refusal(error, path=value.chunk.path, what=f"{name!r}", rank=self.rank) from error
 
-    def close(self, *, keep: bool = False) -> None:
+    def close(self) -> None:
         """Finish, and delete all files; see `Store.close`.
 
         Warns of a write that failed if nobody waited for it: the error would be lost.
-
-        Args:
-            keep: Sync the files and leave them, in a directory that `path` names from then on, with ``index.json``.
-
-        Raises:
-            StorageError: Files that were to be kept could not be synced. They are left where they are.
         """
         with self._lock:
             if self._closed:
@@ -303,10 +297,7 @@ class NvmeStore:
         self._writes.close()
         lost = [one.error for value in self._values.values() for one in value.operations if _is_news(one)]
         try:
-            if keep:
-                self._keep()
-            else:
-                self._scratch.remove()
+            self._scratch.remove()
         except OSError as error:
             raise refusal(error, path=self.path, what="offloaded values", rank=self.rank) from error
         finally:
@@ -319,24 +310,6 @@ class NvmeStore:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-
-    def _keep(self) -> None:
-        index = {}
-        for name, value in self._values.items():
-            if any(one.writes and one.error is not None for one in value.operations):
-                raise StorageError(
-                    f"Expected to keep {name!r} whole, got one of which a write had failed (rank {self.rank}). Its "
-                    f"files are in {self.path}."
-                )
-            value.chunk.sync()
-            sums = value.chunk.sums
-            index[name] = {
-                "file": os.path.basename(value.chunk.path),
-                "nbytes": value.chunk.nbytes,
-                "grain": value.chunk.grain,
-                "crc32c": None if sums is None else sums.tolist(),
-            }
-        self._scratch.keep({"rank": self.rank, "values": index})
 
     def disown(self) -> None:
         """In a forked child: be closed. The files are its parent's, and so are the threads."""

@@ -99,13 +99,13 @@ class _Bench:
             self._screen.print(line)
         rounds = []
         with self._pipeline, self._serial, self._screen.bar(options.rounds + 1) as bar:
-            # The first round warms up: memory is touched, files are written, a depth is chosen.
+            # The first round warms up: memory is touched, files are written.
             for number in range(options.rounds + 1):
                 bar.step(f"round {number}" if number else "warming up", advance=int(number > 0))
                 rounds.append(self._round(number))
             if options.trace is not None:
                 self._trace()
-            depth, memory = self._pipeline.depth or 1, self._pipeline.nbytes
+            depth, memory = self._pipeline.depth, self._pipeline.nbytes
         wrong = self._world.total(self._wrong())
         self._report(machine, rounds[1:], wrong, depth, memory)
         return 1 if wrong else 0
