@@ -27,10 +27,10 @@ import numpy as np
 
 from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
 from zerort.buffer.redistribute import redistribute
-from zerort.buffer.slots import Slot, Slots
 from zerort.buffer.tree import TreeSum
 from zerort.comm import Group
 from zerort.device import HostDevice, Ticket
+from zerort.device.slots import Slot, Slots
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
@@ -245,7 +245,7 @@ class GradientBucket:
 
     def _is_all(self, flat: Array) -> bool:
         """Say whether ``flat`` is as good as a slot that it would be copied into."""
-        in_slot = self._resident is None and self._slot is None and not self._slots.lasting
+        in_slot = self._resident is None and self._slot is None and not self._slots.persistent
         return in_slot and flat.size == self.layout.numel and flat.dtype == self.dtype
 
     def _sums_rounds(self) -> bool:

@@ -362,7 +362,7 @@ class Runtime:
         self.units.forget_gradients()
         for one in self.attachments:
             one.forget()
-        self.slots.rest()
+        self.slots.trim()
 
     def wait_for_gathers(self) -> None:
         """Wait until no rank reads this one's parameters any more, and all is where it rests: they are to change."""

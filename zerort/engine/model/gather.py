@@ -16,9 +16,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from zerort.buffer import Slot
 from zerort.comm.agreement import raise_together
 from zerort.device import HostDevice, Ticket, joined
+from zerort.device.slots import Slot
 from zerort.engine.model.section import Section
 from zerort.engine.residence.resting_parameters import RestingParameters
 from zerort.errors import StorageError, ZerortError
