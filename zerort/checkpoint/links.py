@@ -18,8 +18,8 @@ from zerort.checkpoint.manifest import DataFile
 from zerort.checkpoint.value import Held, Linkable, Value
 from zerort.layout import itemsize
 from zerort.native import crc32c, crc32c_combine
-from zerort.storage.files.blocks import BLOCK_NBYTES, run_workers
-from zerort.storage.stores.chunk_file import GRAIN_NBYTES, LinkedFile
+from zerort.storage.files.blocks import BLOCK_NBYTES, GRAIN_NBYTES, run_workers
+from zerort.storage.stores.chunk_file import LinkedFile
 from zerort.storage.stores.extents import Share
 from zerort.typing import Array
 

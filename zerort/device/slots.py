@@ -119,16 +119,20 @@ class Slots:
         return iter(self._all)
 
     def reserve(self, nbytes: int, *, count: int) -> None:
-        """Have at least ``count`` slots of at least ``nbytes``. Every rank calls this alike, while none is on lease."""
+        """Have at least ``count`` slots of at least ``nbytes``. Every rank calls this alike.
+
+        Raises:
+            UnitStateError: They have to become larger, and some are on lease.
+        """
         if nbytes <= self.slot_nbytes and count <= self.count:
             return
-        if leased := self.count - self.available:
-            raise UnitStateError(
-                f"Expected no {self.name} in use while they grow, got {leased}. Register all units before the "
-                "first is gathered, or between steps."
-            )
         nbytes, count = max(nbytes, self.slot_nbytes), max(count, self.count)
         if nbytes > self.slot_nbytes:
+            if leased := self.count - self.available:
+                raise UnitStateError(
+                    f"Expected no {self.name} in use while they grow, got {leased}. Register all units before the "
+                    "first is gathered, or between steps."
+                )
             for slot in self._free:
                 if slot.busy is not None:
                     # not-gpu: a stream holds the arrays of its work

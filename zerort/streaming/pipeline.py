@@ -14,15 +14,13 @@ caller's thread, in order. What a run does is in `run.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerort import forks
-from zerort.device import HostStream, Ticket
 from zerort.errors import CallError, ClosedError
-from zerort.storage.stores.later import Later
-from zerort.streaming.parts import Part, PipelineReport, check_apart
-from zerort.streaming.run import Run
-from zerort.streaming.slots import Slots, nbytes_of
+from zerort.streaming.run import PipelineReport, Run
+from zerort.streaming.transfers import StoreTransfer, check_apart, slot_nbytes_of
+from zerort.streaming.workspace import Workspace
 from zerort.typing import Memory
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ class Pipeline:
     """Streams chunks through a few slots of memory.
 
     Args:
-        slot_nbytes: Memory of one slot; `Pipeline.slot_nbytes_of` says what a chunk takes.
+        slot_nbytes: Memory of one slot; `slot_nbytes_of` says what a chunk takes.
         depth: Slots.
         device: Whose memory, or memory that somebody set aside (pinned, for example); None takes the host's.
         name: What its tracks in a trace are called.
@@ -53,25 +51,18 @@ class Pipeline:
             raise CallError(f"Expected a depth of at least 1, got {depth!r}.")
         self.name = name
         self.depth = depth
-        self.slots = Slots(device, slot_nbytes=slot_nbytes, most=depth)
-        """The memory; for the run."""
-        self._feeder = HostStream(f"{name} feed")
-        self._writer = HostStream(f"{name} write", helping=False)  # nobody waits for it while there is more to compute
+        self.slot_nbytes = slot_nbytes
+        self._workspace = Workspace(name, slot_nbytes=slot_nbytes, depth=depth, memory=device)
         self._closed = self._is_inherited = False
         forks.follow(self)
-
-    @staticmethod
-    def slot_nbytes_of(chunks: Sequence[Sequence[Part]]) -> int:
-        """Return the memory that the largest of these chunks takes: its parts, each from a page on."""
-        return max(map(nbytes_of, chunks), default=0)
 
     @property
     def nbytes(self) -> int:
         """The memory of the slots that exist."""
-        return self.slots.nbytes
+        return self._workspace.slots.nbytes
 
     def run(
-        self, chunks: Sequence[Sequence[Part]], compute: Callable[..., object], *, finish: bool = True
+        self, chunks: Sequence[Sequence[StoreTransfer]], compute: Callable[..., object], *, finish: bool = True
     ) -> PipelineReport:
         """Read every chunk, compute, and write it back.
 
@@ -93,7 +84,7 @@ class Pipeline:
         """
         return self.begin(chunks).go(compute, finish=finish)
 
-    def begin(self, chunks: Sequence[Sequence[Part]]) -> Run:
+    def begin(self, chunks: Sequence[Sequence[StoreTransfer]]) -> Run:
         """Begin to read the first chunks; nothing is computed or written until the run goes on, or it is cancelled.
 
         One run at a time.
@@ -106,20 +97,21 @@ class Pipeline:
         if self._closed:
             raise ClosedError(f"Pipeline {self.name!r} is closed.")
         self.check(chunks)
-        run = Run(self, chunks)
+        self._workspace.reserve(len(chunks))
+        run = Run(self._workspace, chunks)
         run.read_ahead()
         return run
 
-    def check(self, chunks: Sequence[Sequence[Part]]) -> None:
+    def check(self, chunks: Sequence[Sequence[StoreTransfer]]) -> None:
         """Refuse chunks that this pipeline cannot stream.
 
         Raises:
             CallError: A chunk does not fit into a slot, or touches what another one writes.
         """
-        needed = self.slot_nbytes_of(chunks)
-        if needed > self.slots.slot_nbytes:
+        needed = slot_nbytes_of(chunks)
+        if needed > self.slot_nbytes:
             raise CallError(
-                f"Expected chunks of at most {self.slots.slot_nbytes} bytes, a slot of pipeline {self.name!r}, got one "
+                f"Expected chunks of at most {self.slot_nbytes} bytes, a slot of pipeline {self.name!r}, got one "
                 f"of {needed}. Cut chunks smaller, or make the pipeline with a larger slot_nbytes."
             )
         check_apart(chunks)
@@ -130,11 +122,11 @@ class Pipeline:
         Raises:
             Exception: What a write raised; all others have ended, too.
         """
-        self.slots.settle()
+        self._workspace.finish()  # gpu-wait: what_was_left_to_be_written
 
     def failure(self) -> BaseException | None:
         """Return what a write of an earlier run raised, if it is known by now. Never waits."""
-        return self.slots.failure()
+        return self._workspace.failure()
 
     def close(self) -> None:
         """Wait for writes that are under way and give the memory back. Closing twice is fine.
@@ -145,36 +137,11 @@ class Pipeline:
         if self._closed:
             return
         self._closed = True
-        try:
-            self.finish()  # gpu-wait: slots_are_free_when_a_pipeline_is_closed
-        finally:
-            self._feeder.close()
-            self._writer.close()
-            self.slots.close()
+        self._workspace.close()
 
     def disown(self) -> None:
         """In a forked child: be closed. What is under way is its parent's."""
         self._closed = self._is_inherited = True
-
-    def submit(self, work: Callable[[], Any], name: str) -> Ticket[Any]:
-        """Let the feeder do something."""
-        return self._feeder.submit(work, name=name)
-
-    def write_after(self, ticket: Ticket[Any], write: Callable[[list[Ticket[Any]]], None]) -> Ticket[None]:
-        """Let the writer begin to write when a ticket is done. Returns the Ticket of all that."""
-        later = Later(f"Writes of pipeline {self.name!r}")
-
-        def work() -> None:
-            later.attempt(ticket.wait)  # gpu-wait: what_a_run_leaves_to_the_gpu
-            later.attempt(lambda: write(later.parts))
-            later.asked.set()
-
-        self._writer.submit(work, name="write")
-        return Ticket(later)
-
-    def ask_all(self) -> None:
-        """Wait until all that was computed is being written: whoever reads it from now on comes after that."""
-        self._writer.synchronize()  # gpu-wait: what_a_run_leaves_to_the_gpu
 
     def __enter__(self) -> Self:
         return self
@@ -183,5 +150,5 @@ class Pipeline:
         self.close()
 
     def __repr__(self) -> str:
-        what = "closed" if self._closed else f"depth {self.depth}, {len(self.slots)} slots"
-        return f"Pipeline({self.name!r}, {what} of {self.slots.slot_nbytes} bytes)"
+        what = "closed" if self._closed else f"depth {self.depth}, {self._workspace.slots.count} slots"
+        return f"Pipeline({self.name!r}, {what} of {self.slot_nbytes} bytes)"

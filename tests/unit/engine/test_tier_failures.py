@@ -18,7 +18,7 @@ from zerort.engine.ledger import Ledger
 from zerort.engine.residence.tiers import Tiers
 from zerort.errors import RankFailedError, StorageError
 from zerort.storage.stores.worker_pool import Operation
-from zerort.streaming import Part
+from zerort.streaming import StoreTransfer
 from zerort.testing.memory_store import MemoryStore
 from zerort.testing.threads import run_threads
 
@@ -42,7 +42,7 @@ def test_whatever_a_write_raised_is_told_as_a_storage_error(tmp_path):
         store = FullMemory()
         store.create("v", 4096)
         with pytest.raises(StorageError, match=r"got MemoryError: none left \(rank 0\)\. Go back to a checkpoint"):
-            tiers.run([[Part(store=store, name="v", numel=1024)]], lambda number, array: None)
+            tiers.run([[StoreTransfer(store=store, name="v", numel=1024)]], lambda number, array: None)
         assert isinstance(tiers.settle().__cause__, MemoryError)
         tiers.mend()
         assert tiers.failure() is None

@@ -15,7 +15,7 @@ from zerort.device import Done, HostStream
 from zerort.errors import CallError, ClosedError, StorageError
 from zerort.storage import NvmeOptions, NvmeStore
 from zerort.storage.files.faults import injected
-from zerort.streaming import Part, Pipeline, cut_evenly
+from zerort.streaming import Pipeline, StoreTransfer, cut_evenly, slot_nbytes_of
 from zerort.testing.memory_store import MemoryStore
 
 CHUNK, COUNT = 70_000, 11
@@ -33,7 +33,10 @@ def fill(store, names=("m", "v")):
     for at, name in enumerate(names):
         store.create(name, CHUNK * COUNT * 4)
         store.write(name, np.arange(CHUNK * COUNT, dtype=np.float32) + at)
-    return [[Part(store=store, name=name, numel=CHUNK, offset=k * CHUNK * 4) for name in names] for k in range(COUNT)]
+    return [
+        [StoreTransfer(store=store, name=name, numel=CHUNK, offset=k * CHUNK * 4) for name in names]
+        for k in range(COUNT)
+    ]
 
 
 def value(store, name):
@@ -52,14 +55,14 @@ def test_every_chunk_is_computed_once_in_order_on_this_thread(store, depth):
         m += 1
         v *= 2
 
-    with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), depth=depth) as pipeline:
+    with Pipeline(slot_nbytes=slot_nbytes_of(chunks), depth=depth) as pipeline:
         for _ in range(2):
             report = pipeline.run(chunks, compute)
         assert report.chunks == COUNT
         assert report.read_nbytes == report.written_nbytes == 2 * 4 * CHUNK * COUNT
         assert report.seconds >= report.compute_seconds
         assert report.depth == pipeline.depth == depth
-        assert pipeline.nbytes <= min(report.depth, COUNT) * Pipeline.slot_nbytes_of(chunks)
+        assert pipeline.nbytes <= min(report.depth, COUNT) * slot_nbytes_of(chunks)
     assert seen == [*range(COUNT)] * 2
     assert np.array_equal(value(store, "m"), np.arange(CHUNK * COUNT, dtype=np.float32) + 2)
     assert np.array_equal(value(store, "v"), (np.arange(CHUNK * COUNT, dtype=np.float32) + 1) * 4)
@@ -80,10 +83,10 @@ def test_a_streamed_step_equals_one_in_memory_to_the_bit(store, depth):
     chunks = []
     for begin in range(0, numel, CHUNK):
         count = min(CHUNK, numel - begin)
-        parts = [Part(store=store, name=name, numel=count, offset=begin * 4) for name in names]
-        chunks.append([*parts, Part(store=store, name="gradient", numel=count, offset=begin * 4, write=False)])
+        parts = [StoreTransfer(store=store, name=name, numel=count, offset=begin * 4) for name in names]
+        chunks.append([*parts, StoreTransfer(store=store, name="gradient", numel=count, offset=begin * 4, write=False)])
     settings = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
-    with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), depth=depth) as pipeline:
+    with Pipeline(slot_nbytes=slot_nbytes_of(chunks), depth=depth) as pipeline:
         for step, gradient in enumerate(gradients, start=1):
             native.adamw_(memory["master"], gradient, memory["exp_avg"], memory["exp_avg_sq"], step=step, **settings)
             store.write("gradient", gradient)
@@ -105,8 +108,8 @@ def test_parts_of_several_stores_and_dtypes(tmp_path):
         fast.create("half", 2000)
         chunks = [
             [
-                Part(store=slow, name="weights", numel=100, offset=k * 400, write=False),
-                Part(store=fast, name="half", numel=100, dtype="bfloat16", offset=k * 200, read=False),
+                StoreTransfer(store=slow, name="weights", numel=100, offset=k * 400, write=False),
+                StoreTransfer(store=fast, name="half", numel=100, dtype="bfloat16", offset=k * 200, read=False),
             ]
             for k in range(10)
         ]
@@ -115,7 +118,7 @@ def test_parts_of_several_stores_and_dtypes(tmp_path):
             native.cast_into(half, weights)
             weights[:] = -1
 
-        with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks)) as pipeline:
+        with Pipeline(slot_nbytes=slot_nbytes_of(chunks)) as pipeline:
             report = pipeline.run(chunks, cast)
         assert (report.read_nbytes, report.written_nbytes) == (4000, 2000)
         found = fast.read("half", np.empty(1000, native.BFLOAT16)).wait()
@@ -135,7 +138,7 @@ def test_an_error_in_compute_leaves_nothing_under_way(store, depth, at, kind):
         if number == at:
             raise kind("on purpose")
 
-    with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), depth=depth) as pipeline:
+    with Pipeline(slot_nbytes=slot_nbytes_of(chunks), depth=depth) as pipeline:
         with pytest.raises(kind, match="on purpose"):
             pipeline.run(chunks, fail)
         expected = np.arange(CHUNK * COUNT, dtype=np.float32)
@@ -156,7 +159,7 @@ def test_an_error_of_the_disk_reaches_the_caller_and_leaves_nothing_under_way(tm
     with NvmeStore(tmp_path, options=NvmeOptions(retries=0), rank=3) as store:
         chunks = fill(store)
         store.flush()
-        with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), depth=depth) as pipeline:
+        with Pipeline(slot_nbytes=slot_nbytes_of(chunks), depth=depth) as pipeline:
             with injected(fault), pytest.raises(StorageError, match=r"\.chunk.* on rank 3, got"):
                 pipeline.run(chunks, lambda number, m, v: None)
             pipeline.run(chunks, lambda number, m, v: None)  # the disk has recovered
@@ -174,7 +177,7 @@ def test_reads_computing_and_writes_overlap_and_a_trace_shows_it(tmp_path):
             trace.reset()
             trace.enable()
             try:
-                with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), depth=depth) as pipeline:
+                with Pipeline(slot_nbytes=slot_nbytes_of(chunks), depth=depth) as pipeline:
                     pipeline.run(chunks, lambda number, m: time.sleep(0.01))
             finally:
                 trace.disable()
@@ -266,15 +269,15 @@ def test_what_makes_no_sense_is_refused(store):
         with pytest.raises(CallError, match="larger slot_nbytes"):
             pipeline.run(chunks, lambda *arrays: None)
         assert pipeline.run([], lambda *arrays: None).chunks == 0
-        one = [Part(store=store, name="m", numel=10, offset=0)]
-        two = [Part(store=store, name="m", numel=10, offset=36)]
-        reads = [[Part(store=store, name="m", numel=10, offset=at, write=False)] for at in (0, 20)]
+        one = [StoreTransfer(store=store, name="m", numel=10, offset=0)]
+        two = [StoreTransfer(store=store, name="m", numel=10, offset=36)]
+        reads = [[StoreTransfer(store=store, name="m", numel=10, offset=at, write=False)] for at in (0, 20)]
         for wrong in ([one, two], [one, one], [two, reads[1]], [[*one, *two]]):
             with pytest.raises(CallError, match="each byte is in one chunk"):
                 pipeline.run(wrong, lambda *arrays: None)
         pipeline.run(reads, lambda number, m: None)
         with pytest.raises(CallError, match="'unknown'"):
-            pipeline.run([[Part(store=store, name="unknown", numel=1)]] * 1, lambda *arrays: None)
+            pipeline.run([[StoreTransfer(store=store, name="unknown", numel=1)]] * 1, lambda *arrays: None)
     pipeline.close()
     with pytest.raises(ClosedError):
         pipeline.run([], lambda *arrays: None)

@@ -24,7 +24,7 @@ from zerort.typing import Array, Device
 if TYPE_CHECKING:
     from zerort.checkpoint.value import Held
     from zerort.engine.residence.tiers import Tiers
-    from zerort.streaming import Part
+    from zerort.streaming import StoreTransfer
 
 __all__ = ["Column", "beside", "cut_chunks"]
 
@@ -115,12 +115,12 @@ class Column:
         """Return a chunk that is in memory, where it lies."""
         return self.memory[self.cuts[at] : self.cuts[at + 1]]
 
-    def part(self, at: int, *, read: bool = True, write: bool = True) -> Part:
+    def part(self, at: int, *, read: bool = True, write: bool = True) -> StoreTransfer:
         """Return a chunk that is not in memory, for a pipeline."""
-        from zerort.streaming import Part
+        from zerort.streaming import StoreTransfer
 
         assert self._tiers is not None
-        return Part(
+        return StoreTransfer(
             store=self._tiers.store,
             name=self._value(at),
             numel=self._numel(at),

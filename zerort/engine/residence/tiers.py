@@ -36,7 +36,7 @@ from zerort.typing import Array, Stream
 if TYPE_CHECKING:
     from zerort.storage import DirectoryReport, Store
     from zerort.storage.stores.extents import Share
-    from zerort.streaming import Part, Pipeline
+    from zerort.streaming import Pipeline, StoreTransfer
     from zerort.streaming.run import Run
 
 __all__ = ["Change", "Tiers"]
@@ -88,7 +88,7 @@ class Tiers:
         self._files: Store | None = None  # the same values, for arrays of the host only
         self._pipeline: Pipeline | None = None
         self._ahead: Run | None = None
-        self._last: Sequence[Sequence[Part]] = ()  # what the last update streamed
+        self._last: Sequence[Sequence[StoreTransfer]] = ()  # what the last update streamed
         self._stream: Stream | None = None
         self._device = world.device
         self._host = HostMemory(world) if host is None else host
@@ -228,7 +228,7 @@ class Tiers:
         if ahead is not None:
             ahead.cancel()
 
-    def run(self, chunks: Sequence[Sequence[Part]], compute: Callable[..., object]) -> None:
+    def run(self, chunks: Sequence[Sequence[StoreTransfer]], compute: Callable[..., object]) -> None:
         """Stream chunks through memory, as `Pipeline.run` does. Returns while the last ones are still being written.
 
         What goes wrong from then on, `failure` tells.
@@ -255,11 +255,11 @@ class Tiers:
             self._ledger.tiered["nvme read"] += read
             self._ledger.tiered["nvme write"] += written
 
-    def _pipeline_for(self, chunks: Sequence[Sequence[Part]]) -> Pipeline:
-        from zerort.streaming import Pipeline
+    def _pipeline_for(self, chunks: Sequence[Sequence[StoreTransfer]]) -> Pipeline:
+        from zerort.streaming import Pipeline, slot_nbytes_of
 
-        needed = max(Pipeline.slot_nbytes_of(chunks), self._slot_memory.slot_nbytes)
-        if self._pipeline is not None and self._pipeline.slots.slot_nbytes < needed:
+        needed = max(slot_nbytes_of(chunks), self._slot_memory.slot_nbytes)
+        if self._pipeline is not None and self._pipeline.slot_nbytes < needed:
             pipeline, self._pipeline = self._pipeline, None
             pipeline.close()
         if self._pipeline is None:

@@ -25,7 +25,7 @@ from zerort.typing import Array
 
 if TYPE_CHECKING:
     from zerort.engine.runtime import Runtime
-    from zerort.streaming import Hop, Part
+    from zerort.streaming import ArrayTransfer, StoreTransfer
 
 __all__ = ["update_sections"]
 
@@ -53,7 +53,7 @@ class _Chunk:
         """Which columns have this chunk elsewhere than in memory."""
         return [kind for kind, column in self.columns.items() if column.is_resting(self.at)]
 
-    def parts(self) -> list[Part]:
+    def store_transfers(self) -> list[StoreTransfer]:
         """Return what the pipeline brings, in the order of `resting`."""
         return [
             self.columns[kind].part(
@@ -72,12 +72,12 @@ class _Chunk:
         found = dict(zip(self.resting, brought, strict=True))
         return [found[kind] if kind in found else column.piece(self.at) for kind, column in self.columns.items()]
 
-    def hops(self, brought: Sequence[Array] = ()) -> list[Hop]:
+    def array_transfers(self, brought: Sequence[Array] = ()) -> list[ArrayTransfer]:
         """Return the same for a stage, which has to know what is read and what is written."""
-        from zerort.streaming.hops import Hop
+        from zerort.streaming.transfers import ArrayTransfer
 
         return [
-            Hop(array, read=not (kind == "parameter" and self._is_rounded), write=kind != "gradient")
+            ArrayTransfer(array, read=not (kind == "parameter" and self._is_rounded), write=kind != "gradient")
             for kind, array in zip(self.columns, self.arrays(brought), strict=True)
         ]
 
@@ -166,16 +166,16 @@ def _compute(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None
             chunk.update(settings, chunk.arrays(brought))
             return None
         # gpu-wait: what_comes_back_late_is_what_a_disk_gets [return rt -> rt]
-        return rt.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))
+        return rt.stage.run([chunk.array_transfers(brought)], lambda _, *columns: chunk.update(settings, columns))
 
     if streamed:
-        rt.tiers.run([chunk.parts() for chunk in streamed], compute)
+        rt.tiers.run([chunk.store_transfers() for chunk in streamed], compute)
 
 
 def _stage(rt: Runtime, chunks: Sequence[_Chunk], settings: _Settings) -> None:
     """Update chunks of which some may rest on the host while computing happens on a GPU."""
     written = rt.stage.run(
-        [chunk.hops() for chunk in chunks], lambda number, *columns: chunks[number].update(settings, columns)
+        [chunk.array_transfers() for chunk in chunks], lambda number, *columns: chunks[number].update(settings, columns)
     )
     for section, pairs in groupby(zip(chunks, written.result, strict=True), key=lambda pair: pair[0].section):
         if isinstance(section.parameters, HostParameters):

@@ -27,17 +27,14 @@ from zerort import trace
 from zerort.errors import CorruptStorageError
 from zerort.native import address_of, copy_into, crc32c, crc32c_grains
 from zerort.storage.files import disk
-from zerort.storage.files.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
+from zerort.storage.files.blocks import BLOCK_NBYTES, GRAIN_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
 from zerort.storage.files.failures import refusal
 from zerort.storage.files.segments import Segment, round_up
 from zerort.storage.files.shared_file import SharedFile
 from zerort.storage.scratch import SUFFIX
 from zerort.typing import Array
 
-__all__ = ["GRAIN_NBYTES", "ChunkFile", "LinkedFile"]
-
-GRAIN_NBYTES = 256 * 1024
-"""What one checksum covers: small enough to be copied while the sum's bytes are still in the core's cache."""
+__all__ = ["ChunkFile", "LinkedFile"]
 
 _PASSING = (errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
 _PAUSE = 0.01
