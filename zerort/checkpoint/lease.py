@@ -33,8 +33,8 @@ from zerort import forks
 from zerort.checkpoint.schema import COUNT, expect
 from zerort.errors import CheckpointInUseError
 from zerort.storage.files import disk
+from zerort.storage.files.owners import Owner, is_dead, this_owner
 from zerort.storage.files.workers import lend
-from zerort.storage.scratch import Owner, is_dead, this_owner
 
 __all__ = ["LEASE", "LEASE_SECONDS", "Lease"]
 

@@ -43,7 +43,7 @@ from zerort.checkpoint.links import LinkedExtent, Links, linkable, make_links, r
 from zerort.checkpoint.manifest import VERSION, DataFile, Manifest, StoredExtent, StoredTensor, encode
 from zerort.checkpoint.room import expect_room
 from zerort.checkpoint.sweep import sweep, wait_for_sweeps
-from zerort.checkpoint.value import JSON, Held, Value, as_json, check_values, describe_values
+from zerort.checkpoint.value import JSON, LinkableFile, Value, as_json, check_values, describe_values
 from zerort.checkpoint.writer import write_shard
 from zerort.comm.agreement import expect_same, gather_json
 from zerort.comm.group import Group
@@ -171,7 +171,7 @@ class _Save:
         linked = {at: ranges_of(some, width=self._values[at].mine.dtype.itemsize) for at, some in held.items()}
         shard = plan_shard(self._values, group.rank, phases=phases, linked=linked)
         changing = [some for at, some in held.items() if not self._values[at].is_frozen]
-        taken = sum(one.share.nbytes for some in changing for one in some)
+        taken = sum(one.extent.nbytes for some in changing for one in some)
         head = [new_token(), socket.gethostname(), shard.nbytes, self._progress, phases, [*linked.items()], taken]
         heads = gather_json(group, head, name="save heads")
         token, hosts, sizes = heads[0][0], [head[1] for head in heads], [head[2] for head in heads]
@@ -229,7 +229,7 @@ class _Save:
         hosts: list[str],
         files: list[DataFile],
         threads: int,
-        held: Mapping[int, Sequence[Held]],
+        held: Mapping[int, Sequence[LinkableFile]],
     ) -> tuple[list[int], bool]:
         group = self._group
         name = os.path.join(self._path, data_name(group.rank, token))

@@ -162,7 +162,8 @@ class Run:
             else:
                 write(writes)
         finally:  # if one is refused, those before it are still under way
-            fed.slot.release(after=joined(writes, result=None))  # gpu-wait: what_a_run_has_written
+            under_way = joined(writes, result=None)
+            fed.slot.release(after=under_way)  # gpu-wait: what_a_run_has_written [after=under_way -> ]
         for transfer in self._chunks[number]:
             self._read += transfer.nbytes if transfer.read else 0
             self._written += transfer.nbytes if transfer.write else 0

@@ -236,7 +236,7 @@ class Staging:
         """Queue the copies back of a chunk, after some tickets, and give its slot to the next; return their Ticket."""
         back = [(place, one.array) for one, place in laid.moves if one.write]
         left = joined(self._copy(back, lane=lane, after=after), result=None)  # gpu-wait: adamw_over_state_on_the_host
-        laid.slot.release(after=left)  # gpu-wait: adamw_over_state_on_the_host
+        laid.slot.release(after=left)  # gpu-wait: adamw_over_state_on_the_host [after=left -> ]
         return left
 
     def _copy(self, pairs: Iterable[tuple[Any, Any]], *, lane: Any, after: Sequence[Ticket[Any]]) -> list[Ticket[Any]]:

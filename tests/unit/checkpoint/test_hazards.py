@@ -27,7 +27,7 @@ from zerort.checkpoint.lease import LEASE, LEASE_SECONDS, Lease
 from zerort.config import GroupOptions
 from zerort.errors import CheckpointError, CheckpointInUseError, StorageError
 from zerort.layout import FlatLayout, Partition
-from zerort.storage.scratch import this_owner
+from zerort.storage.files.owners import this_owner
 from zerort.testing import run_threads
 
 

@@ -23,7 +23,7 @@ from zerort.engine.residence.chunked_array import Column, cut_chunks
 from zerort.engine.residence.scratch_store import expect_room
 from zerort.engine.residence.tiers import Tiers
 from zerort.errors import CallError, PlanError, StorageError
-from zerort.storage.scratch import this_owner
+from zerort.storage.files.owners import this_owner
 from zerort.testing.threads import run_threads
 
 DEVICE = zr.Tier.DEVICE

@@ -22,7 +22,7 @@ from zerort.native import crc32c
 from zerort.typing import Array, Device
 
 if TYPE_CHECKING:
-    from zerort.checkpoint.value import Held
+    from zerort.checkpoint.value import LinkableFile
     from zerort.engine.residence.tiers import Tiers
     from zerort.streaming import StoreTransfer
 
@@ -165,16 +165,16 @@ class Column:
         """Return the elements from ``first`` to ``last``, which are in memory, as a column of their own."""
         return Column(self.name, (0, last - first), self.memory[first:last], device=self.device)
 
-    def files_in(self, directory: str) -> list[Held]:
+    def files_in(self, directory: str) -> list[LinkableFile]:
         """Return the files of chunks that can have a second name in a directory."""
-        from zerort.checkpoint.value import Held
+        from zerort.checkpoint.value import LinkableFile
 
         if self._tiers is None:
             return []
         return [
-            Held(self.cuts[at], share)
+            LinkableFile(self.cuts[at], extent)
             for at in self._resting_chunks()
-            for share in self._tiers.shares(self._value(at), self._numel(at) * self.dtype.itemsize, directory)
+            for extent in self._tiers.file_extents(self._value(at), self._numel(at) * self.dtype.itemsize, directory)
         ]
 
     def chunk(self, at: int) -> Array:

@@ -35,7 +35,7 @@ from zerort.typing import Array, Stream
 
 if TYPE_CHECKING:
     from zerort.storage import DirectoryReport, Store
-    from zerort.storage.stores.extents import Share
+    from zerort.storage.files.extents import FileExtent
     from zerort.streaming import Pipeline, StoreTransfer
     from zerort.streaming.run import Run
 
@@ -199,14 +199,14 @@ class Tiers:
         self._count(written=source.nbytes)
         return self.store.write(name, source, offset=offset)
 
-    def shares(self, name: str, nbytes: int, directory: str) -> list[Share]:
-        """Return what of a value lies in files that can have a second name in a directory; see `shares_of`."""
-        from zerort.storage.stores.extents import shares_of
+    def file_extents(self, name: str, nbytes: int, directory: str) -> list[FileExtent]:
+        """Return the parts of a value in files that can have a second name in a directory; see `extents_of`."""
+        from zerort.storage.stores.extents import extents_of
 
-        return [] if self._files is None else shares_of(self._files, name, nbytes=nbytes, directory=directory)
+        return [] if self._files is None else extents_of(self._files, name, nbytes=nbytes, directory=directory)
 
     def copied_parts(self, directory: str) -> list[float]:
-        """Return for each of `directories` its part of all bytes, if files of it cannot be linked; see `shares`."""
+        """Return for each of `directories` its part of all bytes, if its files cannot be linked; see `file_extents`."""
         from zerort.storage.stores.extents import copied_parts
 
         assert self._files is not None

@@ -13,7 +13,7 @@ import secrets
 import warnings
 
 from zerort.storage.files import disk
-from zerort.storage.scratch import SUFFIX
+from zerort.storage.files.extents import SUFFIX
 
 __all__ = ["TRIAL", "SecondNames"]
 

@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,13 +28,13 @@ from zerort.errors import CorruptStorageError
 from zerort.native import address_of, copy_into, crc32c, crc32c_grains
 from zerort.storage.files import disk
 from zerort.storage.files.blocks import BLOCK_NBYTES, GRAIN_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
+from zerort.storage.files.extents import SUFFIX, LinkedFile
 from zerort.storage.files.failures import refusal
 from zerort.storage.files.segments import Segment, round_up
 from zerort.storage.files.shared_file import SharedFile
-from zerort.storage.scratch import SUFFIX
 from zerort.typing import Array
 
-__all__ = ["ChunkFile", "LinkedFile"]
+__all__ = ["ChunkFile"]
 
 _PASSING = (errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
 _PAUSE = 0.01
@@ -47,17 +47,6 @@ _NO_SUMS = np.empty(0, np.uint32)
 T = TypeVar("T")
 Later = Callable[[Callable[[], None]], None]
 """Has something computed by somebody else, before the operation ends."""
-
-
-class LinkedFile(NamedTuple):
-    """What a linked file holds."""
-
-    nbytes: int
-    """Its size: whole pages."""
-    grain: int
-    """Bytes that one checksum covers."""
-    sums: Array
-    """The crc32c of each grain."""
 
 
 class ChunkFile:

@@ -22,11 +22,12 @@ from zerort import forks
 from zerort.device import HostDevice, SlabPool, Ticket
 from zerort.errors import CallError, ClosedError
 from zerort.storage.files.blocks import BLOCK_NBYTES, GRAIN_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
+from zerort.storage.files.extents import LinkedFile
 from zerort.storage.files.failures import refusal
 from zerort.storage.files.hard_links import SecondNames
 from zerort.storage.files.segments import cut
 from zerort.storage.scratch import Scratch, clean_up
-from zerort.storage.stores.chunk_file import ChunkFile, LinkedFile
+from zerort.storage.stores.chunk_file import ChunkFile
 from zerort.storage.stores.store import as_bytes, check_new, check_range
 from zerort.storage.stores.worker_pool import Crew, Operation
 from zerort.typing import Array
