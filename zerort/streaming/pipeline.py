@@ -21,7 +21,7 @@ from zerort.errors import CallError, ClosedError
 from zerort.streaming.run import PipelineReport, Run
 from zerort.streaming.transfers import StoreTransfer, check_apart, slot_nbytes_of
 from zerort.streaming.workspace import Workspace
-from zerort.typing import Memory
+from zerort.typing import Array, Memory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,7 +35,8 @@ class Pipeline:
     Args:
         slot_nbytes: Memory of one slot; `slot_nbytes_of` says what a chunk takes.
         depth: Slots.
-        device: Whose memory, or memory that somebody set aside (pinned, for example); None takes the host's.
+        device: Whose memory slots are made of; None takes the host's.
+        pinned: Host memory to cut slots from instead: 1-D, uint8, ``depth * slot_nbytes`` bytes or more, at a page.
         name: What its tracks in a trace are called.
     """
 
@@ -45,6 +46,7 @@ class Pipeline:
         slot_nbytes: int,
         depth: int = 3,
         device: Memory | None = None,
+        pinned: Array | None = None,
         name: str = "pipeline",
     ) -> None:
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
@@ -52,7 +54,7 @@ class Pipeline:
         self.name = name
         self.depth = depth
         self.slot_nbytes = slot_nbytes
-        self._workspace = Workspace(name, slot_nbytes=slot_nbytes, depth=depth, memory=device)
+        self._workspace = Workspace(name, slot_nbytes=slot_nbytes, depth=depth, memory=device, pinned=pinned)
         self._closed = self._is_inherited = False
         forks.follow(self)
 

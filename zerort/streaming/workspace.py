@@ -7,14 +7,15 @@ writer      writes a chunk once a GPU has computed it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from zerort.device import HostDevice, HostStream, Ticket, joined
-from zerort.device.slots import Slot, Slots
+from zerort.device.slots import Slot, Slots, cut_from
 from zerort.storage.files.blocks import PAGE_NBYTES
 from zerort.storage.stores.later import Later
-from zerort.typing import Memory
+from zerort.typing import Array, Memory
 
 __all__ = ["Workspace"]
 
@@ -27,16 +28,16 @@ class Workspace:
         slot_nbytes: Memory of one slot.
         depth: How many slots there may be.
         memory: Where they come from; None takes the host's.
+        pinned: What to cut them from instead; see `Pipeline`.
     """
 
-    def __init__(self, name: str, *, slot_nbytes: int, depth: int, memory: Memory | None) -> None:
+    def __init__(self, name: str, *, slot_nbytes: int, depth: int, memory: Memory | None, pinned: Array | None) -> None:
         source: Memory = HostDevice(name) if memory is None else memory
+        allocate = functools.partial(source.empty, dtype="uint8", alignment=PAGE_NBYTES)
         self.name = name
         self.depth = depth
         self.slot_nbytes = slot_nbytes
-        self.slots = Slots(
-            f"slots of {name!r}", allocate=lambda nbytes: source.empty(nbytes, "uint8", alignment=PAGE_NBYTES)
-        )
+        self.slots = Slots(f"slots of {name!r}", allocate=allocate if pinned is None else cut_from(pinned))
         self.feeder = HostStream(f"{name} feed")
         self._writer = HostStream(f"{name} write", helping=False)  # nobody waits for it while there is more to compute
         self._failure: BaseException | None = None

@@ -263,8 +263,8 @@ class Tiers:
             pipeline, self._pipeline = self._pipeline, None
             pipeline.close()
         if self._pipeline is None:
-            memory = self._slot_memory.of(needed)
-            self._pipeline = Pipeline(slot_nbytes=needed, depth=self.options.depth, device=memory, name="offload")
+            pinned = self._slot_memory.of(needed)
+            self._pipeline = Pipeline(slot_nbytes=needed, depth=self.options.depth, pinned=pinned, name="offload")
         return self._pipeline
 
     # -- what a failure leaves -------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerort import forks
-from zerort.device import HostDevice, SlabPool, Ticket
+from zerort.device import Ticket
 from zerort.errors import CallError, ClosedError
 from zerort.storage.files.blocks import BLOCK_NBYTES, GRAIN_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
 from zerort.storage.files.extents import LinkedFile
@@ -118,10 +118,7 @@ class NvmeStore:
         self._second_names = SecondNames(self.path)
         self._values: dict[str, _Value] = {}
         self._lock = threading.Lock()
-        self._device = HostDevice(name)
-        self._slabs = SlabPool(
-            self._device, slab_nbytes=options.block_nbytes, count=2 * options.threads, alignment=PAGE_NBYTES
-        )
+        self._own = threading.local()
         self._reads = Crew(f"{name} read", threads=options.threads)
         self._writes = Crew(f"{name} write", threads=options.threads)
         self._closed = self._is_inherited = False
@@ -207,12 +204,6 @@ class NvmeStore:
 
             def work(pieces: Iterator[int]) -> None:
                 with ExitStack() as stack:
-                    leased: list[Array] = []
-
-                    def slab() -> Array:
-                        if not leased:  # most pieces need none
-                            leased.append(stack.enter_context(self._slabs.lease()))
-                        return leased[0]
 
                     def later(part: Callable[[], None]) -> None:
                         crew.compute(operation, part, name=f"sums of {name}")
@@ -222,7 +213,7 @@ class NvmeStore:
                     file = stack.enter_context((chunk.writers if writes else chunk.readers).opened())
                     for number in pieces:
                         segment = segments[number]
-                        move(file, segment, data[segment.begin - begin : segment.end - begin], slab, later)
+                        move(file, segment, data[segment.begin - begin : segment.end - begin], self._slab, later)
 
             low, high = (segments[0].low, segments[-1].high) if segments else (begin, begin)
             if writes and segments and chunk.is_shared:
@@ -235,6 +226,13 @@ class NvmeStore:
                 value.dirty |= writes
                 crew.submit(operation, pieces=len(segments), name=f"{verb} {name}")
             return Ticket(operation, result=array, keep=(array,))
+
+    def _slab(self) -> Array:
+        """Return this thread's page-aligned memory for one block, made when a piece first needs it: most need none."""
+        slab: Array | None = getattr(self._own, "slab", None)
+        if slab is None:
+            slab = self._own.slab = aligned_buffer(self.options.block_nbytes)
+        return slab
 
     def flush(self) -> None:
         """Wait for all writes and sync their files; see `Store.flush`."""
@@ -302,8 +300,6 @@ class NvmeStore:
         except OSError as error:
             raise refusal(error, path=self.path, what="offloaded values", rank=self.rank) from error
         finally:
-            self._slabs.close()
-            self._device.close()
             if lost:
                 warnings.warn(
                     f"Store {self.name!r}: {len(lost)} writes failed and nobody waited for them; one with "
