@@ -18,7 +18,7 @@ import numpy as np
 from zerort import trace
 from zerort.checkpoint.casts import FLOATS, can_convert
 from zerort.checkpoint.directory import MOST_REPLACED, is_replaced, read_manifest, replaced_too_often
-from zerort.checkpoint.failure import patiently, storage_error, together
+from zerort.checkpoint.failure import fail_together, storage_error, with_progress_watch
 from zerort.checkpoint.manifest import Manifest
 from zerort.checkpoint.reader import Damage, Fetch, ShardFiles, damage_error, fetch_all
 from zerort.checkpoint.value import Value, check_values
@@ -81,7 +81,7 @@ def load(
                     fetch_all(files, threads=threads, on_damage=stop)
 
             on_read()
-            patiently(group, read, path=where, name="load read")
+            with_progress_watch(group, read, path=where, name="load read")
         finally:
             files.close()
     return found
@@ -113,7 +113,7 @@ def _open(
         return found
 
     for _ in range(MOST_REPLACED):
-        found = together(group, begin, path=path, name="load checks")
+        found = fail_together(group, begin, path=path, name="load checks")
         manifest = None
         with contextlib.ExitStack() as unless_all_have:
             error: Exception | None = None

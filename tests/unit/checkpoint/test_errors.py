@@ -17,7 +17,7 @@ import pytest
 import seams
 
 from zerort.checkpoint import Value, load, read_manifest, save
-from zerort.checkpoint.failure import patiently
+from zerort.checkpoint.failure import with_progress_watch
 from zerort.checkpoint.manifest import encode
 from zerort.config import GroupOptions
 from zerort.errors import CallError, CheckpointError, StorageError
@@ -277,7 +277,7 @@ def test_a_rank_with_much_to_do_may_take_longer_than_the_timeout(tmp_path: Path)
         load(tmp_path / "c", group, [value(group, shapes)])
 
     with (
-        seams.inside(patiently, _MEET_EVERY=0.2),
+        seams.inside(with_progress_watch, _MEET_EVERY=0.2),
         mock.patch.object(os, "pwritev", slowly(real_write)),
         mock.patch.object(os, "preadv", slowly(real_read)),
     ):

@@ -21,8 +21,8 @@ import seams
 import zerort as zr
 from zerort import checkpoint
 from zerort.checkpoint import Value, lease, load, read_manifest, reader, save
-from zerort.checkpoint.directory import publish
-from zerort.checkpoint.failure import patiently
+from zerort.checkpoint.directory import commit_manifest
+from zerort.checkpoint.failure import with_progress_watch
 from zerort.checkpoint.lease import LEASE, LEASE_SECONDS, Lease
 from zerort.config import GroupOptions
 from zerort.errors import CheckpointError, CheckpointInUseError, StorageError
@@ -158,11 +158,11 @@ def test_ranks_with_different_timeouts_decide_alike_that_a_disk_is_stuck(tmp_pat
         if group.rank == 0:
             group._options = dataclasses.replace(group._options, timeout=0.8)
         with pytest.raises(StorageError, match=r"within 1 s, got none on rank 0, which is at: .*/c\. ") as caught:
-            patiently(group, gate.wait if group.rank == 0 else bool, path=str(tmp_path / "c"), name="write")
+            with_progress_watch(group, gate.wait if group.rank == 0 else bool, path=str(tmp_path / "c"), name="write")
         group.barrier().wait()
         return str(caught.value)
 
-    with seams.inside(patiently, _MEET_EVERY=0.2):
+    with seams.inside(with_progress_watch, _MEET_EVERY=0.2):
         assert len(set(run_threads(3, body))) == 1
     gate.set()
 
@@ -230,10 +230,10 @@ def test_a_commit_that_was_given_up_never_counts(tmp_path):
             if next(is_first, False):
                 assert gate.wait(60)
                 with pytest.raises(StorageError, match="got one that was given up"):
-                    publish(where, text, token=token, fence=fence)
+                    commit_manifest(where, text, token=token, fence=fence)
                 ended.set()
             else:
-                publish(where, text, token=token, fence=fence)
+                commit_manifest(where, text, token=token, fence=fence)
         except BaseException as error:
             failures.append(error)
             raise
@@ -246,7 +246,7 @@ def test_a_commit_that_was_given_up_never_counts(tmp_path):
     def new(group):
         save(path, group, [value(group, 2)], meta={"fill": 2}, lease=own)
 
-    with seams.inside(save, publish=late):
+    with seams.inside(save, commit_manifest=late):
         run_threads(2, old, options=GroupOptions(timeout=2.0))
         run_threads(2, new)
         gate.set()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerort import checkpoint
 from zerort.checkpoint.directory import make_directory
-from zerort.checkpoint.failure import patiently, storage_error
+from zerort.checkpoint.failure import storage_error, with_progress_watch
 from zerort.checkpoint.lease import LEASE_SECONDS, Lease
 from zerort.checkpoint.room import beside_nbytes
 from zerort.comm.agreement import gather_json
@@ -90,7 +90,7 @@ def resume(rt: Runtime) -> Restored | None:
         _expect_usable(rt, patience=LEASE_SECONDS, anew=True)
         return checkpoint.exists(_directory(rt))
 
-    found = patiently(rt.world, find, path=_directory(rt), name="resume")
+    found = with_progress_watch(rt.world, find, path=_directory(rt), name="resume")
     if not gather_json(rt.world, found, name="resume")[0]:
         return None
     return load(rt, _directory(rt), optimizer=True, strict=True)
@@ -117,7 +117,7 @@ def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
         StorageError: That disk has too little room, or the file system refused; on every rank.
     """
     directory = _directory(rt)
-    mine = patiently(rt.world, lambda: _count(rt, sections, directory), path=directory, name="last step")
+    mine = with_progress_watch(rt.world, lambda: _count(rt, sections, directory), path=directory, name="last step")
     told = [_Counted(*one) for one in gather_json(rt.world, mine, name="last step")]
 
     def ask() -> int:
@@ -135,7 +135,7 @@ def room_beside(rt: Runtime, sections: Sequence[Section]) -> int:
         expect_room([directory], needed, what="the last step and the one before")
         return 0
 
-    return patiently(rt.world, ask, path=directory, name="last step")
+    return with_progress_watch(rt.world, ask, path=directory, name="last step")
 
 
 class _Counted(NamedTuple):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerort import checkpoint
-from zerort.checkpoint.failure import patiently
+from zerort.checkpoint.failure import with_progress_watch
 from zerort.comm.agreement import gather_json, raise_together
 from zerort.engine.persist import snapshot
 from zerort.engine.report import Restored
@@ -45,7 +45,9 @@ def save(rt: Runtime, path: str | Path, *, progress: Any) -> Path:
 def load(rt: Runtime, path: str | Path, *, optimizer: bool, strict: bool) -> Restored:
     """Read a checkpoint; see `Runtime.load`. Every rank calls this."""
     error: Exception | None = None
-    manifest = patiently(rt.world, lambda: checkpoint.read_manifest(path), path=str(path), name="load manifest")
+    manifest = with_progress_watch(
+        rt.world, lambda: checkpoint.read_manifest(path), path=str(path), name="load manifest"
+    )
     try:
         rt.tiers.settle()  # well or not: what failed is made anew
         snapshot.check_loadable(rt, manifest, optimizer=optimizer)

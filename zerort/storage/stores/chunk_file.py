@@ -29,14 +29,14 @@ from zerort.native import address_of, copy_into, crc32c, crc32c_grains
 from zerort.storage.files import disk
 from zerort.storage.files.blocks import BLOCK_NBYTES, GRAIN_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
 from zerort.storage.files.extents import SUFFIX, LinkedFile
-from zerort.storage.files.failures import refusal
+from zerort.storage.files.failures import storage_error_from
 from zerort.storage.files.segments import Segment, round_up
 from zerort.storage.files.shared_file import SharedFile
 from zerort.typing import Array
 
 __all__ = ["ChunkFile"]
 
-_PASSING = (errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
+_TRANSIENT_ERRNOS = (errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
 _PAUSE = 0.01
 """Seconds before the first new try; four times as long before each that follows."""
 
@@ -93,7 +93,7 @@ class ChunkFile:
                 self._identity = file.identity
                 self.direct = file.direct
         except OSError as error:
-            raise refusal(error, path=path, what=f"{value!r}", needed=nbytes, rank=rank) from error
+            raise storage_error_from(error, path=path, what=f"{value!r}", needed=nbytes, rank=rank) from error
         if checksum:
             self.sums = np.full(-(-nbytes // self.grain), _zeros_sum(self.grain), np.uint32)
             if nbytes % self.grain:
@@ -111,7 +111,7 @@ class ChunkFile:
         except FileNotFoundError:
             raise self._deleted() from None
         except OSError as error:
-            raise refusal(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
+            raise storage_error_from(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
         wrong = None
         if file.identity != self._identity:
             wrong = self._lost("the file that this run made", "another in its place")
@@ -193,7 +193,7 @@ class ChunkFile:
                 file.sync()
             except OSError as error:
                 self.is_lost = True
-                raise refusal(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
+                raise storage_error_from(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
 
     def link(self, path: str) -> LinkedFile:
         """Give the file, synced, another name, under which it stays as it is now; for a file with checksums.
@@ -205,7 +205,7 @@ class ChunkFile:
         try:
             disk.link(self.path, path)
         except OSError as error:
-            raise refusal(error, path=path, what=f"{self.value!r}", rank=self._rank) from error
+            raise storage_error_from(error, path=path, what=f"{self.value!r}", rank=self._rank) from error
         self.is_shared = True
         assert self.sums is not None
         return LinkedFile(self._file_nbytes, self.grain, self.sums.copy())
@@ -235,7 +235,7 @@ class ChunkFile:
         except FileNotFoundError:
             raise self._deleted() from None
         except OSError as error:
-            raise refusal(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
+            raise storage_error_from(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
 
     def _replace(self, *, whole: bool) -> None:
         draft = f"{self.path.removesuffix(SUFFIX)}.new{SUFFIX}"
@@ -251,7 +251,9 @@ class ChunkFile:
             if not isinstance(error, OSError):
                 raise
             needed = self._file_nbytes
-            raise refusal(error, path=self.path, what=f"{self.value!r}", needed=needed, rank=self._rank) from error
+            raise storage_error_from(
+                error, path=self.path, what=f"{self.value!r}", needed=needed, rank=self._rank
+            ) from error
         self._identity = identity
 
     def _copy_into(self, new: BlockFile) -> None:
@@ -317,13 +319,13 @@ class ChunkFile:
         )
 
     def _try(self, move: Callable[[], T], offset: int) -> T:
-        """Do it, again if it failed with what may pass, and say what was refused."""
+        """Run `move`, retrying transient OSErrors; raise StorageError otherwise."""
         for attempt in range(self._retries + 1):
             try:
                 return move()
             except OSError as error:
-                if error.errno not in _PASSING or attempt == self._retries:
-                    raise refusal(
+                if error.errno not in _TRANSIENT_ERRNOS or attempt == self._retries:
+                    raise storage_error_from(
                         error, path=self.path, what=f"{self.value!r}", offset=offset, rank=self._rank
                     ) from error
             trace.count("offload.retries")

@@ -1,7 +1,7 @@
 """`NvmeStore`: values in files on a local disk, past the page cache, moved by a few threads each way.
 
-    write(name, array) ──> crew "nvme write" ── blocks of 4 MiB ──> <scratch>/name.chunk
-    read(name, array)  ──> crew "nvme read"  <── blocks of 4 MiB ──┘
+    write(name, array) ──> pool "nvme write" ── blocks of 4 MiB ──> <scratch>/name.chunk
+    read(name, array)  ──> pool "nvme read"  <── blocks of 4 MiB ──┘
 
 Arrays that start at a page move without a copy, others through slabs. The files of a run are its own (scratch.py),
 their bytes are checked when they come back (chunk.py), and all are gone when the store closes.
@@ -23,13 +23,13 @@ from zerort.device import Ticket
 from zerort.errors import CallError, ClosedError
 from zerort.storage.files.blocks import BLOCK_NBYTES, GRAIN_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
 from zerort.storage.files.extents import LinkedFile
-from zerort.storage.files.failures import refusal
-from zerort.storage.files.hard_links import SecondNames
+from zerort.storage.files.failures import storage_error_from
+from zerort.storage.files.hard_links import HardLinkProbe
 from zerort.storage.files.segments import cut
 from zerort.storage.scratch import Scratch, clean_up
 from zerort.storage.stores.chunk_file import ChunkFile
 from zerort.storage.stores.store import as_bytes, check_new, check_range
-from zerort.storage.stores.worker_pool import Crew, Operation
+from zerort.storage.stores.worker_pool import StoreOperation, WorkerPool
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class _Value:
     """A value, and what was asked of it."""
 
     chunk: ChunkFile
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[StoreOperation] = field(default_factory=list)
     """Those that have not ended, or have failed without anybody knowing."""
     dirty: bool = False
     """Whether something was written since the last flush."""
@@ -114,13 +114,13 @@ class NvmeStore:
             self._scratch = Scratch(where, rank=rank)
             self._direct = options.direct and self._probe(where)
         except OSError as error:
-            raise refusal(error, path=where, what="offloaded values", rank=rank) from error
-        self._second_names = SecondNames(self.path)
+            raise storage_error_from(error, path=where, what="offloaded values", rank=rank) from error
+        self._hard_links = HardLinkProbe(self.path)
         self._values: dict[str, _Value] = {}
         self._lock = threading.Lock()
         self._own = threading.local()
-        self._reads = Crew(f"{name} read", threads=options.threads)
-        self._writes = Crew(f"{name} write", threads=options.threads)
+        self._reads = WorkerPool(f"{name} read", threads=options.threads)
+        self._writes = WorkerPool(f"{name} write", threads=options.threads)
         self._closed = self._is_inherited = False
         forks.follow(self)
 
@@ -200,13 +200,13 @@ class NvmeStore:
             block = self.options.block_nbytes
             segments = cut(begin, begin + data.size, nbytes=chunk.nbytes, grain=chunk.grain, block=block)
             move = chunk.write if writes else chunk.read
-            crew, verb = (self._writes, "write") if writes else (self._reads, "read")
+            pool, verb = (self._writes, "write") if writes else (self._reads, "read")
 
             def work(pieces: Iterator[int]) -> None:
                 with ExitStack() as stack:
 
                     def later(part: Callable[[], None]) -> None:
-                        crew.compute(operation, part, name=f"sums of {name}")
+                        pool.compute(operation, part, name=f"sums of {name}")
 
                     if writes:
                         chunk.own(whole=data.size == chunk.nbytes)
@@ -220,11 +220,11 @@ class NvmeStore:
                 low, high = 0, chunk.nbytes  # the write replaces the file, so nobody may read it meanwhile
             value.operations = [one for one in value.operations if not one.done() or _is_news(one)]
             after = [one for one in value.operations if one.conflicts(low, high, writes=writes)]
-            operation = Operation(work, pieces=len(segments), begin=low, end=high, writes=writes, after=after)
+            operation = StoreOperation(work, pieces=len(segments), begin=low, end=high, writes=writes, after=after)
             if segments:
                 value.operations.append(operation)
                 value.dirty |= writes
-                crew.submit(operation, pieces=len(segments), name=f"{verb} {name}")
+                pool.submit(operation, pieces=len(segments), name=f"{verb} {name}")
             return Ticket(operation, result=array, keep=(array,))
 
     def _slab(self) -> Array:
@@ -250,7 +250,7 @@ class NvmeStore:
 
     def can_link(self, directory: str) -> bool:
         """Say whether values' files can have a second name in a directory, and whether their checksums are known."""
-        return self.options.checksum and self._second_names.fit_in(directory)
+        return self.options.checksum and self._hard_links.fit_in(directory)
 
     def link(self, name: str, path: str) -> LinkedFile:
         """Give a value's file another name, under which it stays as it is now, on the disk.
@@ -281,7 +281,7 @@ class NvmeStore:
         try:
             value.chunk.remove()
         except OSError as error:
-            raise refusal(error, path=value.chunk.path, what=f"{name!r}", rank=self.rank) from error
+            raise storage_error_from(error, path=value.chunk.path, what=f"{name!r}", rank=self.rank) from error
 
     def close(self) -> None:
         """Finish, and delete all files; see `Store.close`.
@@ -298,7 +298,7 @@ class NvmeStore:
         try:
             self._scratch.remove()
         except OSError as error:
-            raise refusal(error, path=self.path, what="offloaded values", rank=self.rank) from error
+            raise storage_error_from(error, path=self.path, what="offloaded values", rank=self.rank) from error
         finally:
             if lost:
                 warnings.warn(
@@ -331,6 +331,6 @@ class NvmeStore:
         return f"NvmeStore({self.name!r}, {self.path}, {how}, {what})"
 
 
-def _is_news(operation: Operation) -> bool:
+def _is_news(operation: StoreOperation) -> bool:
     """Say whether it is a write that failed and that nobody knows of."""
     return operation.writes and operation.error is not None and not operation.seen
