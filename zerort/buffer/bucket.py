@@ -179,17 +179,17 @@ class GradientBucket:
         self._unseen = True
         return {extent.name: whole[extent.slice].reshape(extent.shape) for extent in self.layout.extents}
 
-    def add(self, name: str, gradient: Array, *, given: bool = False) -> None:
+    def add(self, name: str, gradient: Array, *, donate: bool = False) -> None:
         """Take one gradient of this round; one that comes twice is summed (a tensor that was used twice).
 
         Args:
             name: Whose it is.
             gradient: The whole of it.
-            given: The array is the bucket's from now on, which may use it where it lies instead of copying it.
+            donate: The array is the bucket's from now on, which may use it where it lies instead of copying it.
         """
         flat = self._device.flat(gradient)
         found: int | None
-        if given and self._is_all(flat):
+        if donate and self._is_all(flat):
             self._slot = self._slots.lease(flat.nbytes, memory=flat.view(np.uint8))
             found = self._kernels.check(flat)
         elif name in self._present or self._sums_rounds():

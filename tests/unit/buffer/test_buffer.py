@@ -194,8 +194,8 @@ def test_a_gradient_that_is_given_is_used_where_it_lies(is_given, numel, copied)
         partition = Partition.build(layout.numel, group.size)
         bucket = GradientBucket(layout, partition, group=group, placement=S, needed=S, slots=slots)
         gradient = np.full(numel, group.rank + 1.0, np.float32)
-        bucket.add("w", gradient, given=is_given)
-        bucket.add("w", np.ones(numel, np.float32), given=is_given)  # used twice: summed
+        bucket.add("w", gradient, donate=is_given)
+        bucket.add("w", np.ones(numel, np.float32), donate=is_given)  # used twice: summed
         assert bool(made) is copied
         bucket.end_round()
         bucket.fire()
@@ -214,5 +214,5 @@ def test_nan_in_a_given_gradient_is_found():
         slots = Slots("b", cure="", allocate=lambda n: np.ones(n, np.uint8), free=id, persistent=False)
         slots.reserve(layout.nbytes, count=1)
         bucket = GradientBucket(layout, Partition.build(64, 1), group=group, placement=S, needed=S, slots=slots)
-        bucket.add("w", np.full(64, np.nan, np.float32), given=True)
+        bucket.add("w", np.full(64, np.nan, np.float32), donate=True)
         assert bucket.nonfinite == "w"
