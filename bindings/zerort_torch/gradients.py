@@ -154,7 +154,7 @@ class Gradients(Attachment):
     def _pack(self, account: _Account, local: str, gradient: torch.Tensor) -> None:
         """Hand a gradient to the runtime, which keeps it as long as it reads it: nobody else need."""
         assert account.unit.unit is not None
-        account.unit.unit.add(local, as_array(gradient, self._rt.device), given=True)
+        account.unit.unit.add(local, as_array(gradient, self._rt.device), donate=True)
 
     def _end_round(self, account: _Account) -> None:
         assert account.unit.unit is not None

@@ -12,7 +12,7 @@ cupy = pytest.importorskip("cupy")
 
 from zerort.device.cuda.device import CudaDevice  # noqa: E402
 from zerort.device.cuda.pinned import PinnedMemory  # noqa: E402
-from zerort.streaming import Part, Pipeline  # noqa: E402
+from zerort.streaming import Pipeline, StoreTransfer  # noqa: E402
 from zerort.testing.memory_store import MemoryStore  # noqa: E402
 
 NUMEL, CHUNKS = 1024, 8
@@ -78,7 +78,7 @@ def filled(store):
     """Return chunks of a value that a store has got."""
     store.create("value", VALUES.nbytes)
     store.write("value", VALUES).wait()
-    return [[Part(store=store, name="value", numel=NUMEL, offset=at * SLOT)] for at in range(CHUNKS)]
+    return [[StoreTransfer(store=store, name="value", numel=NUMEL, offset=at * SLOT)] for at in range(CHUNKS)]
 
 
 def double(number, part):
@@ -95,6 +95,14 @@ def test_what_a_run_has_written_can_be_looked_at(device, pinned, depth):
         Pipeline(slot_nbytes=SLOT, depth=depth, device=device) as pipeline,
     ):
         pipeline.run(filled(store), double)
+        host_uses(store.view("value"), write=False)
+        assert (store.view("value").view(np.float32) == 2 * VALUES).all()
+
+
+def test_what_was_left_to_be_written_can_be_looked_at_after_finish(device, pinned):
+    with Late(device, memory=pinned) as store, Pipeline(slot_nbytes=SLOT, depth=3, device=device) as pipeline:
+        pipeline.run(filled(store), double, finish=False)
+        pipeline.finish()
         host_uses(store.view("value"), write=False)
         assert (store.view("value").view(np.float32) == 2 * VALUES).all()
 

@@ -19,8 +19,8 @@ from zerort.device.cuda.pinned import PinnedMemory  # noqa: E402
 from zerort.errors import CallError, ClosedError  # noqa: E402
 from zerort.native.dtypes import numpy_dtype  # noqa: E402
 from zerort.optim.kernels import kernels_for  # noqa: E402
-from zerort.streaming.hops import Hop, slot_nbytes_of  # noqa: E402
 from zerort.streaming.staging import Staging  # noqa: E402
+from zerort.streaming.transfers import ArrayTransfer, slot_nbytes_of  # noqa: E402
 
 SETTINGS = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
 PLACES = ["device", "host"]
@@ -62,10 +62,10 @@ def told(compute):
     return telling
 
 
-def in_chunks(hops, size):
-    numel = hops[0].array.size
+def in_chunks(transfers, size):
+    numel = transfers[0].array.size
     return [
-        [Hop(hop.array[first : first + size], read=hop.read, write=hop.write) for hop in hops]
+        [ArrayTransfer(one.array[first : first + size], read=one.read, write=one.write) for one in transfers]
         for first in range(0, numel, size)
     ]
 
@@ -94,8 +94,13 @@ def check_adamw(device, pinned, *, on, depth):
     expected = [param.copy(), np.zeros_like(param), np.zeros_like(param), np.zeros(numel, half)]
     moments = [of_host(pinned, expected[1]), of_host(pinned, expected[2])]
     there, gradient, copy = put(param), cupy.empty(numel, np.float32), put(expected[3])
-    hops = [Hop(there), Hop(gradient, write=False), *map(Hop, moments), Hop(copy, read=False)]
-    chunks = in_chunks(hops, 1500)
+    transfers = [
+        ArrayTransfer(there),
+        ArrayTransfer(gradient, write=False),
+        *map(ArrayTransfer, moments),
+        ArrayTransfer(copy, read=False),
+    ]
+    chunks = in_chunks(transfers, 1500)
     slots = pinned.empty(depth * 32 * 1024, "uint8")
     with Staging(device, slot_nbytes=slot_nbytes_of(chunks, on=on), depth=depth, pinned=slots) as staging:
         for step, grad in enumerate(grads, 1):
@@ -130,7 +135,7 @@ def test_no_order_of_streams_changes_a_bit(device, pinned, elsewhere, seeded, se
 def test_a_run_sees_what_the_one_before_did(device, pinned, first, second):
     """Arrays on either side, without a wait between the runs; the ticket says when the host may look."""
     here, there = of_host(pinned, np.ones(6000, np.float32)), cupy.ones(6000, np.float32)
-    chunks = in_chunks([Hop(here), Hop(there)], 1000)
+    chunks = in_chunks([ArrayTransfer(here), ArrayTransfer(there)], 1000)
 
     def double(number, here, there):
         here += there
@@ -152,7 +157,12 @@ def test_what_is_only_written_and_what_is_only_read(device, pinned, elsewhere, o
     there, made_there = put(source), cupy.zeros(8000, np.float32)
     there += 1
     made_there.fill(77)
-    hops = [Hop(source, write=False), Hop(made, read=False), Hop(there, write=False), Hop(made_there, read=False)]
+    transfers = [
+        ArrayTransfer(source, write=False),
+        ArrayTransfer(made, read=False),
+        ArrayTransfer(there, write=False),
+        ArrayTransfer(made_there, read=False),
+    ]
 
     def swap(number, source, made, there, made_there):
         made[:] = there
@@ -164,7 +174,7 @@ def test_what_is_only_written_and_what_is_only_read(device, pinned, elsewhere, o
         swap(number, *arrays)
 
     with Staging(device, slot_nbytes=2 * 4096, depth=2, pinned=pinned.empty(2 * 2 * 4096, "uint8")) as staging:
-        staging.run(in_chunks(hops, 1000), checked, on=on)
+        staging.run(in_chunks(transfers, 1000), checked, on=on)
         there.fill(5)
         assert (made_there.get() == source).all()
         staging.finish()
@@ -183,10 +193,10 @@ def test_nothing_comes_and_something_goes_back(device, pinned, elsewhere, on):
         array.fill(number + 1)
 
     with Staging(device, slot_nbytes=4096, depth=2, pinned=pinned.empty(2 * 4096, "uint8")) as staging:
-        staging.run(in_chunks([Hop(at_rest, read=False)], 1000), fill, on=on).wait()
+        staging.run(in_chunks([ArrayTransfer(at_rest, read=False)], 1000), fill, on=on).wait()
         if on == "host":
             at_rest.fill(9)  # before the next run, on the caller's stream
-        staging.run(in_chunks([Hop(at_rest, read=False)], 1000), fill, on=on)
+        staging.run(in_chunks([ArrayTransfer(at_rest, read=False)], 1000), fill, on=on)
         if on == "host":
             at_rest += 0  # after it
         staging.finish()
@@ -202,7 +212,7 @@ def test_with_nothing_to_copy_in_the_caller_still_comes_first(device, pinned, el
         made[:] = there
 
     with Staging(device, slot_nbytes=400_000) as staging:
-        chunks = [[Hop(there, write=False), Hop(made, read=False)]]
+        chunks = [[ArrayTransfer(there, write=False), ArrayTransfer(made, read=False)]]
         staging.run(chunks, copy, on="device").wait()
         there.fill(3)
         staging.run(chunks, copy, on="device").wait()
@@ -219,7 +229,7 @@ def test_something_comes_and_nothing_goes_back(device, pinned, elsewhere, on):
         come, found = put(values), of_host(pinned, np.zeros(8000, np.float32))
 
     with Staging(device, slot_nbytes=4096, depth=2, pinned=pinned.empty(2 * 4096, "uint8")) as staging:
-        staging.run(in_chunks([Hop(found), Hop(come, write=False)], 1000), add, on=on).wait()
+        staging.run(in_chunks([ArrayTransfer(found), ArrayTransfer(come, write=False)], 1000), add, on=on).wait()
     tell(found, write=False)
     assert found.tolist() == values.tolist()
 
@@ -233,7 +243,7 @@ def test_a_caller_that_fills_pinned_memory_from_the_gpu_comes_first(device, pinn
         there[:] = here
 
     with Staging(device, slot_nbytes=here.nbytes) as staging:
-        chunks = [[Hop(here, write=False), Hop(there, read=False)]]
+        chunks = [[ArrayTransfer(here, write=False), ArrayTransfer(there, read=False)]]
         staging.run(chunks, copy, on="device").wait()
         cupy.cuda.runtime.memcpyAsync(here.ctypes.data, made.data.ptr, here.nbytes, 2, elsewhere.ptr)
         staging.run(chunks, copy, on="device")
@@ -250,14 +260,14 @@ def test_arrays_of_the_host_are_in_order_from_run_to_run(device, pinned):
         values += values
 
     with Staging(device, slot_nbytes=4096) as staging:
-        chunks = in_chunks([Hop(here)], 1000)[:2]
+        chunks = in_chunks([ArrayTransfer(here)], 1000)[:2]
         gate, _ = stop(device, "copy out")
         staging.run(chunks, double, on="device")
         staging.run(chunks[::-1], double, on="device")  # a copy back, not begun yet, then the same bytes are copied in
         gate.set()
         staging.run(chunks, double, on="host")  # a copy back, then the host computes
-        staging.run(in_chunks([Hop(there), Hop(other, write=False)], 1000), add, on="device")
-        staging.run([[Hop(other)]], double, on="host")  # a copy in, then the host computes
+        staging.run(in_chunks([ArrayTransfer(there), ArrayTransfer(other, write=False)], 1000), add, on="device")
+        staging.run([[ArrayTransfer(other)]], double, on="host")  # a copy in, then the host computes
         assert (there.get() == 1).all()
     assert here.tolist() == [8] * 2000 + [1] * 1000
     assert (other == 2).all()
@@ -294,7 +304,9 @@ def test_the_host_does_not_wait_for_the_gpu(device, pinned, gate):
     here, there = of_host(pinned, np.zeros(4000, np.float32)), device.empty(4000, "float32")
     with Staging(device, slot_nbytes=4096, depth=2) as staging:
         there.fill(1)
-        ticket = staging.run(in_chunks([Hop(here), Hop(there, write=False)], 1000), add, on="device")
+        ticket = staging.run(
+            in_chunks([ArrayTransfer(here), ArrayTransfer(there, write=False)], 1000), add, on="device"
+        )
         assert not ticket.done()
         gate.set()
         ticket.wait()
@@ -308,10 +320,10 @@ def test_runs_that_share_nothing_overlap(device, pinned):
     there = device.empty(1000, "float32")
     with Staging(device, slot_nbytes=4096) as staging:
         there.fill(1)
-        staging.run([[Hop(first), Hop(there)]], add, on="device").wait()
+        staging.run([[ArrayTransfer(first), ArrayTransfer(there)]], add, on="device").wait()
         gate, gone_on = stop(device, "copy out")
-        staging.run([[Hop(first), Hop(there)]], add, on="device")
-        staging.run([[Hop(there), Hop(second)]], add, on="device")
+        staging.run([[ArrayTransfer(first), ArrayTransfer(there)]], add, on="device")
+        staging.run([[ArrayTransfer(there), ArrayTransfer(second)]], add, on="device")
         assert (there.get() == 2).all()
         assert not gone_on
         gate.set()
@@ -324,7 +336,7 @@ def test_the_callers_stream_waits_for_what_the_host_computed(device, pinned, gat
     here, there = of_host(pinned, np.ones(2000, np.float32)), device.empty(2000, "float32")
     with Staging(device, slot_nbytes=4096, pinned=pinned.empty(3 * 4096, "uint8")) as staging:
         there.fill(1)
-        ticket = staging.run(in_chunks([Hop(there), Hop(here, write=False)], 1000), add, on="host")
+        ticket = staging.run(in_chunks([ArrayTransfer(there), ArrayTransfer(here, write=False)], 1000), add, on="host")
         there += there
         assert not ticket.done()
         gate.set()
@@ -336,10 +348,10 @@ def test_the_host_computes_with_what_is_no_longer_read(device, pinned, gate):
     here, there = of_host(pinned, np.ones(1000, np.float32)), device.empty(1000, "float32")
     with Staging(device, slot_nbytes=4096, pinned=pinned.empty(3 * 4096, "uint8")) as staging:
         there.fill(1)
-        staging.run([[Hop(there), Hop(here, write=False)]], add, on="device")
+        staging.run([[ArrayTransfer(there), ArrayTransfer(here, write=False)]], add, on="device")
         later = threading.Timer(0.05, gate.set)
         later.start()
-        staging.run([[Hop(here)]], lambda number, here: add(number, here, here), on="host")
+        staging.run([[ArrayTransfer(here)]], lambda number, here: add(number, here, here), on="host")
         later.join()
         assert (there.get() == 2).all()
     assert (here == 2).all()
@@ -349,7 +361,7 @@ def test_the_host_computes_with_what_is_no_longer_read(device, pinned, gate):
 def test_an_error_leaves_nothing_under_way(device, pinned, on):
     """Chunks before the one that failed are done, it and those behind it are as they were; the next run works."""
     here, there = of_host(pinned, np.zeros(8000, np.float32)), cupy.zeros(8000, np.float32)
-    chunks = in_chunks([Hop(here), Hop(there, write=False)], 1000)
+    chunks = in_chunks([ArrayTransfer(here), ArrayTransfer(there, write=False)], 1000)
     calls = []
 
     def fail_at_4(number, here, there):
@@ -382,18 +394,23 @@ def test_an_error_leaves_nothing_under_way(device, pinned, on):
 def test_what_makes_no_sense_is_refused(device, pinned):
     here, there = np.zeros(100, np.float32), cupy.zeros(100, np.float32)
     cases = [
-        ([[Hop(here)]], "at most 256 bytes, a slot of staging 'staging', got one of 512"),
-        ([[Hop(here[:50])], [Hop(here[40:60])]], "touch what others write, got 40 bytes of chunk 1"),
-        ([[Hop(there[:50])], [Hop(there[49:], write=False)]], "got 4 bytes of chunk 1"),
-        ([[Hop([1, 2])]], r"on the host \(NumPy\) or on cuda:0 \(CuPy\), got builtins.list"),
+        ([[ArrayTransfer(here)]], "at most 256 bytes, a slot of staging 'staging', got one of 512"),
+        (
+            [[ArrayTransfer(here[:50])], [ArrayTransfer(here[40:60])]],
+            "touch what others write, got 40 bytes of chunk 1",
+        ),
+        ([[ArrayTransfer(there[:50])], [ArrayTransfer(there[49:], write=False)]], "got 4 bytes of chunk 1"),
+        ([[ArrayTransfer([1, 2])]], r"on the host \(NumPy\) or on cuda:0 \(CuPy\), got builtins.list"),
     ]
     with Staging(device, slot_nbytes=256) as staging:
         for chunks, message in cases:
             with pytest.raises(CallError, match=message):
                 staging.run(chunks, lambda *_: None, on="device")
         staging.run([], lambda *_: None, on="host").wait()
-        staging.run([[Hop(there[:0]), Hop(here[:0])]], lambda *_: None, on="device").wait()
-        staging.run([[Hop(there, write=False)], [Hop(here[:9], write=False)]], lambda *_: None, on="device").wait()
+        staging.run([[ArrayTransfer(there[:0]), ArrayTransfer(here[:0])]], lambda *_: None, on="device").wait()
+        staging.run(
+            [[ArrayTransfer(there, write=False)], [ArrayTransfer(here[:9], write=False)]], lambda *_: None, on="device"
+        ).wait()
         assert "depth 3" in repr(staging)
     staging.close()
     with pytest.raises(ClosedError):
@@ -412,6 +429,6 @@ def test_speeds_are_measured_and_one_place_is_chosen(device, pinned):
     speeds = measure(device, pinned=memory)
     assert min(speeds.copy_in, speeds.copy_out, speeds.host, speeds.device) > 0
     there, here = device.empty(100, "float32"), pinned.empty(50, "float32")
-    traffic = Traffic.of([[Hop(there), Hop(here, read=False)]])
+    traffic = Traffic.of([[ArrayTransfer(there), ArrayTransfer(here, read=False)]])
     assert traffic == Traffic(host_read=0, host_written=200, device_read=400, device_written=400)
     assert choose_place(traffic, speeds).place in PLACES

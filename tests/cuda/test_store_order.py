@@ -12,7 +12,7 @@ cupy = pytest.importorskip("cupy")
 from zerort.device.cuda.device import CudaDevice  # noqa: E402
 from zerort.device.cuda.pinned import PinnedMemory  # noqa: E402
 from zerort.storage import BridgedStore  # noqa: E402
-from zerort.streaming import Hop, Staging  # noqa: E402
+from zerort.streaming import ArrayTransfer, Staging  # noqa: E402
 from zerort.testing.memory_store import MemoryStore  # noqa: E402
 
 SLOT = 4096
@@ -139,7 +139,11 @@ def test_a_staging_closes_behind_its_copies(device, pinned, gate):
 
     device.named_stream("copy out").submit(stop, after=())
     with Staging(device, slot_nbytes=here.nbytes, depth=1) as staging:  # a free slot, once freed, would stop the GPU
-        staging.run([[Hop(here, read=False), Hop(there, write=False)]], lambda _, a, b: np.copyto(a, b), on="device")
+        staging.run(
+            [[ArrayTransfer(here, read=False), ArrayTransfer(there, write=False)]],
+            lambda _, a, b: np.copyto(a, b),
+            on="device",
+        )
         soon(gate)
     hardware.host_reads(here)
     assert (here == 5).all()

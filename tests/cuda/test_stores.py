@@ -15,7 +15,7 @@ from zerort.device.cuda.pinned import PinnedMemory  # noqa: E402
 from zerort.errors import CallError  # noqa: E402
 from zerort.optim.kernels import kernels_for  # noqa: E402
 from zerort.storage import BridgedStore, NvmeStore  # noqa: E402
-from zerort.streaming import Hop, Part, Pipeline, Staging  # noqa: E402
+from zerort.streaming import ArrayTransfer, Pipeline, Staging, StoreTransfer, slot_nbytes_of  # noqa: E402
 from zerort.testing.memory_store import MemoryStore  # noqa: E402
 from zerort.testing.store_contract import StoreContract  # noqa: E402
 
@@ -140,8 +140,8 @@ def test_state_on_a_disk_streams_through_the_gpu(device, pinned, tmp_path):
     with BridgedStore(NvmeStore(tmp_path), device, slot_nbytes=SLOT, pinned=room) as store:
         for name in here:
             store.create(name, numel * 4)
-        chunks = [[Part(store=store, name=name, numel=b - a, offset=a * 4) for name in here] for a, b in cuts]
-        with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), device=device) as pipeline:
+        chunks = [[StoreTransfer(store=store, name=name, numel=b - a, offset=a * 4) for name in here] for a, b in cuts]
+        with Pipeline(slot_nbytes=slot_nbytes_of(chunks), device=device) as pipeline:
             for step, grad in enumerate(grads, 1):
                 gradient = put(grad)
 
@@ -162,14 +162,14 @@ def test_state_on_a_disk_passes_through_the_gpu_from_pinned_slots(device, pinned
     there = put(np.arange(numel, dtype=np.float32))
     with NvmeStore(tmp_path) as store, Staging(device, slot_nbytes=20_000) as staging:
         store.create("sum", numel * 4)
-        chunks = [[Part(store=store, name="sum", numel=b - a, offset=a * 4)] for a, b in cuts]
+        chunks = [[StoreTransfer(store=store, name="sum", numel=b - a, offset=a * 4)] for a, b in cuts]
 
         def accumulate(number, part):
             tell(part, write=True)  # it was read from the disk
-            hops = [Hop(part), Hop(there[slice(*cuts[number])], write=False)]
-            return staging.run([hops], lambda _, total, summand: np.add(total, summand, out=total), on="device")
+            transfers = [ArrayTransfer(part), ArrayTransfer(there[slice(*cuts[number])], write=False)]
+            return staging.run([transfers], lambda _, total, summand: np.add(total, summand, out=total), on="device")
 
-        with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), device=pinned) as pipeline:
+        with Pipeline(slot_nbytes=slot_nbytes_of(chunks), device=pinned) as pipeline:
             for _ in range(3):
                 pipeline.run(chunks, accumulate, finish=False)
         assert (store.read("sum", np.empty(numel, np.float32)).wait() == 3 * np.arange(numel)).all()
@@ -182,7 +182,9 @@ def test_a_slot_on_the_gpu_is_not_filled_while_a_kernel_reads_it(device, pinned)
     with MemoryStore(device, memory=pinned) as store:
         store.create("value", values.nbytes)
         store.write("value", values)
-        chunks = [[Part(store=store, name="value", numel=1024, offset=at * 4096, write=False)] for at in range(16)]
+        chunks = [
+            [StoreTransfer(store=store, name="value", numel=1024, offset=at * 4096, write=False)] for at in range(16)
+        ]
 
         def add(number, part):
             np.add(total, part, out=total)

@@ -74,7 +74,7 @@ def test_offload(tmp_path: Path) -> None:
 
 
 def test_offload_on_two_ranks(tmp_path: Path) -> None:
-    words = ["--dir", tmp_path, "--numel", "1M", "--chunk", "1MiB", "--rounds", 1, "--depth", "auto"]
+    words = ["--dir", tmp_path, "--numel", "1M", "--chunk", "1MiB", "--rounds", 1, "--depth", 4]
     answer = bench("offload", *words, "--ranks", 2)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.count("wrong elements: 0") == 1

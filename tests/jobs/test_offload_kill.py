@@ -10,7 +10,7 @@ from pathlib import Path
 from zerort.storage import NvmeStore
 
 WORK = """
-from zerort.storage import NvmeStore; from zerort.streaming import Part, Pipeline
+from zerort.storage import NvmeStore; from zerort.streaming import StoreTransfer, Pipeline, slot_nbytes_of
 
 group = zr.open_group()
 store = NvmeStore(sys.argv[1], rank=group.rank)
@@ -18,8 +18,8 @@ say("rank", group.rank, "cleaned", len(store.cleaned))
 group.barrier().wait()
 store.create("value", 4_000_000)
 store.write("value", np.ones(1_000_000, "float32"))
-chunks = [[Part(store=store, name="value", numel=100_000, offset=k * 400_000)] for k in range(10)]
-with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks)) as pipeline:
+chunks = [[StoreTransfer(store=store, name="value", numel=100_000, offset=k * 400_000)] for k in range(10)]
+with Pipeline(slot_nbytes=slot_nbytes_of(chunks)) as pipeline:
     for step in range(3):
         pipeline.run(chunks, lambda number, x: x.__iadd__(1))
 assert (store.read("value", np.empty(1_000_000, "float32")).wait() == 4).all()
@@ -55,14 +55,16 @@ def test_a_killed_job_leaves_what_the_next_one_cleans_up(tmp_path: Path, job) ->
 EVERY = """
 import os, signal, sys
 import numpy as np
-from zerort.storage import NvmeStore; from zerort.streaming import Part, Pipeline
+from zerort.storage import NvmeStore; from zerort.streaming import StoreTransfer, Pipeline, slot_nbytes_of
 from zerort.storage.files.faults import injected
 
 def work(number):
     with injected(f"kill@{number}"), NvmeStore(sys.argv[1]) as store:
         store.create("a", 400_000)
         store.create("b", 400_000)
-        chunks = [[Part(store=store, name=name, numel=50_000, offset=k * 200_000) for name in "ab"] for k in range(2)]
+        chunks = [
+            [StoreTransfer(store=store, name=name, numel=50_000, offset=k * 200_000) for name in "ab"] for k in range(2)
+        ]
         with Pipeline(slot_nbytes=2 * 200_704) as pipeline:
             pipeline.run(chunks, lambda number, *arrays: None)
         store.flush()
@@ -97,17 +99,17 @@ def test_a_kill_at_any_operation_leaves_what_the_next_run_cleans_up(tmp_path: Pa
 ENDS = """
 import os, signal, sys, threading
 import numpy as np
-from zerort.storage import NvmeStore; from zerort.streaming import Part, Pipeline
+from zerort.storage import NvmeStore; from zerort.streaming import StoreTransfer, Pipeline, slot_nbytes_of
 
 with NvmeStore(sys.argv[1]) as store:
     store.create("value", 4_000_000)
-    chunks = [[Part(store=store, name="value", numel=100_000, offset=k * 400_000)] for k in range(10)]
+    chunks = [[StoreTransfer(store=store, name="value", numel=100_000, offset=k * 400_000)] for k in range(10)]
     def compute(number, x):
         if number == 4:
             if sys.argv[2] == "error":
                 raise ZeroDivisionError
             os.kill(os.getpid(), signal.SIGINT)
-    with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks)) as pipeline:
+    with Pipeline(slot_nbytes=slot_nbytes_of(chunks)) as pipeline:
         pipeline.run(chunks, compute)
 """
 

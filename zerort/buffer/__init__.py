@@ -4,7 +4,6 @@ redistribute.py   the placement table as code: which collective turns one placem
 tree.py           sums in one fixed pairwise tree, whichever rank computed what
 gatherable.py     ranges that ranks hold, and the whole that they look at
 flat.py           FlatBuffer: pack, view, restore, release
-slots.py          memory that takes turns: gathered forms and gradient buckets
 bucket.py         GradientBucket: fills tensor by tensor, fires its reduction when full
 kernels.py        what buckets compute with, on the host or on a GPU
 views.py          tensors by name, for as long as their buffer is gathered
@@ -15,7 +14,6 @@ from zerort.buffer.flat import FlatBuffer
 from zerort.buffer.gatherable import Gatherable
 from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
 from zerort.buffer.redistribute import redistribute
-from zerort.buffer.slots import Slot, Slots
 from zerort.buffer.tree import TreeSum, tree_reduce_scatter
 from zerort.buffer.views import Views, gathering, unit_title
 
@@ -25,8 +23,6 @@ __all__ = [
     "FlatBuffer",
     "Gatherable",
     "GradientBucket",
-    "Slot",
-    "Slots",
     "TreeSum",
     "Views",
     "gathering",

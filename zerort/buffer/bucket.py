@@ -27,10 +27,10 @@ import numpy as np
 
 from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
 from zerort.buffer.redistribute import redistribute
-from zerort.buffer.slots import Slot, Slots
 from zerort.buffer.tree import TreeSum
 from zerort.comm import Group
 from zerort.device import HostDevice, Ticket
+from zerort.device.slots import Slot, Slots
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
@@ -179,17 +179,17 @@ class GradientBucket:
         self._unseen = True
         return {extent.name: whole[extent.slice].reshape(extent.shape) for extent in self.layout.extents}
 
-    def add(self, name: str, gradient: Array, *, given: bool = False) -> None:
+    def add(self, name: str, gradient: Array, *, donate: bool = False) -> None:
         """Take one gradient of this round; one that comes twice is summed (a tensor that was used twice).
 
         Args:
             name: Whose it is.
             gradient: The whole of it.
-            given: The array is the bucket's from now on, which may use it where it lies instead of copying it.
+            donate: The array is the bucket's from now on, which may use it where it lies instead of copying it.
         """
         flat = self._device.flat(gradient)
         found: int | None
-        if given and self._is_all(flat):
+        if donate and self._is_all(flat):
             self._slot = self._slots.lease(flat.nbytes, memory=flat.view(np.uint8))
             found = self._kernels.check(flat)
         elif name in self._present or self._sums_rounds():
@@ -245,7 +245,7 @@ class GradientBucket:
 
     def _is_all(self, flat: Array) -> bool:
         """Say whether ``flat`` is as good as a slot that it would be copied into."""
-        in_slot = self._resident is None and self._slot is None and not self._slots.lasting
+        in_slot = self._resident is None and self._slot is None and not self._slots.persistent
         return in_slot and flat.size == self.layout.numel and flat.dtype == self.dtype
 
     def _sums_rounds(self) -> bool:

@@ -30,13 +30,13 @@ from zerort.storage.files.hard_links import TRIAL
 __all__ = [
     "MANIFEST",
     "MOST_REPLACED",
+    "commit_manifest",
     "data_name",
     "delete_save",
     "exists",
     "is_replaced",
     "make_directory",
     "new_token",
-    "publish",
     "rank_of",
     "read_manifest",
     "replaced_too_often",
@@ -104,7 +104,7 @@ def make_directory(path: str) -> list[str]:
     return made
 
 
-def publish(path: str, text: bytes, *, token: str, fence: Callable[[], None]) -> None:
+def commit_manifest(path: str, text: bytes, *, token: str, fence: Callable[[], None]) -> None:
     """Make ``text`` the manifest of the checkpoint: from here on it is the one that loads.
 
     Args:

@@ -1,8 +1,8 @@
-"""Say what a file system refused, and let no rank fail alone.
+"""Errors of a save or load: the same on every rank, with the file, needed and free bytes, and the cure.
 
-together(group, work)      work() on this rank; if it fails on any rank, all raise
-patiently(group, work)     the same for work that may take longer than a group waits for a rank
-storage_error(error, …)    an OSError in our words: the path, needed and free bytes, and the cure
+fail_together(group, work)            run work() on this rank; if it fails on any rank, all raise
+with_progress_watch(group, work)      the same for work that may take longer than a group waits for a rank
+storage_error(error, …)               the StorageError for an OSError
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from zerort.comm.agreed import gather_json, raise_together
 from zerort.comm.group import Group
 from zerort.errors import StorageError
 from zerort.storage.files import activity
-from zerort.storage.files.failures import free_nbytes, no_room, refusal
+from zerort.storage.files.failures import free_nbytes, no_room, storage_error_from
 from zerort.storage.files.workers import lend
 
-__all__ = ["free_nbytes", "patiently", "room_error", "storage_error", "together"]
+__all__ = ["fail_together", "free_nbytes", "room_error", "storage_error", "with_progress_watch"]
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ _MEET_EVERY = 5.0
 """Seconds between the meetings of ranks at long work, or a quarter of their timeout if that is less."""
 
 
-def together(group: Group, work: Callable[[], T], *, path: str, name: str) -> T:
+def fail_together(group: Group, work: Callable[[], T], *, path: str, name: str) -> T:
     """Run ``work`` on every rank and return what it gave; if one rank fails, all raise its error.
 
     Args:
@@ -52,12 +52,12 @@ def together(group: Group, work: Callable[[], T], *, path: str, name: str) -> T:
     return result  # type: ignore[return-value]
 
 
-def patiently(group: Group, work: Callable[[], T], *, path: str, name: str) -> T:
-    """Do what `together` does, for work of any length, as long as something moves.
+def with_progress_watch(group: Group, work: Callable[[], T], *, path: str, name: str) -> T:
+    """Run ``work`` of any length on every rank, as `fail_together` does, as long as something moves on each.
 
     A rank that has little to write would wait for one with much, and give up after the group's timeout. So the work
     runs on a thread, and the ranks meet every few seconds until all have done theirs. Work that is quick takes no more
-    messages than with `together`.
+    messages than with `fail_together`.
 
     What moves is counted in operations that end: blocks of some megabytes, opens, syncs. A long one is not stuck as
     long as others of its rank end. One that is alone for longer than the timeout is: nobody can see inside a sync, so a
@@ -77,7 +77,7 @@ def patiently(group: Group, work: Callable[[], T], *, path: str, name: str) -> T
         mine = np.array([is_done, is_done and task.has_failed, time.monotonic() - since >= group.timeout])
         done, failed, idle = group.all_gather(mine, name=f"{name} done").wait().reshape(-1, 3).T
         if done.all():
-            return together(group, task.result, path=path, name=name) if failed.any() else task.result()
+            return fail_together(group, task.result, path=path, name=name) if failed.any() else task.result()
         stuck = np.flatnonzero(idle & ~done)
         if stuck.size:
             rank = int(stuck[0])
@@ -130,7 +130,7 @@ def storage_error(error: OSError, *, path: str, needed: int | None = None) -> St
         path: What we wanted to read or write; the error's own file name is better known, if it has one.
         needed: The bytes that were to be written there, if known.
     """
-    return refusal(error, path=path, what="a checkpoint", needed=needed, intact=_INTACT)
+    return storage_error_from(error, path=path, what="a checkpoint", needed=needed, intact=_INTACT)
 
 
 def room_error(path: str, *, needed: int | None, why: str) -> StorageError:

@@ -34,8 +34,8 @@ from zerort.checkpoint.schema import COUNT, expect
 from zerort.errors import CheckpointInUseError
 from zerort.storage.files import disk
 from zerort.storage.files.activity import on_disk
+from zerort.storage.files.owners import Owner, is_dead, this_owner
 from zerort.storage.files.workers import lend
-from zerort.storage.scratch import Owner, is_dead, this_owner
 
 __all__ = ["LEASE", "LEASE_SECONDS", "Lease"]
 

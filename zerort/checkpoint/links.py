@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 from zerort.checkpoint.directory import data_name
 from zerort.checkpoint.manifest import DataFile
-from zerort.checkpoint.value import Held, Linkable, Value
+from zerort.checkpoint.value import Linkable, LinkableFile, Value
 from zerort.layout import itemsize
 from zerort.native import crc32c, crc32c_combine
-from zerort.storage.files.blocks import BLOCK_NBYTES, run_workers
-from zerort.storage.stores.chunk_file import GRAIN_NBYTES, LinkedFile
-from zerort.storage.stores.extents import Share
+from zerort.storage.files.blocks import BLOCK_NBYTES, GRAIN_NBYTES, run_workers
+from zerort.storage.files.extents import FileExtent, LinkedFile
 from zerort.typing import Array
 
 __all__ = ["LinkedExtent", "Links", "linkable", "make_links", "ranges_of"]
@@ -49,13 +48,13 @@ class Links(NamedTuple):
     extents: list[LinkedExtent]
 
 
-def linkable(values: Sequence[Value], directory: str) -> dict[int, Sequence[Held]]:
+def linkable(values: Sequence[Value], directory: str) -> dict[int, Sequence[LinkableFile]]:
     """Return the files that can be linked into a directory, by the index of the value that they hold some of."""
     found = {index: one.mine.files_in(directory) for index, one in enumerate(values) if isinstance(one.mine, Linkable)}
     return {index: files for index, files in found.items() if files}
 
 
-def ranges_of(files: Sequence[Held], *, width: int) -> list[list[int]]:
+def ranges_of(files: Sequence[LinkableFile], *, width: int) -> list[list[int]]:
     """Return which elements are in files: first, one past the last; in order, and put together where they meet.
 
     Args:
@@ -64,9 +63,9 @@ def ranges_of(files: Sequence[Held], *, width: int) -> list[list[int]]:
     """
     found: list[list[int]] = []
     for first, last in sorted(
-        (held.first + one.first // width, held.first + one.last // width)
-        for held in files
-        for one in held.share.stretches
+        (file.first + one.first // width, file.first + one.last // width)
+        for file in files
+        for one in file.extent.stretches
     ):
         if found and found[-1][1] == first:
             found[-1][1] = last
@@ -76,7 +75,13 @@ def ranges_of(files: Sequence[Held], *, width: int) -> list[list[int]]:
 
 
 def make_links(
-    values: Sequence[Value], files: Mapping[int, Sequence[Held]], *, path: str, rank: int, token: str, threads: int
+    values: Sequence[Value],
+    files: Mapping[int, Sequence[LinkableFile]],
+    *,
+    path: str,
+    rank: int,
+    token: str,
+    threads: int,
 ) -> Links:
     """Link files of this rank into a checkpoint's directory.
 
@@ -91,19 +96,19 @@ def make_links(
     Raises:
         StorageError: The file system refused, or an earlier write had failed.
     """
-    tasks = [(index, held) for index, some in files.items() for held in some]
+    tasks = [(index, file) for index, some in files.items() for file in some]
     made: dict[int, DataFile] = {}
     extents: dict[int, list[LinkedExtent]] = {}
 
     def link(at: int, buffer: Array) -> None:
-        index, held = tasks[at]
+        index, file = tasks[at]
         name = data_name(rank, token, link=at)
-        linked = held.share.link(os.path.join(path, name))
-        summed = _Summed(held.share, linked, buffer)
-        begin = values[index].partition.of(rank).first + held.first
+        linked = file.extent.link(os.path.join(path, name))
+        summed = _Summed(file.extent, linked, buffer)
+        begin = values[index].partition.of(rank).first + file.first
         extents[at] = [
             LinkedExtent(index, tensor, at, low, first, numel, summed.sum(low, high))
-            for tensor, low, high, first, numel in _extents_in(held.share, values[index], begin)
+            for tensor, low, high, first, numel in _extents_in(file.extent, values[index], begin)
         ]
         made[at] = DataFile(name, linked.nbytes)
 
@@ -112,18 +117,18 @@ def make_links(
     return Links([made[at] for at in order], [one for at in order for one in extents[at]])
 
 
-def _extents_in(share: Share, value: Value, begin: int) -> Iterator[tuple[str, int, int, int, int]]:
+def _extents_in(file_extent: FileExtent, value: Value, begin: int) -> Iterator[tuple[str, int, int, int, int]]:
     """Yield the pieces of tensors in a file: (tensor, first byte, one past the last, first element, elements).
 
     They end where a tensor does, and at multiples of a block in the file, which are multiples of a grain.
 
     Args:
-        share: What the file holds of a value of the store.
+        file_extent: What the file holds of a value of the store.
         value: What the tensors are of.
         begin: The element of the layout at which the store's value begins.
     """
     width = itemsize(value.layout.dtype)
-    for one in share.stretches:
+    for one in file_extent.stretches:
         low, high = begin + one.first // width, begin + one.last // width
         for extent, in_extent, in_stretch in value.layout.overlaps(low, high):
             at, end = one.offset + in_stretch.start * width, one.offset + in_stretch.stop * width
@@ -139,13 +144,13 @@ class _Summed:
     """The checksums of any bytes of one file.
 
     Args:
-        share: What it holds.
+        file_extent: What it holds.
         linked: The checksums of its grains.
         buffer: Memory for one of them.
     """
 
-    def __init__(self, share: Share, linked: LinkedFile, buffer: Array) -> None:
-        self._share = share
+    def __init__(self, file_extent: FileExtent, linked: LinkedFile, buffer: Array) -> None:
+        self._file_extent = file_extent
         self._linked = linked
         self._buffer = buffer
         self._read = -1  # the grain that was read last
@@ -155,7 +160,7 @@ class _Summed:
         total, grain = 0, self._linked.grain
         while low < high:
             at = low // grain
-            begin, end = at * grain, min((at + 1) * grain, self._share.nbytes)
+            begin, end = at * grain, min((at + 1) * grain, self._file_extent.nbytes)
             stop = min(high, end)
             if (low, stop) == (begin, end):
                 part = int(self._linked.sums[at])
@@ -167,6 +172,6 @@ class _Summed:
 
     def _grain(self, at: int, begin: int, end: int) -> Array:
         if self._read != at:
-            self._share.read(self._buffer[: end - begin], begin).wait()
+            self._file_extent.read(self._buffer[: end - begin], begin).wait()
             self._read = at
         return self._buffer[: end - begin]

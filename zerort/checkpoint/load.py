@@ -19,7 +19,7 @@ import numpy as np
 from zerort import trace
 from zerort.checkpoint.casts import FLOATS, can_convert
 from zerort.checkpoint.directory import MOST_REPLACED, is_replaced, read_manifest, replaced_too_often
-from zerort.checkpoint.failure import patiently, storage_error
+from zerort.checkpoint.failure import storage_error, with_progress_watch
 from zerort.checkpoint.manifest import Manifest
 from zerort.checkpoint.reader import Damage, Fetch, ShardFiles, damage_error, fetch_all
 from zerort.checkpoint.value import Value, check_values
@@ -82,7 +82,7 @@ def load(
                     fetch_all(files, threads=threads, on_damage=stop)
 
             on_read()
-            patiently(group, read, path=where, name="load read")
+            with_progress_watch(group, read, path=where, name="load read")
         finally:
             files.close()
     return found
@@ -121,12 +121,12 @@ def _open(
         except Exception as caught:
             return caught
 
-    # All that asks the disk is done patiently: one that does not answer is named.
+    # All that asks the disk is done with_progress_watch: one that does not answer is named.
     for _ in range(MOST_REPLACED):
-        found = patiently(group, begin, path=path, name="load checks")
+        found = with_progress_watch(group, begin, path=path, name="load checks")
         manifest = None
         with contextlib.ExitStack() as unless_all_have:
-            files = patiently(group, functools.partial(open_files, found), path=path, name="load files")
+            files = with_progress_watch(group, functools.partial(open_files, found), path=path, name="load files")
             error = files if isinstance(files, Exception) else None
             if not isinstance(files, Exception):
                 unless_all_have.callback(files.close)
@@ -135,7 +135,8 @@ def _open(
                 unless_all_have.pop_all()
                 return found, files
             look_again = functools.partial(is_replaced, path, found)
-            if any(gather_json(group, patiently(group, look_again, path=path, name="load again"), name="load again")):
+            replaced = with_progress_watch(group, look_again, path=path, name="load again")
+            if any(gather_json(group, replaced, name="load again")):
                 continue
             expect_same(group, f"{found.digest:08x}", what=f"the manifest of {path}", error=CheckpointError)
             raise_together(group, error, name="load open")

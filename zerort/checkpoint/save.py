@@ -27,23 +27,23 @@ import numpy as np
 
 from zerort import trace
 from zerort.checkpoint.directory import (
+    commit_manifest,
     data_name,
     delete_save,
     make_directory,
     new_token,
-    publish,
     rank_of,
     read_manifest,
     stale_names,
 )
 from zerort.checkpoint.extents import Shard, plan_shard
-from zerort.checkpoint.failure import patiently, storage_error, together
+from zerort.checkpoint.failure import fail_together, storage_error, with_progress_watch
 from zerort.checkpoint.lease import Lease
 from zerort.checkpoint.links import LinkedExtent, Links, linkable, make_links, ranges_of
 from zerort.checkpoint.manifest import VERSION, DataFile, Manifest, StoredExtent, StoredTensor, encode
 from zerort.checkpoint.room import expect_room
 from zerort.checkpoint.sweep import sweep, wait_for_sweeps
-from zerort.checkpoint.value import JSON, Held, Value, as_json, check_values, describe_values
+from zerort.checkpoint.value import JSON, LinkableFile, Value, as_json, check_values, describe_values
 from zerort.checkpoint.writer import write_shard
 from zerort.comm.agreed import expect_same, gather_json
 from zerort.comm.group import Group
@@ -122,7 +122,9 @@ class _Save:
         self._path = path
         self._group = group
         self._values = values
-        self._meta, self._progress = together(group, lambda: self._check(meta, progress), path=path, name="save checks")
+        self._meta, self._progress = fail_together(
+            group, lambda: self._check(meta, progress), path=path, name="save checks"
+        )
         self._made: list[str] = []
         self._lease = lease or Lease(path)
         self._keeps_lease = lease is not None
@@ -167,11 +169,11 @@ class _Save:
         expect_same(group, self._meta, what="meta", error=CallError)
         phases = [value.phase for value in self._values]
         self._make_directory()
-        held = patiently(group, lambda: linkable(self._values, path), path=path, name="save links")
+        held = with_progress_watch(group, lambda: linkable(self._values, path), path=path, name="save links")
         linked = {at: ranges_of(some, width=self._values[at].mine.dtype.itemsize) for at, some in held.items()}
         shard = plan_shard(self._values, group.rank, phases=phases, linked=linked)
         changing = [some for at, some in held.items() if not self._values[at].is_frozen]
-        taken = sum(one.share.nbytes for some in changing for one in some)
+        taken = sum(one.extent.nbytes for some in changing for one in some)
         head = [new_token(), socket.gethostname(), shard.nbytes, self._progress, phases, [*linked.items()], taken]
         heads = gather_json(group, head, name="save heads")
         token, hosts, sizes = heads[0][0], [head[1] for head in heads], [head[2] for head in heads]
@@ -211,7 +213,7 @@ class _Save:
                 if self._is_given_up:  # meanwhile: nobody else would release it
                     self._end()
 
-        patiently(self._group, make, path=self._path, name="save directory")
+        with_progress_watch(self._group, make, path=self._path, name="save directory")
 
     def _check_room(self, *, written: int, linked: int, kept: str | None) -> None:
         """No rank goes on where there is no room for all of them."""
@@ -220,7 +222,7 @@ class _Save:
             if self._group.rank == 0:
                 self._is_tight = expect_room(self._path, written=written, linked=linked, kept=kept)
 
-        patiently(self._group, check, path=self._path, name="save room")
+        with_progress_watch(self._group, check, path=self._path, name="save room")
 
     def _write(
         self,
@@ -229,7 +231,7 @@ class _Save:
         hosts: list[str],
         files: list[DataFile],
         threads: int,
-        held: Mapping[int, Sequence[Held]],
+        held: Mapping[int, Sequence[LinkableFile]],
     ) -> tuple[list[int], bool]:
         group = self._group
         name = os.path.join(self._path, data_name(group.rank, token))
@@ -262,9 +264,9 @@ class _Save:
             return checksums
 
         try:
-            patiently(group, create, path=self._path, name="save create")
-            patiently(group, look, path=self._path, name="save look")
-            checksums = patiently(group, write, path=self._path, name="save write")
+            with_progress_watch(group, create, path=self._path, name="save create")
+            with_progress_watch(group, look, path=self._path, name="save look")
+            checksums = with_progress_watch(group, write, path=self._path, name="save write")
             return checksums, file is not None and file.direct
         except (CheckpointError, StorageError, CallError, OSError, MemoryError) as error:
             # All ranks agreed that this save failed, or this one cannot go on: none of them will commit it. After a
@@ -325,7 +327,7 @@ class _Save:
                 text = encode(self._manifest(heads, sums, files, links))
                 # Listed before the fence: what somebody writes who takes over later cannot be among it.
                 stale = stale_names(self._path, keep=[file.name for file in files])
-                publish(self._path, text, token=token, fence=self._fence)
+                commit_manifest(self._path, text, token=token, fence=self._fence)
             except BaseException as error:
                 self._withdraw(files, token)
                 if isinstance(error, OSError):
@@ -335,7 +337,7 @@ class _Save:
             self._end()  # here, so that no rank goes on before others may save there
             return stale
 
-        removed = patiently(group, commit, path=self._path, name="save commit")
+        removed = with_progress_watch(group, commit, path=self._path, name="save commit")
         return list(gather_json(group, removed, name="save removed")[0])
 
     def _withdraw(self, files: list[DataFile], token: str) -> None:

@@ -18,10 +18,20 @@ from zerort.device import Ticket
 from zerort.errors import CallError
 from zerort.layout import FlatLayout, Partition
 from zerort.native import address_of, crc32c
-from zerort.storage.stores.extents import Share
+from zerort.storage.files.extents import FileExtent
 from zerort.typing import Array
 
-__all__ = ["JSON", "PAGE_NBYTES", "Held", "Linkable", "Resting", "Value", "as_json", "check_values", "describe_values"]
+__all__ = [
+    "JSON",
+    "PAGE_NBYTES",
+    "Linkable",
+    "LinkableFile",
+    "Resting",
+    "Value",
+    "as_json",
+    "check_values",
+    "describe_values",
+]
 
 PAGE_NBYTES: Final = 4096
 """Data files are a multiple of this, so that O_DIRECT reads and writes whole pages to the end."""
@@ -49,20 +59,20 @@ class Resting(Protocol):
         """Put ``source`` at the elements from ``first`` on."""
 
 
-class Held(NamedTuple):
+class LinkableFile(NamedTuple):
     """A file of a store that holds elements of a range."""
 
     first: int
     """The element at which the store's value begins, counted in the range."""
-    share: Share
-    """What of that value lies in the file."""
+    extent: FileExtent
+    """The part of that value that lies in the file."""
 
 
 @runtime_checkable
 class Linkable(Resting, Protocol):
     """Values of which some, or all, are in files that a checkpoint can take over as they are."""
 
-    def files_in(self, directory: str) -> Sequence[Held]:
+    def files_in(self, directory: str) -> Sequence[LinkableFile]:
         """Return the files that can have a second name in a directory."""
 
 

@@ -39,8 +39,8 @@ class OffloadOptions:
     chunk_nbytes: int = 8 * 1024**2
     """Bytes of a float32 value in a chunk, which has as many elements of every other value, too."""
 
-    depth: int | Literal["auto"] = 3
-    """Chunks in memory at once; ``"auto"`` measures. 1 does one thing after the other, for debugging."""
+    depth: int = 3
+    """Chunks in memory at once. 1 does one thing after the other, for debugging."""
 
     checksum: bool = True
     """Keep a crc32c of every 256 KiB in memory and compare it when the bytes come back."""
@@ -54,22 +54,18 @@ class OffloadOptions:
     retries: int = 2
     """How often a read or write that failed with EIO is tried again."""
 
-    keep: bool = False
-    """Leave the files when the runtime closes, for somebody who looks for an error."""
-
     update_on: Literal["auto", "host", "device"] = "auto"
     """Where an update is computed of which some rests on the host, or on a disk, and some on a GPU: ``"auto"`` measures
     once what is faster. A runtime without GPUs has no choice. The results are the same to the bit."""
 
     def __post_init__(self) -> None:
         _expect_int("chunk_nbytes", self.chunk_nbytes, minimum=LEAST_CHUNK)
-        if self.depth != "auto":
-            _expect_int("depth", self.depth, minimum=1)
+        _expect_int("depth", self.depth, minimum=1)
         _expect_int("threads", self.threads, minimum=1)
         _expect_int("retries", self.retries, minimum=0)
         if self.update_on not in _PLACES:
             raise CallError(f"Expected update_on to be one of {', '.join(_PLACES)}, got {self.update_on!r}.")
-        for name in ("checksum", "direct", "keep"):
+        for name in ("checksum", "direct"):
             if type(getattr(self, name)) is not bool:
                 raise CallError(f"Expected {name} to be True or False, got {getattr(self, name)!r}.")
 
@@ -113,21 +109,16 @@ def _expect_int(what: str, value: object, *, minimum: int) -> None:
         raise CallError(f"Expected {what} to be an int of at least {minimum}, got {value!r}.")
 
 
-def _parse_depth(text: str) -> int | str:
-    return text if text == "auto" else int(text)
-
-
 OFFLOAD_ENVIRONMENT: Final[Mapping[str, Variable]] = MappingProxyType(
     {
         "ZERORT_OFFLOAD_CHUNK_BYTES": Variable(
             "chunk_nbytes", parse_bytes, "a size such as '8MiB'", "of each value, what streams through memory at once"
         ),
-        "ZERORT_OFFLOAD_DEPTH": Variable("depth", _parse_depth, "a count above 0, or auto", "chunks in memory at once"),
+        "ZERORT_OFFLOAD_DEPTH": Variable("depth", int, "a count above 0", "chunks in memory at once"),
         "ZERORT_OFFLOAD_CHECKSUM": Variable("checksum", parse_switch, "1 or 0", "check what comes back from the disk"),
         "ZERORT_OFFLOAD_DIRECT": Variable("direct", parse_switch, "1 or 0", "go past the page cache"),
         "ZERORT_OFFLOAD_THREADS": Variable("threads", int, "a count above 0", "threads that read, and that write"),
         "ZERORT_OFFLOAD_RETRIES": Variable("retries", int, "a count", "how often EIO is tried again"),
-        "ZERORT_OFFLOAD_KEEP": Variable("keep", parse_switch, "1 or 0", "leave the files when the runtime closes"),
         "ZERORT_OFFLOAD_UPDATE_ON": Variable("update_on", str, "auto, host or device", "where updates are computed"),
     }
 )

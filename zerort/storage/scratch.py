@@ -2,7 +2,6 @@
 
     DIR/zerort-offload-<host>-<boot>-<pid>-<start>-r<rank>-<token>/     while the run lives
         block0%2Fexp_avg.chunk                                         a value; the name is the value's, escaped
-    DIR/zerort-kept-<token>-r<rank>/                                   what `close(keep=True)` leaves, with index.json
 
 A run is dead if it was on this host and the machine was booted since, or no process of its number and start time is
 there. The name decides, a lock (flock) on the directory confirms: a container that has process numbers of its own, but
@@ -17,46 +16,22 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import re
 import secrets
-import socket
-from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from zerort.storage.files.extents import SUFFIX
 from zerort.storage.files.mounts import file_system
+from zerort.storage.files.owners import Owner, is_dead, this_owner
 
-__all__ = ["INDEX", "SUFFIX", "Owner", "Scratch", "clean_up", "file_name", "is_dead", "owner_of", "this_owner"]
-
-SUFFIX = ".chunk"
-INDEX = "index.json"
+__all__ = ["Scratch", "clean_up", "file_name", "owner_of"]
 
 _OURS = re.compile(r"zerort-offload-([0-9a-f]{8})-([0-9a-f]{8})-(\d+)-(\d+)-r(\d+)-([0-9a-f]{8})")
 _CHUNK = re.compile(r"[A-Za-z0-9_.~%-]+\.chunk")
 _LONGEST = 200
 _LOCAL = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
-
-
-class Owner(NamedTuple):
-    """Whose scratch directory it is."""
-
-    host: str
-    """8 digits that stand for the host."""
-    boot: str
-    """The first digits of the kernel's boot id."""
-    pid: int
-    start: int
-    """When the process began, in the kernel's ticks: numbers of processes are used again."""
-
-
-def this_owner() -> Owner:
-    """Return what names this process."""
-    pid = os.getpid()
-    machine = _text("/etc/machine-id") + socket.gethostname()
-    boot = _text("/proc/sys/kernel/random/boot_id").replace("-", "")[:8] or "00000000"
-    return Owner(hashlib.sha256(machine.encode()).hexdigest()[:8], boot, pid, _start_of(pid) or 0)
 
 
 def owner_of(name: str) -> Owner | None:
@@ -68,22 +43,6 @@ def owner_of(name: str) -> Owner | None:
     """
     found = _OURS.fullmatch(name)
     return None if found is None else Owner(found[1], found[2], int(found[3]), int(found[4]))
-
-
-def is_dead(owner: Owner, *, on_this_machine: bool = True) -> bool:
-    """Say whether the process is known to be gone. Of other hosts nothing is known.
-
-    Args:
-        owner: Whose life is asked about.
-        on_this_machine: It left its name on a disk of this machine. Elsewhere one of another boot may be alive on
-            another machine with our host's name.
-    """
-    me = this_owner()
-    if owner.host != me.host:
-        return False
-    if owner.boot != me.boot:
-        return on_this_machine
-    return _start_of(owner.pid) != owner.start
 
 
 def is_on_this_machine(path: str) -> bool:
@@ -132,11 +91,9 @@ class Scratch:
 
     def __init__(self, directory: str, *, rank: int) -> None:
         os.makedirs(directory, exist_ok=True)
-        self._directory = directory
-        self._rank = rank
-        self._token = secrets.token_hex(4)
         host, boot, pid, start = this_owner()
-        self.path = os.path.join(directory, f"zerort-offload-{host}-{boot}-{pid}-{start}-r{rank}-{self._token}")
+        token = secrets.token_hex(4)
+        self.path = os.path.join(directory, f"zerort-offload-{host}-{boot}-{pid}-{start}-r{rank}-{token}")
         """Where the files are."""
         os.mkdir(self.path, 0o700)
         self._descriptor: int | None = _open_locked(self.path)
@@ -144,21 +101,6 @@ class Scratch:
     def file(self, name: str) -> str:
         """Return the path of a value's file."""
         return os.path.join(self.path, file_name(name))
-
-    def keep(self, index: dict[str, Any]) -> None:
-        """Give the directory a name under which nobody cleans it up, with an index of what is in it.
-
-        Raises:
-            OSError: The file system refused.
-        """
-        with open(os.path.join(self.path, INDEX), "w", encoding="utf-8") as file:
-            json.dump(index, file)
-            file.flush()
-            os.fsync(file.fileno())
-        kept = os.path.join(self._directory, f"zerort-kept-{self._token}-r{self._rank}")
-        os.rename(self.path, kept)
-        self.path = kept
-        self._unlock()
 
     def remove(self) -> None:
         """Delete our files and the directory, unless somebody else put something there."""
@@ -212,19 +154,3 @@ def _open_locked(path: str) -> int:
             os.close(descriptor)
             raise
     return descriptor
-
-
-def _start_of(pid: int) -> int | None:
-    """Return when a process began; None if there is none of this number."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # The command's name stands in brackets and may hold anything, brackets too.
-            return int(file.read().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _text(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
-        return file.read().strip()
-    return ""

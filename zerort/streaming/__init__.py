@@ -1,22 +1,22 @@
-"""Streaming: values pass through a few slots of memory while the ones before them are computed with.
+"""Streaming: chunks pass through a few slots of memory while those before them are computed with.
 
-pipeline.py  run.py  parts.py  slots.py    `Pipeline`: read, compute, write back, `depth` chunks at a time
-staging.py  hops.py  careful.py            `Staging`: host to GPU and back, `depth` chunks at a time
-update_place.py                            on which side an update is faster, from measured speeds
+transfers.py                          `Transfer`: one array of a chunk, where it is kept and which way it moves
+pipeline.py  run.py  workspace.py     `Pipeline`: read from a store, compute, write back, `depth` chunks at a time
+staging.py                            `Staging`: host to GPU and back, `depth` chunks at a time
+update_place.py                       on which side an update is faster, from measured speeds
 """
 
-from zerort.streaming.hops import Hop, slot_nbytes_of
-from zerort.streaming.parts import Part, PipelineReport, choose_depth, cut_evenly
 from zerort.streaming.pipeline import Pipeline
+from zerort.streaming.run import PipelineReport
 from zerort.streaming.staging import Staging
+from zerort.streaming.transfers import ArrayTransfer, StoreTransfer, cut_evenly, slot_nbytes_of
 
 __all__ = [
-    "Hop",
-    "Part",
+    "ArrayTransfer",
     "Pipeline",
     "PipelineReport",
     "Staging",
-    "choose_depth",
+    "StoreTransfer",
     "cut_evenly",
     "slot_nbytes_of",
 ]

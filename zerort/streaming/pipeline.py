@@ -7,24 +7,21 @@
 A chunk is some parts of values, of one store or several. A slot is memory that holds a chunk from its read until it is
 written; a feeder stream reads the next chunk into a slot as soon as it is free, while the caller's thread computes.
 Reads may begin before there is anything to compute with (`begin`), and writes go on after a run (``finish=False``).
-With ``depth=1`` each thing begins when the one before has ended: for debugging. With ``depth="auto"`` the first chunks
-are done so, are timed, and the number of slots follows (`choose_depth`). Every chunk is computed once, on the caller's
-thread, in order. What a run does is in `run.py`.
+With ``depth=1`` each thing begins when the one before has ended: for debugging. Every chunk is computed once, on the
+caller's thread, in order. What a run does is in `run.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from zerort import forks
-from zerort.device import HostStream, Ticket
 from zerort.errors import CallError, ClosedError
-from zerort.storage.stores.later import Later
-from zerort.streaming.parts import Part, PipelineReport, check_apart, most_slots
-from zerort.streaming.run import Run
-from zerort.streaming.slots import Slots, nbytes_of
-from zerort.typing import Memory
+from zerort.streaming.run import PipelineReport, Run
+from zerort.streaming.transfers import StoreTransfer, check_apart, slot_nbytes_of
+from zerort.streaming.workspace import Workspace
+from zerort.typing import Array, Memory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,9 +33,10 @@ class Pipeline:
     """Streams chunks through a few slots of memory.
 
     Args:
-        slot_nbytes: Memory of one slot; `Pipeline.slot_nbytes_of` says what a chunk takes.
-        depth: Slots: a number, or ``"auto"``.
-        device: Whose memory, or memory that somebody set aside (pinned, for example); None takes the host's.
+        slot_nbytes: Memory of one slot; `slot_nbytes_of` says what a chunk takes.
+        depth: Slots.
+        device: Whose memory slots are made of; None takes the host's.
+        pinned: Host memory to cut slots from instead: 1-D, uint8, ``depth * slot_nbytes`` bytes or more, at a page.
         name: What its tracks in a trace are called.
     """
 
@@ -46,38 +44,27 @@ class Pipeline:
         self,
         *,
         slot_nbytes: int,
-        depth: int | Literal["auto"] = 3,
+        depth: int = 3,
         device: Memory | None = None,
+        pinned: Array | None = None,
         name: str = "pipeline",
     ) -> None:
-        if depth != "auto" and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 1):
-            raise CallError(f'Expected a depth of at least 1, or "auto", got {depth!r}.')
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+            raise CallError(f"Expected a depth of at least 1, got {depth!r}.")
         self.name = name
-        self._depth: int | None = None if depth == "auto" else depth
-        self.slots = Slots(device, slot_nbytes=slot_nbytes, most=most_slots(depth))
-        """The memory; for the run."""
-        self._feeder = HostStream(f"{name} feed")
-        self._writer = HostStream(f"{name} write", helping=False)  # nobody waits for it while there is more to compute
+        self.depth = depth
+        self.slot_nbytes = slot_nbytes
+        self._workspace = Workspace(name, slot_nbytes=slot_nbytes, depth=depth, memory=device, pinned=pinned)
         self._closed = self._is_inherited = False
         forks.follow(self)
-
-    @staticmethod
-    def slot_nbytes_of(chunks: Sequence[Sequence[Part]]) -> int:
-        """Return the memory that the largest of these chunks takes: its parts, each from a page on."""
-        return max(map(nbytes_of, chunks), default=0)
-
-    @property
-    def depth(self) -> int | None:
-        """The number of slots; None until it has been chosen."""
-        return self._depth
 
     @property
     def nbytes(self) -> int:
         """The memory of the slots that exist."""
-        return self.slots.nbytes
+        return self._workspace.slots.nbytes
 
     def run(
-        self, chunks: Sequence[Sequence[Part]], compute: Callable[..., object], *, finish: bool = True
+        self, chunks: Sequence[Sequence[StoreTransfer]], compute: Callable[..., object], *, finish: bool = True
     ) -> PipelineReport:
         """Read every chunk, compute, and write it back.
 
@@ -99,7 +86,7 @@ class Pipeline:
         """
         return self.begin(chunks).go(compute, finish=finish)
 
-    def begin(self, chunks: Sequence[Sequence[Part]]) -> Run:
+    def begin(self, chunks: Sequence[Sequence[StoreTransfer]]) -> Run:
         """Begin to read the first chunks; nothing is computed or written until the run goes on, or it is cancelled.
 
         One run at a time.
@@ -112,20 +99,21 @@ class Pipeline:
         if self._closed:
             raise ClosedError(f"Pipeline {self.name!r} is closed.")
         self.check(chunks)
-        run = Run(self, chunks)
+        self._workspace.reserve(len(chunks))
+        run = Run(self._workspace, chunks)
         run.read_ahead()
         return run
 
-    def check(self, chunks: Sequence[Sequence[Part]]) -> None:
+    def check(self, chunks: Sequence[Sequence[StoreTransfer]]) -> None:
         """Refuse chunks that this pipeline cannot stream.
 
         Raises:
             CallError: A chunk does not fit into a slot, or touches what another one writes.
         """
-        needed = self.slot_nbytes_of(chunks)
-        if needed > self.slots.slot_nbytes:
+        needed = slot_nbytes_of(chunks)
+        if needed > self.slot_nbytes:
             raise CallError(
-                f"Expected chunks of at most {self.slots.slot_nbytes} bytes, a slot of pipeline {self.name!r}, got one "
+                f"Expected chunks of at most {self.slot_nbytes} bytes, a slot of pipeline {self.name!r}, got one "
                 f"of {needed}. Cut chunks smaller, or make the pipeline with a larger slot_nbytes."
             )
         check_apart(chunks)
@@ -136,11 +124,11 @@ class Pipeline:
         Raises:
             Exception: What a write raised; all others have ended, too.
         """
-        self.slots.settle()
+        self._workspace.finish()  # gpu-wait: what_was_left_to_be_written
 
     def failure(self) -> BaseException | None:
         """Return what a write of an earlier run raised, if it is known by now. Never waits."""
-        return self.slots.failure()
+        return self._workspace.failure()
 
     def close(self) -> None:
         """Wait for writes that are under way and give the memory back. Closing twice is fine.
@@ -151,40 +139,11 @@ class Pipeline:
         if self._closed:
             return
         self._closed = True
-        try:
-            self.finish()  # gpu-wait: slots_are_free_when_a_pipeline_is_closed
-        finally:
-            self._feeder.close()
-            self._writer.close()
-            self.slots.close()
+        self._workspace.close()
 
     def disown(self) -> None:
         """In a forked child: be closed. What is under way is its parent's."""
         self._closed = self._is_inherited = True
-
-    def settle_depth(self, depth: int) -> None:
-        """Fix the number of slots."""
-        self._depth = depth
-
-    def submit(self, work: Callable[[], Any], name: str) -> Ticket[Any]:
-        """Let the feeder do something."""
-        return self._feeder.submit(work, name=name)
-
-    def write_after(self, ticket: Ticket[Any], write: Callable[[list[Ticket[Any]]], None]) -> Ticket[None]:
-        """Let the writer begin to write when a ticket is done. Returns the Ticket of all that."""
-        later = Later(f"Writes of pipeline {self.name!r}")
-
-        def work() -> None:
-            later.attempt(ticket.wait)  # gpu-wait: what_a_run_leaves_to_the_gpu
-            later.attempt(lambda: write(later.parts))
-            later.asked.set()
-
-        self._writer.submit(work, name="write")
-        return Ticket(later)
-
-    def ask_all(self) -> None:
-        """Wait until all that was computed is being written: whoever reads it from now on comes after that."""
-        self._writer.synchronize()  # gpu-wait: what_a_run_leaves_to_the_gpu
 
     def __enter__(self) -> Self:
         return self
@@ -193,5 +152,5 @@ class Pipeline:
         self.close()
 
     def __repr__(self) -> str:
-        what = "closed" if self._closed else f"depth {self._depth or 'auto'}, {len(self.slots)} slots"
-        return f"Pipeline({self.name!r}, {what} of {self.slots.slot_nbytes} bytes)"
+        what = "closed" if self._closed else f"depth {self.depth}, {self._workspace.slots.count} slots"
+        return f"Pipeline({self.name!r}, {what} of {self.slot_nbytes} bytes)"

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,15 +29,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zerort.device import Done, HostDevice, Ticket, joined
+from zerort.device.slots import Slot, Slots, cut_from
 from zerort.errors import CallError, ClosedError
 from zerort.storage.files.segments import round_up
-from zerort.streaming.careful import Careful
-from zerort.streaming.hops import (
-    ALIGNMENT,
-    Hop,
+from zerort.streaming.transfers import (
+    ArrayTransfer,
     Place,
-    check_hops_apart,
+    check_apart,
     do_touch,
+    lay_out,
     slot_nbytes_of,
     spans_on_host,
 )
@@ -48,26 +49,15 @@ if TYPE_CHECKING:
 __all__ = ["Staging"]
 
 
-class _Slot:
-    """Memory for what of one chunk is on its way."""
-
-    __slots__ = ("busy", "memory")
-
-    def __init__(self, memory: Any) -> None:
-        self.memory = memory  # 1-D, uint8, where things are computed
-        self.busy: list[Ticket[Any]] = []
-        """What must have happened before the next chunk may have it."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Laid:
     """A chunk that has got its slot."""
 
     number: int
-    slot: _Slot
+    slot: Slot
     arrays: list[Any]
     """For compute: those that rest where it computes, and for the others their places in the slot."""
-    moves: list[tuple[Hop, Any]]
+    moves: list[tuple[ArrayTransfer, Any]]
     """The others, each with its place."""
     filled: list[Ticket[Any]]
     """What must have happened before it is computed."""
@@ -105,7 +95,7 @@ class Staging:
     ) -> None:
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
             raise CallError(f"Expected a depth of at least 1, got {depth!r}.")
-        room = round_up(slot_nbytes, ALIGNMENT)
+        room = round_up(slot_nbytes, ArrayTransfer.alignment)
         if pinned is not None and (pinned.dtype != np.uint8 or pinned.ndim != 1 or pinned.size < depth * room):
             raise CallError(
                 f"Expected pinned memory as 1-D uint8 of at least {depth * room:,} bytes, {depth} slots of {room:,}, "
@@ -116,8 +106,7 @@ class Staging:
         self.slot_nbytes = room
         self._device: Any = device
         self._pinned = pinned
-        self._slots: dict[Place, list[_Slot]] = {}
-        self._turn = 0
+        self._slots: dict[Place, Slots] = {}
         self._pending: collections.deque[Ticket[Any]] = collections.deque()
         self._runs: collections.deque[_Leaving] = collections.deque()
         self._closed = False
@@ -125,10 +114,10 @@ class Staging:
     @property
     def nbytes(self) -> int:
         """The memory of the slots that exist, on both sides."""
-        return sum(len(slots) for slots in self._slots.values()) * self.slot_nbytes
+        return sum(slots.nbytes for slots in self._slots.values())
 
     def run(
-        self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object], *, on: Place
+        self, chunks: Sequence[Sequence[ArrayTransfer]], compute: Callable[..., object], *, on: Place
     ) -> Ticket[list[Ticket[None]]]:
         """Bring every chunk to where it is computed with, compute, and bring back what was changed.
 
@@ -136,7 +125,7 @@ class Staging:
 
         Args:
             chunks: What to compute with; what one writes, no other one touches.
-            compute: Called as ``compute(number, array, array, …)`` with an array for each hop of the chunk, in order,
+            compute: Called as ``compute(number, array, array, …)`` with an array for each one of the chunk, in order,
                 all of them on the device, or on the host. It changes them in place. On the device it queues kernels on
                 the current stream, which is not the caller's, and as a rule is called on the caller's thread; on the
                 host it always is.
@@ -156,15 +145,15 @@ class Staging:
             raise ClosedError(f"Staging {self.name!r} is closed.")
         if isinstance(self._device, HostDevice):
             for number, chunk in enumerate(chunks):
-                compute(number, *(hop.array for hop in chunk))
+                compute(number, *(one.array for one in chunk))
             return Done([Done(None) for _ in chunks])
-        for hop in itertools.chain.from_iterable(chunks):
-            if not (isinstance(hop.array, np.ndarray) or self._device.owns(hop.array)):
+        for one in itertools.chain.from_iterable(chunks):
+            if not (isinstance(one.array, np.ndarray) or self._device.owns(one.array)):
                 raise CallError(
                     f"Expected arrays on the host (NumPy) or on {self._device.name} (CuPy), got "
-                    f"{type(hop.array).__module__}.{type(hop.array).__name__}."
+                    f"{type(one.array).__module__}.{type(one.array).__name__}."
                 )
-        check_hops_apart(chunks)
+        check_apart(chunks)
         needed = slot_nbytes_of(chunks, on=on)
         if needed > self.slot_nbytes:
             raise CallError(
@@ -173,32 +162,30 @@ class Staging:
             )
         try:
             compute_all = self._compute_on_device if on == "device" else self._compute_on_host
-            left = [joined(tickets, result=None) for tickets in compute_all(chunks, compute)]
+            left = list(compute_all(chunks, compute))
         except BaseException:
             self._cancel()
             raise
         return joined(tuple(self._pending), result=left)
 
     def _compute_on_device(
-        self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]
-    ) -> Iterator[list[Ticket[Any]]]:
+        self, chunks: Sequence[Sequence[ArrayTransfer]], compute: Callable[..., object]
+    ) -> Iterator[Ticket[None]]:
         """Compute chunk by chunk, and yield what is left to do for each: copies back."""
         copy_in, computing, copy_out = map(self._device.named_stream, ("copy in", "compute", "copy out"))
         self._follow_caller(copy_in, computing)
         self._wait_for_runs(chunks, lane=copy_in)
-        careful = Careful(compute)
+        guarded = _StopsOnFailure(compute)
         computed: Ticket[None] | None = None
         for number, chunk in enumerate(chunks):
             laid = self._lay(number, chunk, "device", lane=copy_in)
             # gpu-wait: adamw_over_state_on_the_host
             computed = computing.submit(
-                careful.call(number, laid.arrays), name=f"{self.name} {number}", eager=True, after=laid.filled
+                guarded.call(number, laid.arrays), name=f"{self.name} {number}", eager=True, after=laid.filled
             )
             self._pending.append(computed)
-            back = [(place, hop.array) for hop, place in laid.moves if hop.write]
-            laid.slot.busy = self._copy(back, lane=copy_out, after=[computed])  # gpu-wait: adamw_over_state_on_the_host
-            yield laid.slot.busy
-            if careful.failed:
+            yield self._leave(laid, lane=copy_out, after=[computed])  # gpu-wait: adamw_over_state_on_the_host
+            if guarded.failed:
                 break
             self._forget_what_is_done()
         if computed is not None:
@@ -210,8 +197,8 @@ class Staging:
             self._runs.append(_Leaving(ended, spans_on_host(chunks, written=True)))
 
     def _compute_on_host(
-        self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]
-    ) -> Iterator[list[Ticket[Any]]]:
+        self, chunks: Sequence[Sequence[ArrayTransfer]], compute: Callable[..., object]
+    ) -> Iterator[Ticket[None]]:
         """Do the same on the host."""
         copy_in, copy_out = map(self._device.named_stream, ("copy in", "copy out"))
         if self._runs:
@@ -221,38 +208,36 @@ class Staging:
         ahead = collections.deque(
             self._lay(number, chunk, "host", lane=copy_out) for number, chunk in itertools.islice(rest, self.depth)
         )
-        last: list[Ticket[Any]] = []
+        last: Ticket[None] | None = None
         while ahead:
             laid = ahead.popleft()
             joined(laid.filled, result=None).wait()  # gpu-wait: adamw_over_state_on_the_host
             compute(laid.number, *laid.arrays)
-            back = [(place, hop.array) for hop, place in laid.moves if hop.write]
-            laid.slot.busy = self._copy(back, lane=copy_in, after=())
-            yield laid.slot.busy
-            last = laid.slot.busy[-1:] or last
+            left = self._leave(laid, lane=copy_in, after=())
+            yield left
+            if any(one.write for one, _ in laid.moves):
+                last = left
             ahead.extend(self._lay(number, chunk, "host", lane=copy_out) for number, chunk in itertools.islice(rest, 1))
             self._forget_what_is_done()
-        for ticket in last:
-            self._device.order_after(ticket)  # gpu-wait: the_callers_stream_waits_for_what_the_host_computed
+        if last is not None:
+            self._device.order_after(last)  # gpu-wait: the_callers_stream_waits_for_what_the_host_computed
 
-    def _lay(self, number: int, chunk: Sequence[Hop], on: Place, *, lane: Any) -> _Laid:
+    def _lay(self, number: int, chunk: Sequence[ArrayTransfer], on: Place, *, lane: Any) -> _Laid:
         """Give a chunk its slot, and begin to fill it once those before have left it."""
-        slot = self._slots_on(on)[self._turn]
-        self._turn = (self._turn + 1) % self.depth
-        arrays: list[Any] = []
-        moves: list[tuple[Hop, Any]] = []
-        at = 0
-        for hop in chunk:
-            if hop.moves_to(on):
-                place = slot.memory[at : at + hop.array.nbytes].view(hop.array.dtype)
-                at += round_up(hop.array.nbytes, ALIGNMENT)
-                moves.append((hop, place))
-                arrays.append(place)
-            else:
-                arrays.append(hop.array)
-        there = [(hop.array, place) for hop, place in moves if hop.read]
+        slot = self._slots_on(on).take()
+        arrays = lay_out(chunk, slot.memory, on=on)
+        moves = [(one, place) for one, place in zip(chunk, arrays, strict=True) if one.moves_to(on)]
+        there = [(one.array, place) for one, place in moves if one.read]
+        busy = [] if slot.busy is None else [slot.busy]
         # gpu-wait: something_comes_and_nothing_goes_back
-        return _Laid(number, slot, arrays, moves, self._copy(there, lane=lane, after=slot.busy))
+        return _Laid(number, slot, arrays, moves, self._copy(there, lane=lane, after=busy))
+
+    def _leave(self, laid: _Laid, *, lane: Any, after: Sequence[Ticket[Any]]) -> Ticket[None]:
+        """Queue the copies back of a chunk, after some tickets, and give its slot to the next; return their Ticket."""
+        back = [(place, one.array) for one, place in laid.moves if one.write]
+        left = joined(self._copy(back, lane=lane, after=after), result=None)  # gpu-wait: adamw_over_state_on_the_host
+        laid.slot.release(after=left)  # gpu-wait: adamw_over_state_on_the_host [after=left -> ]
+        return left
 
     def _copy(self, pairs: Iterable[tuple[Any, Any]], *, lane: Any, after: Sequence[Ticket[Any]]) -> list[Ticket[Any]]:
         """Queue copies after some tickets, and return theirs; those tickets if there is nothing to copy."""
@@ -267,7 +252,7 @@ class Staging:
             # gpu-wait: adamw_over_state_on_the_host [eager=True -> eager=True, after=()]
             self._pending.append(lane.submit(_nothing, name=f"{self.name} begins", eager=True))
 
-    def _wait_for_runs(self, chunks: Sequence[Sequence[Hop]], *, lane: Any) -> None:
+    def _wait_for_runs(self, chunks: Sequence[Sequence[ArrayTransfer]], *, lane: Any) -> None:
         """Make a lane wait for earlier runs that still bring arrays back which are about to be copied in."""
         while self._runs and self._runs[0].ended.done():
             self._runs.popleft()
@@ -276,17 +261,17 @@ class Staging:
             if do_touch(run.spans, coming):
                 self._pending.append(lane.after(run.ended))  # gpu-wait: arrays_of_the_host_are_in_order_from_run_to_run
 
-    def _slots_on(self, on: Place) -> list[_Slot]:
+    def _slots_on(self, on: Place) -> Slots:
         if on not in self._slots:
-            size = self.slot_nbytes
+            allocate: Callable[[int], Any]
             if on == "device":
-                memories = [self._device.empty(size, "uint8") for _ in range(self.depth)]
+                allocate = functools.partial(self._device.empty, dtype="uint8")
+            elif self._pinned is not None:
+                allocate = cut_from(self._pinned)
             else:
-                room = self._pinned
-                if room is None:
-                    room = HostDevice(self.name).empty(self.depth * size, "uint8", alignment=4096)
-                memories = [room[at * size : (at + 1) * size] for at in range(self.depth)]
-            self._slots[on] = [_Slot(memory) for memory in memories]
+                allocate = functools.partial(HostDevice(self.name).empty, dtype="uint8", alignment=4096)
+            self._slots[on] = Slots(f"slots of staging {self.name!r}", allocate=allocate)
+            self._slots[on].reserve(self.slot_nbytes, count=self.depth)
         return self._slots[on]
 
     def _forget_what_is_done(self) -> None:
@@ -320,7 +305,8 @@ class Staging:
         self._runs.clear()
         for slots in self._slots.values():
             for slot in slots:
-                slot.busy = []
+                slot.busy = None
+            slots.reclaim()
 
     def close(self) -> None:
         """Wait for copies that are under way and give the memory back. Closing twice is fine.
@@ -346,6 +332,33 @@ class Staging:
     def __repr__(self) -> str:
         what = "closed" if self._closed else f"depth {self.depth}, slots of {self.slot_nbytes} bytes"
         return f"Staging({self.name!r}, {what})"
+
+
+class _StopsOnFailure:
+    """A compute that is queued for many chunks: once it has failed, it raises the same instead of being called."""
+
+    def __init__(self, compute: Callable[..., object]) -> None:
+        self._compute = compute
+        self._failure: BaseException | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has."""
+        return self._failure is not None
+
+    def call(self, number: int, arrays: list[Any]) -> Callable[[], None]:
+        """Return the work for one chunk. The stream holds it, and so the arrays, until the GPU is done."""
+
+        def work() -> None:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                self._compute(number, *arrays)
+            except BaseException as error:
+                self._failure = error
+                raise
+
+        return work
 
 
 def _nothing() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from zerort import native
 from zerort.device import HostDevice
 from zerort.errors import CallError
-from zerort.streaming.hops import Hop, Place
+from zerort.streaming.transfers import ArrayTransfer, Place
 from zerort.typing import Array, Device
 
 __all__ = ["Estimate", "Speeds", "Traffic", "choose_place", "measure"]
@@ -42,20 +42,20 @@ class Traffic:
     device_written: float
 
     @classmethod
-    def of(cls, chunks: Sequence[Sequence[Hop]]) -> Traffic:
+    def of(cls, chunks: Sequence[Sequence[ArrayTransfer]]) -> Traffic:
         """Add up what a staging would be given.
 
-        >>> Traffic.of([[Hop(np.zeros(10)), Hop(np.zeros(5), write=False)]])
+        >>> Traffic.of([[ArrayTransfer(np.zeros(10)), ArrayTransfer(np.zeros(5), write=False)]])
         Traffic(host_read=120, host_written=80, device_read=0, device_written=0)
         """
-        hops = list(itertools.chain.from_iterable(chunks))
-        here = [hop for hop in hops if hop.moves_to("device")]
-        there = [hop for hop in hops if hop.moves_to("host")]
+        transfers = list(itertools.chain.from_iterable(chunks))
+        here = [one for one in transfers if one.moves_to("device")]
+        there = [one for one in transfers if one.moves_to("host")]
         return cls(
-            host_read=sum(hop.array.nbytes for hop in here if hop.read),
-            host_written=sum(hop.array.nbytes for hop in here if hop.write),
-            device_read=sum(hop.array.nbytes for hop in there if hop.read),
-            device_written=sum(hop.array.nbytes for hop in there if hop.write),
+            host_read=sum(one.array.nbytes for one in here if one.read),
+            host_written=sum(one.array.nbytes for one in here if one.write),
+            device_read=sum(one.array.nbytes for one in there if one.read),
+            device_written=sum(one.array.nbytes for one in there if one.write),
         )
 
     @property

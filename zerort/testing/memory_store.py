@@ -99,8 +99,8 @@ class MemoryStore:
         self._stream.synchronize()  # not-gpu: a stream holds the arrays of its work, also of a value that is gone
         del self._values[name]
 
-    def close(self, *, keep: bool = False) -> None:
-        """Finish the copies and drop the values. There is nothing to keep: memory ends with its process."""
+    def close(self) -> None:
+        """Finish the copies and drop the values."""
         if not self._closed:
             self._closed = True
             self._stream.close()

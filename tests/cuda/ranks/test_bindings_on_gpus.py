@@ -130,7 +130,7 @@ def train_beside(rt, framework, dtype, *, entered):
             for name, tensor in held.pop(at).items():
                 gradient = differentiate(tensor, noise(step, rt.rank, at, name))
                 with entered():
-                    units[at].add(name, rt.device.from_dlpack(gradient).view(kind), given=True)
+                    units[at].add(name, rt.device.from_dlpack(gradient).view(kind), donate=True)
                 del gradient  # its memory is the framework's again, for the next tensor
             with entered():
                 units[at].reduce()
@@ -165,7 +165,7 @@ def test_on_another_stream_than_the_frameworks_it_is_a_race(gpus):
         unit = rt.register("unit", values(0, "float32"))
         for name, shape in SHAPES.items():
             gradient = framework.compute(functools.partial(cupy.zeros, shape, np.float32))
-            unit.add(name, rt.device.from_dlpack(gradient), given=True)
+            unit.add(name, rt.device.from_dlpack(gradient), donate=True)
             del gradient
         unit.reduce()
         rt.discard_gradients()

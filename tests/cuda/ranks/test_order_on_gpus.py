@@ -11,8 +11,9 @@ cupy = pytest.importorskip("cupy")
 
 import zerort as zr  # noqa: E402
 from zerort import trace  # noqa: E402
-from zerort.buffer import GradientBucket, Slots  # noqa: E402
+from zerort.buffer import GradientBucket  # noqa: E402
 from zerort.comm import open_group  # noqa: E402
+from zerort.device.slots import Slots  # noqa: E402
 from zerort.layout import FlatLayout, Partition, Placement  # noqa: E402
 from zerort.optim.kernels import bucket_kernels_for  # noqa: E402
 

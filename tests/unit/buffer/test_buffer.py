@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerort.buffer import HOST_KERNELS, FlatBuffer, GradientBucket, Slots, TreeSum, redistribute
+from zerort.buffer import HOST_KERNELS, FlatBuffer, GradientBucket, TreeSum, redistribute
 from zerort.comm import open_group
 from zerort.device import HostStream
+from zerort.device.slots import Slots
 from zerort.errors import CallError, PlanError, UnitStateError
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.testing import run_threads
@@ -152,14 +153,14 @@ def test_slots_take_turns_and_wait_for_what_still_uses_them():
     assert slots.nbytes == 900
 
 
-def test_slots_that_do_not_last_have_memory_from_the_lease_to_the_next_rest():
+def test_slots_that_are_not_persistent_have_memory_from_the_lease_to_the_next_trim():
     made = []
 
     def allocate(nbytes):
         made.append(nbytes)
         return np.zeros(nbytes, np.uint8)
 
-    slots = Slots("slots", cure="Wait.", allocate=allocate, free=lambda memory: None, lasting=False)
+    slots = Slots("slots", cure="Wait.", allocate=allocate, free=lambda memory: None, persistent=False)
     slots.reserve(100, count=2)
     assert (made, slots.nbytes) == ([], 200)
     small, brought = slots.lease(40), np.zeros(60, np.uint8)
@@ -170,11 +171,11 @@ def test_slots_that_do_not_last_have_memory_from_the_lease_to_the_next_rest():
     with HostStream("slow") as stream:
         small.release(after=stream.submit(under_way.wait))
         other.release()
-        slots.rest()
+        slots.trim()
         assert [slot.memory.size for slot in (small, other)] == [40, 0]  # the first is still read
         under_way.set()
         small.busy.wait()
-        slots.rest()
+        slots.trim()
     assert [slot.memory.size for slot in (small, other)] == [0, 0]
     assert small.busy is None  # nor is its result kept
 
@@ -186,13 +187,15 @@ def test_a_gradient_that_is_given_is_used_where_it_lies(is_given, numel, copied)
 
     def body(group):
         made = []
-        slots = Slots("b", cure="", allocate=lambda n: made.append(n) or np.ones(n, np.uint8), free=id, lasting=False)
+        slots = Slots(
+            "b", cure="", allocate=lambda n: made.append(n) or np.ones(n, np.uint8), free=id, persistent=False
+        )
         slots.reserve(layout.nbytes, count=1)
         partition = Partition.build(layout.numel, group.size)
         bucket = GradientBucket(layout, partition, group=group, placement=S, needed=S, slots=slots)
         gradient = np.full(numel, group.rank + 1.0, np.float32)
-        bucket.add("w", gradient, given=is_given)
-        bucket.add("w", np.ones(numel, np.float32), given=is_given)  # used twice: summed
+        bucket.add("w", gradient, donate=is_given)
+        bucket.add("w", np.ones(numel, np.float32), donate=is_given)  # used twice: summed
         assert bool(made) is copied
         bucket.end_round()
         bucket.fire()
@@ -208,10 +211,10 @@ def test_a_gradient_that_is_given_is_used_where_it_lies(is_given, numel, copied)
 def test_nan_in_a_given_gradient_is_found():
     layout = FlatLayout.build({"w": (64,)})
     with open_group(kind="solo") as group:
-        slots = Slots("b", cure="", allocate=lambda n: np.ones(n, np.uint8), free=id, lasting=False)
+        slots = Slots("b", cure="", allocate=lambda n: np.ones(n, np.uint8), free=id, persistent=False)
         slots.reserve(layout.nbytes, count=1)
         bucket = GradientBucket(layout, Partition.build(64, 1), group=group, placement=S, needed=S, slots=slots)
-        bucket.add("w", np.full(64, np.nan, np.float32), given=True)
+        bucket.add("w", np.full(64, np.nan, np.float32), donate=True)
         assert bucket.nonfinite == "w"
 
 

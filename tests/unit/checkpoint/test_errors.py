@@ -17,7 +17,7 @@ import pytest
 import seams
 
 from zerort.checkpoint import Value, load, read_manifest, save
-from zerort.checkpoint.failure import patiently, together
+from zerort.checkpoint.failure import fail_together, with_progress_watch
 from zerort.checkpoint.manifest import encode
 from zerort.config import GroupOptions
 from zerort.errors import CallError, CheckpointError, StorageError
@@ -278,7 +278,7 @@ def test_a_rank_with_much_to_do_may_take_longer_than_the_timeout(tmp_path: Path)
         load(tmp_path / "c", group, [value(group, shapes)])
 
     with (
-        seams.inside(patiently, _MEET_EVERY=0.2),
+        seams.inside(with_progress_watch, _MEET_EVERY=0.2),
         mock.patch.object(os, "pwritev", slowly(real_write)),
         mock.patch.object(os, "preadv", slowly(real_read)),
     ):
@@ -304,7 +304,7 @@ def test_ranks_that_read_different_manifests_all_hear_of_it(tmp_path: Path) -> N
     def body(group):
         load(tmp_path / "a", group, [value(group, SHAPES)])
 
-    with seams.inside(load, patiently=together, read_manifest=seen):  # on the rank's own thread
+    with seams.inside(load, with_progress_watch=fail_together, read_manifest=seen):  # on the rank's own thread
         with seams.inside(load, is_replaced=lambda *_: False):
             assert "to be the same on every rank" in refused(2, CheckpointError, body)
         assert "got 100 new ones in a row" in refused(2, CheckpointError, body)

@@ -21,14 +21,14 @@ import seams
 import zerort as zr
 from zerort import checkpoint
 from zerort.checkpoint import Value, lease, load, read_manifest, reader, save
-from zerort.checkpoint.directory import publish
-from zerort.checkpoint.failure import patiently, together
+from zerort.checkpoint.directory import commit_manifest
+from zerort.checkpoint.failure import fail_together, with_progress_watch
 from zerort.checkpoint.lease import LEASE, LEASE_SECONDS, Lease
 from zerort.config import GroupOptions
 from zerort.errors import CheckpointError, CheckpointInUseError, StorageError
 from zerort.layout import FlatLayout, Partition
 from zerort.storage.files.activity import on_disk
-from zerort.storage.scratch import this_owner
+from zerort.storage.files.owners import this_owner
 from zerort.testing import run_threads
 
 
@@ -138,7 +138,7 @@ def test_copies_of_a_model_that_read_different_checkpoints_are_told(tmp_path):
             with contextlib.ExitStack() as stack:
                 if group.rank == 0:
                     stack.enter_context(
-                        seams.inside(load, patiently=together, ShardFiles=opened)
+                        seams.inside(load, with_progress_watch=fail_together, ShardFiles=opened)
                     )  # on the rank's own thread
                 group.barrier().wait()
                 with pytest.raises(CheckpointError, match="Expected all copies of the model to load one checkpoint"):
@@ -161,11 +161,11 @@ def test_ranks_with_different_timeouts_decide_alike_that_a_disk_is_stuck(tmp_pat
         if group.rank == 0:
             group._options = dataclasses.replace(group._options, timeout=0.8)
         with pytest.raises(StorageError, match=r"within 1 s, got none on rank 0, which is at: .*/c\. ") as caught:
-            patiently(group, gate.wait if group.rank == 0 else bool, path=str(tmp_path / "c"), name="write")
+            with_progress_watch(group, gate.wait if group.rank == 0 else bool, path=str(tmp_path / "c"), name="write")
         group.barrier().wait()
         return str(caught.value)
 
-    with seams.inside(patiently, _MEET_EVERY=0.2):
+    with seams.inside(with_progress_watch, _MEET_EVERY=0.2):
         assert len(set(run_threads(3, body))) == 1
     gate.set()
 
@@ -189,7 +189,7 @@ def test_an_operation_longer_than_the_timeout_is_not_stuck_while_others_of_its_r
         return "written"
 
     def body(group):
-        return patiently(group, work if group.rank == 0 else str, path=str(tmp_path), name="write")
+        return with_progress_watch(group, work if group.rank == 0 else str, path=str(tmp_path), name="write")
 
     assert run_threads(2, body, options=GroupOptions(timeout=1.0)) == ["written", ""]
 
@@ -257,10 +257,10 @@ def test_a_commit_that_was_given_up_never_counts(tmp_path):
             if next(is_first, False):
                 assert gate.wait(60)
                 with pytest.raises(StorageError, match="got one that was given up"):
-                    publish(where, text, token=token, fence=fence)
+                    commit_manifest(where, text, token=token, fence=fence)
                 ended.set()
             else:
-                publish(where, text, token=token, fence=fence)
+                commit_manifest(where, text, token=token, fence=fence)
         except BaseException as error:
             failures.append(error)
             raise
@@ -273,7 +273,7 @@ def test_a_commit_that_was_given_up_never_counts(tmp_path):
     def new(group):
         save(path, group, [value(group, 2)], meta={"fill": 2}, lease=own)
 
-    with seams.inside(save, publish=late):
+    with seams.inside(save, commit_manifest=late):
         run_threads(2, old, options=GroupOptions(timeout=2.0))
         run_threads(2, new)
         gate.set()
@@ -378,7 +378,7 @@ def test_a_manifest_that_cannot_be_read_to_its_end_is_a_stuck_disk_on_every_rank
 ENDING = """
 import os, sys, threading
 from zerort.checkpoint import sweep as module
-from zerort.checkpoint.failure import patiently
+from zerort.checkpoint.failure import with_progress_watch
 from zerort.testing import run_threads
 module.AT_ONCE_NBYTES = -1
 real = os.unlink
@@ -388,7 +388,7 @@ def unlink(path, **options):  # not before the program has come to its end
     real(path, **options)
 os.unlink = unlink
 work = lambda: module.sweep(sys.argv[1], ["old", "older"])
-run_threads(1, lambda group: patiently(group, work, path=sys.argv[1], name="save commit"))
+run_threads(1, lambda group: with_progress_watch(group, work, path=sys.argv[1], name="save commit"))
 """
 
 

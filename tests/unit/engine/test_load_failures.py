@@ -13,7 +13,7 @@ import seams
 
 import zerort as zr
 from zerort.checkpoint import load, reader, verify
-from zerort.checkpoint.failure import together
+from zerort.checkpoint.failure import fail_together
 from zerort.errors import CallError, CheckpointError, CorruptCheckpointError, StorageError, ZerortError
 from zerort.testing import run_threads
 
@@ -174,5 +174,5 @@ def test_copies_of_the_model_that_failed_to_load_are_torn_together(tmp_path):
         return reader.ShardFiles(*args, **settings)
 
     run(save)
-    with seams.inside(load, patiently=together, ShardFiles=opened):  # on the rank's own thread
+    with seams.inside(load, with_progress_watch=fail_together, ShardFiles=opened):  # on the rank's own thread
         run_threads(4, body)

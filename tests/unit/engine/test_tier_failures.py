@@ -17,8 +17,8 @@ from zerort.device import Ticket
 from zerort.engine.ledger import Ledger
 from zerort.engine.residence.tiers import Tiers
 from zerort.errors import RankFailedError, StorageError
-from zerort.storage.stores.worker_pool import Operation
-from zerort.streaming import Part
+from zerort.storage.stores.worker_pool import StoreOperation
+from zerort.streaming import StoreTransfer
 from zerort.testing.memory_store import MemoryStore
 from zerort.testing.threads import run_threads
 
@@ -30,7 +30,7 @@ class FullMemory(MemoryStore):
         def fail(pieces):
             raise MemoryError("none left")
 
-        operation = Operation(fail, pieces=1, begin=offset, end=offset + source.nbytes, writes=True)
+        operation = StoreOperation(fail, pieces=1, begin=offset, end=offset + source.nbytes, writes=True)
         operation.start(1)
         operation.run()
         return Ticket(operation, result=source)
@@ -42,7 +42,7 @@ def test_whatever_a_write_raised_is_told_as_a_storage_error(tmp_path):
         store = FullMemory()
         store.create("v", 4096)
         with pytest.raises(StorageError, match=r"got MemoryError: none left \(rank 0\)\. Go back to a checkpoint"):
-            tiers.run([[Part(store=store, name="v", numel=1024)]], lambda number, array: None)
+            tiers.run([[StoreTransfer(store=store, name="v", numel=1024)]], lambda number, array: None)
         assert isinstance(tiers.wait_written().__cause__, MemoryError)
         tiers.clear_partial_update()
         assert tiers.failure() is None

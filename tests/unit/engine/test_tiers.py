@@ -23,7 +23,7 @@ from zerort.engine.residence.chunked_array import ChunkedArray, cut_chunks
 from zerort.engine.residence.scratch_store import expect_room
 from zerort.engine.residence.tiers import Tiers
 from zerort.errors import CallError, PlanError, StorageError
-from zerort.storage.scratch import this_owner
+from zerort.storage.files.owners import this_owner
 from zerort.testing.threads import run_threads
 
 DEVICE = zr.Tier.DEVICE
@@ -92,12 +92,11 @@ def test_a_section_takes_the_plans_tiers_and_proves_its_own():
 
 GOOD = {
     "ZERORT_OFFLOAD_CHUNK_BYTES": ("1MiB", 1024**2),
-    "ZERORT_OFFLOAD_DEPTH": ("auto", "auto"),
+    "ZERORT_OFFLOAD_DEPTH": ("5", 5),
     "ZERORT_OFFLOAD_CHECKSUM": ("0", False),
     "ZERORT_OFFLOAD_DIRECT": ("no", False),
     "ZERORT_OFFLOAD_THREADS": ("7", 7),
     "ZERORT_OFFLOAD_RETRIES": ("0", 0),
-    "ZERORT_OFFLOAD_KEEP": ("1", True),
     "ZERORT_OFFLOAD_UPDATE_ON": ("host", "host"),
 }
 
@@ -112,7 +111,7 @@ def test_the_environment_sets_every_option(monkeypatch):
     for name, (_, value) in GOOD.items():
         assert getattr(options, OFFLOAD_ENVIRONMENT[name].field) == value
     monkeypatch.setenv("ZERORT_OFFLOAD_DEPTH", "0")
-    with pytest.raises(CallError, match="Expected ZERORT_OFFLOAD_DEPTH to be a count above 0, or auto, got '0'"):
+    with pytest.raises(CallError, match="Expected ZERORT_OFFLOAD_DEPTH to be a count above 0, got '0'"):
         zr.OffloadOptions.from_environment()
 
 
@@ -124,7 +123,7 @@ def test_the_environment_sets_every_option(monkeypatch):
         {"depth": "deep"},
         {"threads": 0},
         {"retries": -1},
-        {"keep": 1},
+        {"depth": "auto"},
         {"update_on": "gpu"},
     ],
 )
@@ -371,17 +370,6 @@ def test_new_values_reach_what_rests(tmp_path):
                 assert (p["b"] != 1).all()
 
     run_threads(2, body)
-
-
-def test_files_are_kept_for_who_asks(tmp_path):
-    def body(group):
-        plan = zr.Plan.zero(3, state=NVME)
-        options = dataclasses.replace(SMALL, keep=True)
-        with zr.open(plan=plan, group=group, scratch=tmp_path, offload=options) as rt:
-            rt.register("a", values(0))
-
-    run_threads(1, body)
-    assert [name[:12] for name in os.listdir(tmp_path)] == ["zerort-kept-"]
 
 
 def test_several_directories_share_the_values(tmp_path):

@@ -18,7 +18,7 @@ from zerort.errors import CallError, CorruptStorageError, StorageError
 from zerort.storage import NvmeOptions, NvmeStore
 from zerort.storage.files import faults as faults_module
 from zerort.storage.files.faults import KINDS, injected, parse
-from zerort.streaming import Part, Pipeline
+from zerort.streaming import Pipeline, StoreTransfer
 
 NBYTES = 3 * 1024**2
 
@@ -206,7 +206,7 @@ def test_any_fault_at_any_operation_is_survived_or_named(tmp_path, kind):
     for at in range(1, 40, 2):
         with NvmeStore(tmp_path, options=NvmeOptions(retries=1)) as store:
             store.create("value", 4 * numel)
-            chunks = [[Part(store=store, name="value", numel=50_000, offset=k * 200_000)] for k in range(4)]
+            chunks = [[StoreTransfer(store=store, name="value", numel=50_000, offset=k * 200_000)] for k in range(4)]
             try:
                 with injected(f"{kind}@{at}:seconds=0.01"), Pipeline(slot_nbytes=200_704) as pipeline:
                     for _ in range(3):

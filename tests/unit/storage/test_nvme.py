@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import subprocess
@@ -17,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zerort.errors import CallError, CorruptStorageError, StorageError
-from zerort.native import crc32c
 from zerort.storage import NvmeOptions, NvmeStore, StripedStore
 from zerort.storage.files.segments import cut
 
@@ -133,24 +131,6 @@ def test_bytes_swapped_between_files_are_found(store):
     for name in "ab":
         with pytest.raises(CorruptStorageError, match="crc32c"):
             read(store, name)
-
-
-def test_files_that_are_kept_are_whole_and_indexed(tmp_path):
-    store = NvmeStore(tmp_path, rank=1)
-    store.create("block0/exp_avg", NBYTES)
-    store.write("block0/exp_avg", some(7))
-    store.close(keep=True)
-    store.close()
-    assert os.path.dirname(store.path) == str(tmp_path)
-    index = json.loads(Path(store.path, "index.json").read_text())
-    entry = index["values"]["block0/exp_avg"]
-    content = np.fromfile(os.path.join(store.path, entry["file"]), np.uint8)[: entry["nbytes"]]
-    assert index["rank"] == 1
-    assert np.array_equal(content, some(7))
-    sums = [crc32c(content[at : at + entry["grain"]]) for at in range(0, NBYTES, entry["grain"])]
-    assert sums == entry["crc32c"]
-    NvmeStore(tmp_path, rank=1).close()
-    assert os.path.isdir(store.path)  # nobody cleans up what was kept
 
 
 def test_what_others_put_there_stays(tmp_path):

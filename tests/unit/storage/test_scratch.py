@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerort.storage import NvmeStore
-from zerort.storage.scratch import Scratch, clean_up, file_name, is_dead, owner_of, this_owner
+from zerort.storage.files.owners import is_dead, this_owner
+from zerort.storage.scratch import Scratch, clean_up, file_name, owner_of
 
 
 def name_of(owner, token="0123abcd"):
@@ -24,7 +25,7 @@ def name_of(owner, token="0123abcd"):
 def dead():
     """Return what names a process of this host that is gone."""
     child = subprocess.run(
-        [sys.executable, "-c", "from zerort.storage.scratch import this_owner; print(*this_owner())"],
+        [sys.executable, "-c", "from zerort.storage.files.owners import this_owner; print(*this_owner())"],
         capture_output=True,
         text=True,
         check=True,

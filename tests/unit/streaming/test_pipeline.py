@@ -15,7 +15,7 @@ from zerort.device import Done, HostStream
 from zerort.errors import CallError, ClosedError, StorageError
 from zerort.storage import NvmeOptions, NvmeStore
 from zerort.storage.files.faults import injected
-from zerort.streaming import Part, Pipeline, choose_depth, cut_evenly
+from zerort.streaming import Pipeline, StoreTransfer, cut_evenly, slot_nbytes_of
 from zerort.testing.memory_store import MemoryStore
 
 CHUNK, COUNT = 70_000, 11
@@ -33,14 +33,17 @@ def fill(store, names=("m", "v")):
     for at, name in enumerate(names):
         store.create(name, CHUNK * COUNT * 4)
         store.write(name, np.arange(CHUNK * COUNT, dtype=np.float32) + at)
-    return [[Part(store=store, name=name, numel=CHUNK, offset=k * CHUNK * 4) for name in names] for k in range(COUNT)]
+    return [
+        [StoreTransfer(store=store, name=name, numel=CHUNK, offset=k * CHUNK * 4) for name in names]
+        for k in range(COUNT)
+    ]
 
 
 def value(store, name):
     return store.read(name, np.empty(CHUNK * COUNT, np.float32)).wait()
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 6, 20, "auto"])
+@pytest.mark.parametrize("depth", [1, 2, 3, 6, 20])
 def test_every_chunk_is_computed_once_in_order_on_this_thread(store, depth):
     chunks = fill(store)
     seen = []
@@ -52,20 +55,20 @@ def test_every_chunk_is_computed_once_in_order_on_this_thread(store, depth):
         m += 1
         v *= 2
 
-    with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), depth=depth) as pipeline:
+    with Pipeline(slot_nbytes=slot_nbytes_of(chunks), depth=depth) as pipeline:
         for _ in range(2):
             report = pipeline.run(chunks, compute)
         assert report.chunks == COUNT
         assert report.read_nbytes == report.written_nbytes == 2 * 4 * CHUNK * COUNT
         assert report.seconds >= report.compute_seconds
-        assert report.depth == (pipeline.depth if depth == "auto" else depth)
-        assert pipeline.nbytes <= min(report.depth, COUNT) * Pipeline.slot_nbytes_of(chunks)
+        assert report.depth == pipeline.depth == depth
+        assert pipeline.nbytes <= min(report.depth, COUNT) * slot_nbytes_of(chunks)
     assert seen == [*range(COUNT)] * 2
     assert np.array_equal(value(store, "m"), np.arange(CHUNK * COUNT, dtype=np.float32) + 2)
     assert np.array_equal(value(store, "v"), (np.arange(CHUNK * COUNT, dtype=np.float32) + 1) * 4)
 
 
-@pytest.mark.parametrize("depth", [1, 3, "auto"])
+@pytest.mark.parametrize("depth", [1, 3])
 def test_a_streamed_step_equals_one_in_memory_to_the_bit(store, depth):
     """AdamW over three values of state and a gradient that is only read, five steps."""
     numel = CHUNK * 4 + 123
@@ -80,10 +83,10 @@ def test_a_streamed_step_equals_one_in_memory_to_the_bit(store, depth):
     chunks = []
     for begin in range(0, numel, CHUNK):
         count = min(CHUNK, numel - begin)
-        parts = [Part(store=store, name=name, numel=count, offset=begin * 4) for name in names]
-        chunks.append([*parts, Part(store=store, name="gradient", numel=count, offset=begin * 4, write=False)])
+        parts = [StoreTransfer(store=store, name=name, numel=count, offset=begin * 4) for name in names]
+        chunks.append([*parts, StoreTransfer(store=store, name="gradient", numel=count, offset=begin * 4, write=False)])
     settings = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
-    with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), depth=depth) as pipeline:
+    with Pipeline(slot_nbytes=slot_nbytes_of(chunks), depth=depth) as pipeline:
         for step, gradient in enumerate(gradients, start=1):
             native.adamw_(memory["master"], gradient, memory["exp_avg"], memory["exp_avg_sq"], step=step, **settings)
             store.write("gradient", gradient)
@@ -105,8 +108,8 @@ def test_parts_of_several_stores_and_dtypes(tmp_path):
         fast.create("half", 2000)
         chunks = [
             [
-                Part(store=slow, name="weights", numel=100, offset=k * 400, write=False),
-                Part(store=fast, name="half", numel=100, dtype="bfloat16", offset=k * 200, read=False),
+                StoreTransfer(store=slow, name="weights", numel=100, offset=k * 400, write=False),
+                StoreTransfer(store=fast, name="half", numel=100, dtype="bfloat16", offset=k * 200, read=False),
             ]
             for k in range(10)
         ]
@@ -115,7 +118,7 @@ def test_parts_of_several_stores_and_dtypes(tmp_path):
             native.cast_into(half, weights)
             weights[:] = -1
 
-        with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks)) as pipeline:
+        with Pipeline(slot_nbytes=slot_nbytes_of(chunks)) as pipeline:
             report = pipeline.run(chunks, cast)
         assert (report.read_nbytes, report.written_nbytes) == (4000, 2000)
         found = fast.read("half", np.empty(1000, native.BFLOAT16)).wait()
@@ -123,7 +126,7 @@ def test_parts_of_several_stores_and_dtypes(tmp_path):
         assert (slow.read("weights", np.empty(1000, np.float32)).wait() == np.arange(1000)).all()
 
 
-@pytest.mark.parametrize("depth", [1, 3, "auto"])
+@pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("at", [0, 1, 5, COUNT - 1])
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt])
 def test_an_error_in_compute_leaves_nothing_under_way(store, depth, at, kind):
@@ -135,7 +138,7 @@ def test_an_error_in_compute_leaves_nothing_under_way(store, depth, at, kind):
         if number == at:
             raise kind("on purpose")
 
-    with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), depth=depth) as pipeline:
+    with Pipeline(slot_nbytes=slot_nbytes_of(chunks), depth=depth) as pipeline:
         with pytest.raises(kind, match="on purpose"):
             pipeline.run(chunks, fail)
         expected = np.arange(CHUNK * COUNT, dtype=np.float32)
@@ -149,14 +152,14 @@ def test_an_error_in_compute_leaves_nothing_under_way(store, depth, at, kind):
         assert np.array_equal(value(store, "m"), expected - 5)
 
 
-@pytest.mark.parametrize("depth", [1, 3, "auto"])
+@pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("fault", ["eio@8:op=read:times=all", "eio@8:op=write:times=all", "enospc@4:op=write"])
 def test_an_error_of_the_disk_reaches_the_caller_and_leaves_nothing_under_way(tmp_path, depth, fault):
     before = threading.active_count()
     with NvmeStore(tmp_path, options=NvmeOptions(retries=0), rank=3) as store:
         chunks = fill(store)
         store.flush()
-        with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), depth=depth) as pipeline:
+        with Pipeline(slot_nbytes=slot_nbytes_of(chunks), depth=depth) as pipeline:
             with injected(fault), pytest.raises(StorageError, match=r"\.chunk.* on rank 3, got"):
                 pipeline.run(chunks, lambda number, m, v: None)
             pipeline.run(chunks, lambda number, m, v: None)  # the disk has recovered
@@ -174,7 +177,7 @@ def test_reads_computing_and_writes_overlap_and_a_trace_shows_it(tmp_path):
             trace.reset()
             trace.enable()
             try:
-                with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), depth=depth) as pipeline:
+                with Pipeline(slot_nbytes=slot_nbytes_of(chunks), depth=depth) as pipeline:
                     pipeline.run(chunks, lambda number, m: time.sleep(0.01))
             finally:
                 trace.disable()
@@ -193,15 +196,6 @@ def test_reads_computing_and_writes_overlap_and_a_trace_shows_it(tmp_path):
     assert overlaps[3] > COUNT // 2
 
 
-def test_a_depth_from_measured_times():
-    assert choose_depth(1, 1, 1) == 4
-    assert choose_depth(0, 0, 0) == 3
-    assert choose_depth(1, 0, 0) == 2
-    assert choose_depth(1, 1, 1, most=2) == 2
-    for read, compute, write in np.random.default_rng(0).random((200, 3)):
-        assert 2 <= choose_depth(read, compute, write) <= 4
-
-
 @given(st.integers(0, 10**10), st.integers(1, 10**9))
 def test_chunks_begin_at_grains_and_tile(numel, most):
     if numel // most > 10**4:
@@ -212,16 +206,6 @@ def test_chunks_begin_at_grains_and_tile(numel, most):
     for begin, end in ranges:
         assert begin % 2**18 == 0
         assert 0 < end - begin <= max(most, 2**18)
-
-
-def test_an_automatic_depth_is_chosen_once(store):
-    chunks = fill(store)
-    with Pipeline(slot_nbytes=Pipeline.slot_nbytes_of(chunks), depth="auto") as pipeline:
-        assert pipeline.run(chunks[:1], lambda number, m, v: None).depth == 1
-        assert pipeline.depth is None
-        pipeline.run(chunks, lambda number, m, v: None)
-        assert pipeline.depth in (2, 3, 4)
-        assert "depth" in repr(pipeline)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -278,22 +262,22 @@ def test_an_error_of_what_is_computed_elsewhere_is_told(store):
 
 def test_what_makes_no_sense_is_refused(store):
     chunks = fill(store)
-    for depth in (0, -1, True, 1.5, "deep"):
+    for depth in (0, -1, True, 1.5, "auto"):
         with pytest.raises(CallError, match="Expected a depth"):
             Pipeline(slot_nbytes=10, depth=depth)
     with Pipeline(slot_nbytes=8192) as pipeline:
         with pytest.raises(CallError, match="larger slot_nbytes"):
             pipeline.run(chunks, lambda *arrays: None)
         assert pipeline.run([], lambda *arrays: None).chunks == 0
-        one = [Part(store=store, name="m", numel=10, offset=0)]
-        two = [Part(store=store, name="m", numel=10, offset=36)]
-        reads = [[Part(store=store, name="m", numel=10, offset=at, write=False)] for at in (0, 20)]
+        one = [StoreTransfer(store=store, name="m", numel=10, offset=0)]
+        two = [StoreTransfer(store=store, name="m", numel=10, offset=36)]
+        reads = [[StoreTransfer(store=store, name="m", numel=10, offset=at, write=False)] for at in (0, 20)]
         for wrong in ([one, two], [one, one], [two, reads[1]], [[*one, *two]]):
             with pytest.raises(CallError, match="each byte is in one chunk"):
                 pipeline.run(wrong, lambda *arrays: None)
         pipeline.run(reads, lambda number, m: None)
         with pytest.raises(CallError, match="'unknown'"):
-            pipeline.run([[Part(store=store, name="unknown", numel=1)]] * 1, lambda *arrays: None)
+            pipeline.run([[StoreTransfer(store=store, name="unknown", numel=1)]] * 1, lambda *arrays: None)
     pipeline.close()
     with pytest.raises(ClosedError):
         pipeline.run([], lambda *arrays: None)

@@ -7,13 +7,16 @@ import pytest
 
 from zerort.device import HostDevice
 from zerort.errors import ClosedError
-from zerort.streaming import Hop, Staging
+from zerort.streaming import ArrayTransfer, Staging
 
 
 @pytest.mark.parametrize("on", ["device", "host"])
 def test_arrays_are_used_where_they_lie(on):
     values, sums = np.arange(10.0), np.zeros(2)
-    chunks = [[Hop(values[:5], write=False), Hop(sums[:1])], [Hop(values[5:], write=False), Hop(sums[1:])]]
+    chunks = [
+        [ArrayTransfer(values[:5], write=False), ArrayTransfer(sums[:1])],
+        [ArrayTransfer(values[5:], write=False), ArrayTransfer(sums[1:])],
+    ]
 
     def compute(number, part, total):
         assert np.shares_memory(part, values)
@@ -38,5 +41,5 @@ def test_an_error_is_the_callers():
 
     with HostDevice() as device, Staging(device, slot_nbytes=0) as staging:
         with pytest.raises(ZeroDivisionError):
-            staging.run([[Hop(np.ones(1))] for _ in range(3)], compute, on="device")
+            staging.run([[ArrayTransfer(np.ones(1))] for _ in range(3)], compute, on="device")
         assert done == [0]

@@ -7,7 +7,7 @@ import pytest
 
 from zerort.device import HostDevice
 from zerort.errors import CallError
-from zerort.streaming.hops import Hop
+from zerort.streaming.transfers import ArrayTransfer
 from zerort.streaming.update_place import Speeds, Traffic, choose_place, measure
 
 FAST = Speeds(copy_in=1e12, copy_out=1e12, host=1e12, device=1e12)
@@ -37,7 +37,7 @@ def test_equal_is_the_device():
 
 def test_traffic_is_what_hops_say():
     values = np.zeros(10, np.float32)
-    chunks = [[Hop(values), Hop(values, read=False)], [Hop(values, write=False)]]
+    chunks = [[ArrayTransfer(values), ArrayTransfer(values, read=False)], [ArrayTransfer(values, write=False)]]
     assert Traffic.of(chunks) == Traffic(host_read=80, host_written=80, device_read=0, device_written=0)
     assert Traffic.of(chunks).total == 160
 

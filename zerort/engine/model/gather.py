@@ -17,9 +17,9 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any, Final
 
-from zerort.buffer import Slot
 from zerort.comm.agreed import agreed
 from zerort.device import HostDevice, Ticket, joined
+from zerort.device.slots import Slot
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.residence.resting_parameters import RestingParameters

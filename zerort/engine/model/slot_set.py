@@ -1,12 +1,12 @@
-"""`SlotSet`: memory of a runtime that takes turns: gathered units, gradients in flight, gradients being offloaded."""
+"""`SlotSet`: memory that units use in turn: gathered units, gradients in flight, gradients being offloaded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerort.buffer import Slots
 from zerort.comm import Group
 from zerort.device import HostDevice
+from zerort.device.slots import Slots
 
 __all__ = ["SlotSet"]
 
@@ -47,7 +47,7 @@ class SlotSet:
                     else (lambda nbytes: group.empty(nbytes, "uint8", name="bucket"))
                 ),
                 free=group.release_local,
-                lasting=not group.reads_in_place,
+                persistent=not group.reads_in_place,
             ),
             summed=Slots(
                 "slots for summed gradients",
@@ -59,14 +59,14 @@ class SlotSet:
                     else (lambda nbytes: group.empty(nbytes, "uint8", name="summed"))
                 ),
                 free=group.release_local,
-                lasting=not is_host,  # a GPU would stop for each allocation
+                persistent=not is_host,  # a GPU would stop for each allocation
             ),
         )
 
-    def rest(self) -> None:
+    def trim(self) -> None:
         """Give back what only a step's gradients need."""
-        self.buckets.rest()
-        self.summed.rest()
+        self.buckets.trim()
+        self.summed.trim()
 
     def close(self) -> None:
         """Give everything back."""

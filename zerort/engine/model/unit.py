@@ -188,13 +188,13 @@ class Unit:
         for unit in (self, *self._tied_owners):
             unit._end_turn()
 
-    def add(self, name: str, gradient: Array, *, given: bool = False) -> None:
+    def add(self, name: str, gradient: Array, *, donate: bool = False) -> None:
         """Add one tensor's gradient to this micro-step, which `reduce` ends; one that comes twice is summed.
 
         Args:
             name: Whose it is.
             gradient: The whole of it.
-            given: The array is the runtime's from now on, which may use it where it lies instead of copying it.
+            donate: The array is the runtime's from now on, which may use it where it lies instead of copying it.
         """
         home, full = self._places.get(name, (None, ""))
         if home is None:
@@ -222,7 +222,7 @@ class Unit:
                 dtypes=section.gradient_dtypes,
                 device=self._context.device,
             )
-            section.bucket.add(full, gradient, given=given)
+            section.bucket.add(full, gradient, donate=donate)
         except Exception as error:
             self._fail(error)
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from zerort import checkpoint
 from zerort.checkpoint.directory import make_directory
-from zerort.checkpoint.failure import patiently, storage_error
+from zerort.checkpoint.failure import storage_error, with_progress_watch
 from zerort.checkpoint.lease import LEASE_SECONDS, Lease
 from zerort.checkpoint.room import beside_nbytes
 from zerort.comm.agreed import gather_json
@@ -63,7 +63,7 @@ def objection(context: Context, *, progress: Any) -> Exception | None:
             return error
         return None
 
-    return patiently(context.world, look, path=_directory(context), name="last step")
+    return with_progress_watch(context.world, look, path=_directory(context), name="last step")
 
 
 def _expect_usable(context: Context, *, patience: float = 0.0, anew: bool = False) -> None:
@@ -97,7 +97,7 @@ def resume(context: Context, units: Units) -> Restored | None:
         _expect_usable(context, patience=LEASE_SECONDS, anew=True)
         return checkpoint.exists(_directory(context))
 
-    found = patiently(context.world, find, path=_directory(context), name="resume")
+    found = with_progress_watch(context.world, find, path=_directory(context), name="resume")
     if not gather_json(context.world, found, name="resume")[0]:
         return None
     return load(context, units, _directory(context), optimizer=True, strict=True)
@@ -125,7 +125,7 @@ def room_beside(context: Context, units: Units, sections: Sequence[Section]) -> 
         StorageError: That disk has too little room, or the file system refused; on every rank.
     """
     directory = _directory(context)
-    mine = patiently(
+    mine = with_progress_watch(
         context.world, lambda: _count(context, units, sections, directory), path=directory, name="last step"
     )
     told = [_Counted(*one) for one in gather_json(context.world, mine, name="last step")]
@@ -145,7 +145,7 @@ def room_beside(context: Context, units: Units, sections: Sequence[Section]) -> 
         expect_room([directory], needed, what="the last step and the one before")
         return 0
 
-    return patiently(context.world, ask, path=directory, name="last step")
+    return with_progress_watch(context.world, ask, path=directory, name="last step")
 
 
 class _Counted(NamedTuple):

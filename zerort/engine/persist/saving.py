@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerort import checkpoint
-from zerort.checkpoint.failure import patiently
+from zerort.checkpoint.failure import with_progress_watch
 from zerort.comm.agreed import agreed, gather_json, raise_together
 from zerort.engine.context import Context
 from zerort.engine.model.gather import wait_for_gathers
@@ -47,7 +47,9 @@ def save(context: Context, units: Units, path: str | Path, *, progress: Any) -> 
 def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, strict: bool) -> Restored:
     """Read a checkpoint; see `Runtime.load`. Every rank calls this."""
     error: Exception | None = None
-    manifest = patiently(context.world, lambda: checkpoint.read_manifest(path), path=str(path), name="load manifest")
+    manifest = with_progress_watch(
+        context.world, lambda: checkpoint.read_manifest(path), path=str(path), name="load manifest"
+    )
     with agreed(context.world, "load"):
         context.tiers.wait_written()  # well or not: what failed is made anew
         snapshot.check_loadable(context, units, manifest, optimizer=optimizer)

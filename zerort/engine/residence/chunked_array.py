@@ -22,9 +22,9 @@ from zerort.native import crc32c
 from zerort.typing import Array, Device
 
 if TYPE_CHECKING:
-    from zerort.checkpoint.value import Held
+    from zerort.checkpoint.value import LinkableFile
     from zerort.engine.residence.tiers import Tiers
-    from zerort.streaming import Part
+    from zerort.streaming import StoreTransfer
 
 __all__ = ["ChunkedArray", "beside", "cut_chunks"]
 
@@ -115,12 +115,12 @@ class ChunkedArray:
         """Return a chunk that is in memory, where it lies."""
         return self.memory[self.cuts[at] : self.cuts[at + 1]]
 
-    def part(self, at: int, *, read: bool = True, write: bool = True) -> Part:
+    def part(self, at: int, *, read: bool = True, write: bool = True) -> StoreTransfer:
         """Return a chunk that is not in memory, for a pipeline."""
-        from zerort.streaming import Part
+        from zerort.streaming import StoreTransfer
 
         assert self._tiers is not None
-        return Part(
+        return StoreTransfer(
             store=self._tiers.store,
             name=self._value(at),
             numel=self._numel(at),
@@ -165,16 +165,16 @@ class ChunkedArray:
         """Return the elements from ``first`` to ``last``, which are in memory, as a column of their own."""
         return ChunkedArray(self.name, (0, last - first), self.memory[first:last], device=self.device)
 
-    def files_in(self, directory: str) -> list[Held]:
+    def files_in(self, directory: str) -> list[LinkableFile]:
         """Return the files of chunks that can have a second name in a directory."""
-        from zerort.checkpoint.value import Held
+        from zerort.checkpoint.value import LinkableFile
 
         if self._tiers is None:
             return []
         return [
-            Held(self.cuts[at], share)
+            LinkableFile(self.cuts[at], extent)
             for at in self._resting_chunks()
-            for share in self._tiers.shares(self._value(at), self._numel(at) * self.dtype.itemsize, directory)
+            for extent in self._tiers.file_extents(self._value(at), self._numel(at) * self.dtype.itemsize, directory)
         ]
 
     def chunk(self, at: int) -> Array:

@@ -15,8 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from zerort.buffer import Slots
 from zerort.device import Ticket
+from zerort.device.slots import Slots
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.errors import StorageError
 from zerort.optim import square_sums, square_sums_of

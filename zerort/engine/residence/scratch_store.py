@@ -12,13 +12,12 @@ from zerort.device import HostDevice
 from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.residence.host_memory import HostMemory
 from zerort.storage import BridgedStore, DirectoryReport, NvmeOptions, NvmeStore, Store, StripedStore
-from zerort.storage.files.blocks import BLOCK_NBYTES, PAGE_NBYTES
+from zerort.storage.files.blocks import BLOCK_NBYTES, GRAIN_NBYTES, PAGE_NBYTES
 from zerort.storage.files.failures import free_nbytes, no_room
 from zerort.storage.files.mounts import disk_of
 from zerort.storage.files.preflight import inspect
 from zerort.storage.files.segments import round_up
 from zerort.storage.scratch import clean_up
-from zerort.storage.stores.chunk_file import GRAIN_NBYTES
 from zerort.storage.stores.striped import UNIT_NBYTES
 from zerort.typing import Device
 

@@ -7,8 +7,7 @@ ranks pin it, or none. Without a GPU nobody reserves any, and pipelines have mem
 from __future__ import annotations
 
 from zerort.engine.residence.host_memory import HostMemory
-from zerort.native.dtypes import numpy_dtype
-from zerort.typing import Array, DtypeLike, Memory
+from zerort.typing import Array
 
 __all__ = ["SlotMemory"]
 
@@ -41,21 +40,6 @@ class SlotMemory:
         self._room = self._host.zeros(self._count * slot_nbytes, "uint8")
         self.slot_nbytes = slot_nbytes
 
-    def of(self, slot_nbytes: int) -> Memory | None:
+    def of(self, slot_nbytes: int) -> Array | None:
         """Return the memory of a new pipeline; None if there is none for slots of so many bytes."""
-        return None if self._room is None or slot_nbytes > self.slot_nbytes else _Cut(self._room)
-
-
-class _Cut:
-    """Slots of one memory, one behind the other."""
-
-    def __init__(self, room: Array) -> None:
-        self._room = room  # 1-D, uint8, from a page on
-        self._taken = 0
-
-    def empty(self, numel: int, dtype: DtypeLike, *, alignment: int = 1) -> Array:
-        """Return the next slot."""
-        kind = numpy_dtype(dtype)
-        first = self._taken + (-(self._room.ctypes.data + self._taken) % alignment)
-        self._taken = first + numel * kind.itemsize
-        return self._room[first : self._taken].view(kind)
+        return None if slot_nbytes > self.slot_nbytes else self._room

@@ -15,8 +15,8 @@ from zerort.engine.residence.host_memory import HostMemory
 from zerort.typing import Array, Device
 
 if TYPE_CHECKING:
-    from zerort.streaming import Hop, Staging
-    from zerort.streaming.hops import Place
+    from zerort.streaming import ArrayTransfer, Staging
+    from zerort.streaming.transfers import Place
 
 __all__ = ["Stage"]
 
@@ -62,7 +62,9 @@ class Stage:
         """Memory that chunks take on their way, on both sides."""
         return 0 if self._staging is None else self._staging.nbytes
 
-    def run(self, chunks: Sequence[Sequence[Hop]], compute: Callable[..., object]) -> Ticket[list[Ticket[None]]]:
+    def run(
+        self, chunks: Sequence[Sequence[ArrayTransfer]], compute: Callable[..., object]
+    ) -> Ticket[list[Ticket[None]]]:
         """Compute ``compute(number, array, array, …)`` for every chunk, on one side, and bring back what was changed.
 
         Returns:
@@ -71,15 +73,15 @@ class Stage:
         """
         if not any(self._is_mixed(chunk) for chunk in chunks):
             for number, chunk in enumerate(chunks):
-                compute(number, *(hop.array for hop in chunk))
+                compute(number, *(one.array for one in chunk))
             return Done([Done(None) for _ in chunks])
         place = self._place = self._place or self._choose(chunks)
         return self._staging_for(chunks, place).run(chunks, compute, on=place)
 
-    def _is_mixed(self, chunk: Sequence[Hop]) -> bool:
-        return any(not self._device.owns(hop.array) for hop in chunk)
+    def _is_mixed(self, chunk: Sequence[ArrayTransfer]) -> bool:
+        return any(not self._device.owns(one.array) for one in chunk)
 
-    def _choose(self, chunks: Sequence[Sequence[Hop]]) -> Place:
+    def _choose(self, chunks: Sequence[Sequence[ArrayTransfer]]) -> Place:
         """Return where updates are faster, as far as the first of them tells. Ranks need not agree."""
         from zerort.streaming.update_place import Traffic, choose_place, measure
 
@@ -87,7 +89,7 @@ class Stage:
             return self._options.update_on
         return choose_place(Traffic.of(chunks), measure(self._device, pinned=self._pinned)).place
 
-    def _staging_for(self, chunks: Sequence[Sequence[Hop]], place: Place) -> Staging:
+    def _staging_for(self, chunks: Sequence[Sequence[ArrayTransfer]], place: Place) -> Staging:
         from zerort.streaming import Staging, slot_nbytes_of
 
         needed = slot_nbytes_of(chunks, on=place)

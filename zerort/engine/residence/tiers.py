@@ -30,13 +30,12 @@ from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_direc
 from zerort.engine.residence.host_memory import HostMemory
 from zerort.engine.residence.slot_memory import SlotMemory
 from zerort.errors import ClosedError, StorageError
-from zerort.streaming.parts import most_slots
 from zerort.typing import Array, Stream
 
 if TYPE_CHECKING:
     from zerort.storage import DirectoryReport, Store
-    from zerort.storage.stores.extents import Share
-    from zerort.streaming import Part, Pipeline
+    from zerort.storage.files.extents import FileExtent
+    from zerort.streaming import Pipeline, StoreTransfer
     from zerort.streaming.run import Run
 
 __all__ = ["Change", "Tiers"]
@@ -88,11 +87,11 @@ class Tiers:
         self._files: Store | None = None  # the same values, for arrays of the host only
         self._pipeline: Pipeline | None = None
         self._ahead: Run | None = None
-        self._last: Sequence[Sequence[Part]] = ()  # what the last update streamed
+        self._last: Sequence[Sequence[StoreTransfer]] = ()  # what the last update streamed
         self._stream: Stream | None = None
         self._device = world.device
         self._host = HostMemory(world) if host is None else host
-        self._slot_memory = SlotMemory(self._host, count=most_slots(self.options.depth))
+        self._slot_memory = SlotMemory(self._host, count=self.options.depth)
         self._counting = threading.Lock()
         self._partial_update = ""
         self._partial_state = False
@@ -191,14 +190,14 @@ class Tiers:
         self._count(written=source.nbytes)
         return self.store.write(name, source, offset=offset)
 
-    def shares(self, name: str, nbytes: int, directory: str) -> list[Share]:
-        """Return what of a value lies in files that can have a second name in a directory; see `shares_of`."""
-        from zerort.storage.stores.extents import shares_of
+    def file_extents(self, name: str, nbytes: int, directory: str) -> list[FileExtent]:
+        """Return the parts of a value in files that can have a second name in a directory; see `extents_of`."""
+        from zerort.storage.stores.extents import extents_of
 
-        return [] if self._files is None else shares_of(self._files, name, nbytes=nbytes, directory=directory)
+        return [] if self._files is None else extents_of(self._files, name, nbytes=nbytes, directory=directory)
 
     def copied_parts(self, directory: str) -> list[float]:
-        """Return for each of `directories` its part of all bytes, if files of it cannot be linked; see `shares`."""
+        """Return for each of `directories` its part of all bytes, if its files cannot be linked; see `file_extents`."""
         from zerort.storage.stores.extents import copied_parts
 
         assert self._files is not None
@@ -210,7 +209,7 @@ class Tiers:
         Nothing that these chunks hold may be written until `run` or `cancel_prefetch`.
         """
         if self._ahead is None and self._pipeline is not None and self._last:
-            first = self._last[: self._pipeline.depth or 1]
+            first = self._last[: self._pipeline.depth]
             if all(part.write for chunk in first for part in chunk):  # what is only read are gradients
                 self._ahead = self._pipeline.begin(self._last)
 
@@ -220,7 +219,7 @@ class Tiers:
         if ahead is not None:
             ahead.cancel()
 
-    def run(self, chunks: Sequence[Sequence[Part]], compute: Callable[..., object]) -> None:
+    def run(self, chunks: Sequence[Sequence[StoreTransfer]], compute: Callable[..., object]) -> None:
         """Stream chunks through memory, as `Pipeline.run` does. Returns while the last ones are still being written.
 
         What goes wrong from then on, `failure` tells.
@@ -246,16 +245,16 @@ class Tiers:
             self._ledger.tiered["nvme read"] += read
             self._ledger.tiered["nvme write"] += written
 
-    def _pipeline_for(self, chunks: Sequence[Sequence[Part]]) -> Pipeline:
-        from zerort.streaming import Pipeline
+    def _pipeline_for(self, chunks: Sequence[Sequence[StoreTransfer]]) -> Pipeline:
+        from zerort.streaming import Pipeline, slot_nbytes_of
 
-        needed = max(Pipeline.slot_nbytes_of(chunks), self._slot_memory.slot_nbytes)
-        if self._pipeline is not None and self._pipeline.slots.slot_nbytes < needed:
+        needed = max(slot_nbytes_of(chunks), self._slot_memory.slot_nbytes)
+        if self._pipeline is not None and self._pipeline.slot_nbytes < needed:
             pipeline, self._pipeline = self._pipeline, None
             pipeline.close()
         if self._pipeline is None:
-            memory = self._slot_memory.of(needed)
-            self._pipeline = Pipeline(slot_nbytes=needed, depth=self.options.depth, device=memory, name="offload")
+            pinned = self._slot_memory.of(needed)
+            self._pipeline = Pipeline(slot_nbytes=needed, depth=self.options.depth, pinned=pinned, name="offload")
         return self._pipeline
 
     # -- what a failure leaves -------------------------------------------------------------------------------------
@@ -337,11 +336,11 @@ class Tiers:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for what is under way and delete the files, or keep them. Closing twice is fine."""
+        """Wait for what is under way and delete the files. Closing twice is fine."""
         store, self._store = self._store, None
         with contextlib.ExitStack() as stack, trace.span("close", track="offload"):
             if store is not None:
-                stack.callback(store.close, keep=self.options.keep)
+                stack.callback(store.close)
             stack.callback(self._drop_pipeline)
             if self._stream is not None:
                 stack.callback(self._stream.close)

@@ -19,7 +19,6 @@ from zerort.engine.offload_options import LEAST_CHUNK, OffloadOptions
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import cut_chunks
 from zerort.engine.sizing.requirements import PARTS, SectionSize
-from zerort.streaming.parts import most_slots
 
 __all__ = ["WorkingMemory", "WorkingSize", "offload_within"]
 
@@ -76,7 +75,7 @@ class WorkingMemory:
     @property
     def depth(self) -> int:
         """Chunks that are in memory at once, at most."""
-        return most_slots(self.offload.depth)
+        return self.offload.depth
 
     def of(self, tiers: Sequence[SectionResidence]) -> WorkingSize:
         """Return what is needed if the sections' parts rest in these tiers."""
@@ -132,7 +131,7 @@ def offload_within(memory: int, options: OffloadOptions) -> OffloadOptions:
     [1048576, 8388608]
     """
     values = 4  # of float32 in a chunk, about: moments, master weights, parameter, gradient; of float64 twice the bytes
-    share = max(memory // 8 // most_slots(options.depth) // values, LEAST_CHUNK)
+    share = max(memory // 8 // options.depth // values, LEAST_CHUNK)
     return replace(options, chunk_nbytes=min(options.chunk_nbytes, share))
 
 

@@ -24,4 +24,4 @@ def forget_gradients(context: Context, units: Units) -> None:
     units.forget_gradients()
     for one in context.run.attachments:
         one.forget()
-    context.slots.rest()
+    context.slots.trim()

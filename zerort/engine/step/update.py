@@ -28,7 +28,7 @@ from zerort.optim.kernels import kernels_for
 from zerort.typing import Array
 
 if TYPE_CHECKING:
-    from zerort.streaming import Hop, Part
+    from zerort.streaming import ArrayTransfer, StoreTransfer
 
 __all__ = ["update_sections"]
 
@@ -56,7 +56,7 @@ class _Chunk:
         """Which columns have this chunk elsewhere than in memory."""
         return [kind for kind, column in self.columns.items() if column.is_resting(self.at)]
 
-    def parts(self) -> list[Part]:
+    def store_transfers(self) -> list[StoreTransfer]:
         """Return what the pipeline brings, in the order of `resting`."""
         return [
             self.columns[kind].part(
@@ -75,12 +75,12 @@ class _Chunk:
         found = dict(zip(self.resting, brought, strict=True))
         return [found[kind] if kind in found else column.piece(self.at) for kind, column in self.columns.items()]
 
-    def hops(self, brought: Sequence[Array] = ()) -> list[Hop]:
+    def array_transfers(self, brought: Sequence[Array] = ()) -> list[ArrayTransfer]:
         """Return the same for a stage, which has to know what is read and what is written."""
-        from zerort.streaming.hops import Hop
+        from zerort.streaming.transfers import ArrayTransfer
 
         return [
-            Hop(array, read=not (kind == "parameter" and self._is_rounded), write=kind != "gradient")
+            ArrayTransfer(array, read=not (kind == "parameter" and self._is_rounded), write=kind != "gradient")
             for kind, array in zip(self.columns, self.arrays(brought), strict=True)
         ]
 
@@ -170,16 +170,16 @@ def _compute(context: Context, chunks: Sequence[_Chunk], settings: _Settings) ->
             chunk.update(settings, chunk.arrays(brought))
             return None
         # gpu-wait: what_comes_back_late_is_what_a_disk_gets [return context -> context]
-        return context.stage.run([chunk.hops(brought)], lambda _, *columns: chunk.update(settings, columns))
+        return context.stage.run([chunk.array_transfers(brought)], lambda _, *columns: chunk.update(settings, columns))
 
     if streamed:
-        context.tiers.run([chunk.parts() for chunk in streamed], compute)
+        context.tiers.run([chunk.store_transfers() for chunk in streamed], compute)
 
 
 def _stage(context: Context, chunks: Sequence[_Chunk], settings: _Settings) -> None:
     """Update chunks of which some may rest on the host while computing happens on a GPU."""
     written = context.stage.run(
-        [chunk.hops() for chunk in chunks], lambda number, *columns: chunks[number].update(settings, columns)
+        [chunk.array_transfers() for chunk in chunks], lambda number, *columns: chunks[number].update(settings, columns)
     )
     for section, pairs in groupby(zip(chunks, written.result, strict=True), key=lambda pair: pair[0].section):
         if isinstance(section.parameters, HostParameters):

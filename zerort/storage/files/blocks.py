@@ -31,10 +31,13 @@ from zerort.typing import Array
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["BLOCK_NBYTES", "PAGE_NBYTES", "BlockFile", "aligned_buffer", "run_workers", "worker_count"]
+__all__ = ["BLOCK_NBYTES", "GRAIN_NBYTES", "PAGE_NBYTES", "BlockFile", "aligned_buffer", "run_workers", "worker_count"]
 
 BLOCK_NBYTES = 4 * 1024**2
 """Bytes of one read or write."""
+
+GRAIN_NBYTES = 256 * 1024
+"""What one checksum of a store covers: small enough to be copied while the sum's bytes are in the core's cache."""
 
 PAGE_NBYTES = 4096
 """What O_DIRECT asks of addresses, offsets and lengths, on every disk that we know."""

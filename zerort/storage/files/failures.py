@@ -1,7 +1,7 @@
-"""Say what a file system refused, in our words: the file, the offset, the rank, needed and free bytes, and the cure.
+"""Turn an OSError into a StorageError with the file, the offset, the rank, needed and free bytes, and the cure.
 
-    refusal(OSError(EIO), path=…, offset=…, rank=…)  ->  StorageError("Expected to read and write …, got …. The disk …")
-    no_room(path, what="state", needed=n, why=…)     ->  StorageError("Expected 8GiB for state at …, got 3GiB free …")
+    storage_error_from(OSError(EIO), path=…, offset=…, rank=…)   "Expected to read and write …, got …. The disk …"
+    no_room(path, what="state", needed=n, why=…)                 "Expected 8GiB for state at …, got 3GiB free …"
 
 Files of checkpoints and of stores fail alike.
 """
@@ -14,7 +14,7 @@ import os
 from zerort.config import format_bytes
 from zerort.errors import StorageError
 
-__all__ = ["free_nbytes", "no_room", "refusal"]
+__all__ = ["free_nbytes", "no_room", "storage_error_from"]
 
 _CURES = {
     errno.EROFS: "The file system is read-only: mount it for writing, or name another directory.",
@@ -29,7 +29,7 @@ _CURES = {
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def refusal(
+def storage_error_from(
     error: OSError,
     *,
     path: str,
@@ -39,10 +39,10 @@ def refusal(
     rank: int | None = None,
     intact: str = "",
 ) -> StorageError:
-    """Return what the file system refused, with the cure.
+    """Return the StorageError for an OSError of a file, with the cure.
 
     Args:
-        error: What it said.
+        error: What the file system said.
         path: What we wanted to read or write; the error's own file name is better known, if it has one.
         what: What lies there, as a noun phrase.
         needed: The bytes that were to be written there, if known.

@@ -1,4 +1,4 @@
-"""`SecondNames`: where files of a directory can have another name. Tried, as no number tells it.
+"""`HardLinkProbe`: where files of a directory can have another name. Tried, as no number tells it.
 
 Two places with one device number can still be two mounts, between which the kernel refuses links (bind mounts of
 one disk in a container), and there are file systems without links.
@@ -13,9 +13,9 @@ import secrets
 import warnings
 
 from zerort.storage.files import disk
-from zerort.storage.scratch import SUFFIX
+from zerort.storage.files.extents import SUFFIX
 
-__all__ = ["TRIAL", "SecondNames"]
+__all__ = ["TRIAL", "HardLinkProbe"]
 
 _REFUSALS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
 """What a link says where there will never be one. Anything else may pass."""
@@ -25,7 +25,7 @@ TRIAL = ".zerort-link-"
 """How the name of a link begins that is made and deleted at once, unless the process is killed in between."""
 
 
-class SecondNames:
+class HardLinkProbe:
     """Which directories take second names of the files in one.
 
     Args:

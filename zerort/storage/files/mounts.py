@@ -14,7 +14,7 @@ import os
 from typing import NamedTuple
 
 from zerort.errors import StorageError
-from zerort.storage.files.failures import refusal
+from zerort.storage.files.failures import storage_error_from
 
 __all__ = ["Mount", "disk_of", "expect_directory", "file_system", "mount_of", "nearest"]
 
@@ -83,7 +83,7 @@ def expect_directory(path: str, *, what: str, create: bool = False, rank: int | 
     except FileExistsError:
         pass  # a file, as is said below
     except OSError as error:
-        raise refusal(error, path=path, what=what, rank=rank) from error
+        raise storage_error_from(error, path=path, what=what, rank=rank) from error
     if not os.path.isdir(path):
         raise StorageError(f"Expected a directory for {what} at {path}, got a file. Name another path.")
 

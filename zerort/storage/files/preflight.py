@@ -21,7 +21,7 @@ import numpy as np
 from zerort.config import format_bytes
 from zerort.errors import CallError
 from zerort.storage.files.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer, run_workers
-from zerort.storage.files.failures import free_nbytes, no_room, refusal
+from zerort.storage.files.failures import free_nbytes, no_room, storage_error_from
 from zerort.storage.files.mounts import Mount, expect_directory, mount_of
 from zerort.typing import Array
 
@@ -105,7 +105,7 @@ def inspect(
             raise no_room(path, what=what, needed=max(needed, sample), why="the disk is too full", rank=rank)
         return measure(path, nbytes=sample)
     except OSError as error:
-        raise refusal(error, path=path, what=what, needed=max(needed, sample), rank=rank) from error
+        raise storage_error_from(error, path=path, what=what, needed=max(needed, sample), rank=rank) from error
 
 
 def measure(path: str, *, nbytes: int) -> DirectoryReport:

@@ -26,6 +26,7 @@ import numpy as np
 
 from zerort import forks
 from zerort.device import Done, HostDevice, HostStream, Ticket
+from zerort.device.slots import Slot, Slots, cut_from
 from zerort.errors import CallError, ClosedError
 from zerort.storage.files.blocks import BLOCK_NBYTES, PAGE_NBYTES
 from zerort.storage.files.segments import round_up
@@ -37,24 +38,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["BridgedStore"]
-
-
-class _Slot:
-    """Memory on the host for one block."""
-
-    __slots__ = ("busy", "memory")
-
-    def __init__(self, memory: Array) -> None:
-        self.memory = memory
-        self.busy: Ticket[Any] = Done(None)
-        """What the block before still does in it; the result of a write's is its Ticket in turn."""
-
-    def wait(self) -> None:
-        """Wait until it is free. Errors are those of whoever waits for the block's operation."""
-        with contextlib.suppress(Exception):
-            asked = self.busy.wait()  # gpu-wait: TestBehindABridge [-> None]
-            if isinstance(asked, Ticket):
-                asked.wait()  # gpu-wait: a_slot_is_not_filled_while_a_disk_reads_it
 
 
 class BridgedStore:
@@ -94,8 +77,12 @@ class BridgedStore:
         self.name = inner.name
         self._gpu = cast(Any, device)  # which has more to offer than every device
         self._slot_nbytes = slot_nbytes
-        slots = [_Slot(pinned[at : at + slot_nbytes]) for at in range(0, room, slot_nbytes)]
-        self._in_slots, self._out_slots = itertools.cycle(slots[:depth]), itertools.cycle(slots[depth:])
+        allocate = cut_from(pinned)
+        self._in_slots, self._out_slots = (
+            Slots(f"slots of store {self.name!r}, {way}", allocate=allocate) for way in ("in", "out")
+        )
+        for slots in (self._in_slots, self._out_slots):
+            slots.reserve(slot_nbytes, count=depth)
         # None of them helps: who waits for a passage does not wait for these.
         self._in, self._out, self._calls = (
             self._gpu.stream(f"{self.name} {what}", helping=False) for what in ("in", "out", "calls")
@@ -133,8 +120,7 @@ class BridgedStore:
                     passage.parts.append(self.inner.read(name, data, offset=passage.begin))
                     return
                 for begin, part in self._blocks(passage.begin, data):
-                    slot = next(self._in_slots)
-                    slot.wait()  # gpu-wait: TestBehindABridge
+                    slot = _next_free(self._in_slots)
                     place = slot.memory[: part.size]
                     come = self.inner.read(name, place, offset=begin)
                     # gpu-wait: what_the_caller_has_queued_comes_first [called, come -> come]
@@ -166,8 +152,7 @@ class BridgedStore:
                     self._land(passage, partial(land, passage.begin, data, called))
                     return
                 for begin, part in self._blocks(passage.begin, data):
-                    slot = next(self._out_slots)
-                    slot.wait()  # gpu-wait: a_slot_is_not_filled_while_a_disk_reads_it
+                    slot = _next_free(self._out_slots)
                     place = slot.memory[: part.size]
                     # gpu-wait: what_the_caller_has_queued_comes_first
                     come = self._gpu.copy(part, out=place, stream=self._out, after=[called])
@@ -225,7 +210,7 @@ class BridgedStore:
             self.inner.delete(name)
             del self._nbytes[name]
 
-    def close(self, *, keep: bool = False) -> None:
+    def close(self) -> None:
         """Finish what was asked for, and close the other store; see `Store.close`.
 
         Warns of a write that failed if nobody waited for it: the error would be lost.
@@ -241,7 +226,7 @@ class BridgedStore:
             for stream in (self._in, self._out, self._calls):
                 self._gpu.drop(stream)
         finally:
-            self.inner.close(keep=keep)
+            self.inner.close()
         if lost:
             warnings.warn(
                 f"Store {self.name!r}: {len(lost)} writes failed and nobody waited for them; one with "
@@ -269,6 +254,21 @@ class BridgedStore:
 
     def __repr__(self) -> str:
         return f"BridgedStore({self._gpu.name}, {'closed' if self._closed else self.inner!r})"
+
+
+def _next_free(slots: Slots) -> Slot:
+    """Return the next slot in turn, once the block before has left it: its `busy` is done, and a write that it began.
+
+    It goes back into the line at once, so that a block that is refused does not keep it; a feeder fills one at a time.
+    """
+    slot = slots.take()
+    if slot.busy is not None:
+        with contextlib.suppress(Exception):  # told to whoever waits for the block's operation
+            asked = slot.busy.wait()  # gpu-wait: TestBehindABridge [-> None]
+            if isinstance(asked, Ticket):
+                asked.wait()  # gpu-wait: a_slot_is_not_filled_while_a_disk_reads_it
+    slot.release()
+    return slot
 
 
 def _nothing() -> None:

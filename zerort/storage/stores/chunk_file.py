@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,19 +27,16 @@ from zerort import trace
 from zerort.errors import CorruptStorageError
 from zerort.native import address_of, copy_into, crc32c, crc32c_grains
 from zerort.storage.files import disk
-from zerort.storage.files.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
-from zerort.storage.files.failures import refusal
+from zerort.storage.files.blocks import BLOCK_NBYTES, GRAIN_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
+from zerort.storage.files.extents import SUFFIX, LinkedFile
+from zerort.storage.files.failures import storage_error_from
 from zerort.storage.files.segments import Segment, round_up
 from zerort.storage.files.shared_file import SharedFile
-from zerort.storage.scratch import SUFFIX
 from zerort.typing import Array
 
-__all__ = ["GRAIN_NBYTES", "ChunkFile", "LinkedFile"]
+__all__ = ["ChunkFile"]
 
-GRAIN_NBYTES = 256 * 1024
-"""What one checksum covers: small enough to be copied while the sum's bytes are still in the core's cache."""
-
-_PASSING = (errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
+_TRANSIENT_ERRNOS = (errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
 _PAUSE = 0.01
 """Seconds before the first new try; four times as long before each that follows."""
 
@@ -50,17 +47,6 @@ _NO_SUMS = np.empty(0, np.uint32)
 T = TypeVar("T")
 Later = Callable[[Callable[[], None]], None]
 """Has something computed by somebody else, before the operation ends."""
-
-
-class LinkedFile(NamedTuple):
-    """What a linked file holds."""
-
-    nbytes: int
-    """Its size: whole pages."""
-    grain: int
-    """Bytes that one checksum covers."""
-    sums: Array
-    """The crc32c of each grain."""
 
 
 class ChunkFile:
@@ -107,7 +93,7 @@ class ChunkFile:
                 self._identity = file.identity
                 self.direct = file.direct
         except OSError as error:
-            raise refusal(error, path=path, what=f"{value!r}", needed=nbytes, rank=rank) from error
+            raise storage_error_from(error, path=path, what=f"{value!r}", needed=nbytes, rank=rank) from error
         if checksum:
             self.sums = np.full(-(-nbytes // self.grain), _zeros_sum(self.grain), np.uint32)
             if nbytes % self.grain:
@@ -125,7 +111,7 @@ class ChunkFile:
         except FileNotFoundError:
             raise self._deleted() from None
         except OSError as error:
-            raise refusal(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
+            raise storage_error_from(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
         wrong = None
         if file.identity != self._identity:
             wrong = self._lost("the file that this run made", "another in its place")
@@ -207,7 +193,7 @@ class ChunkFile:
                 file.sync()
             except OSError as error:
                 self.is_lost = True
-                raise refusal(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
+                raise storage_error_from(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
 
     def link(self, path: str) -> LinkedFile:
         """Give the file, synced, another name, under which it stays as it is now; for a file with checksums.
@@ -219,7 +205,7 @@ class ChunkFile:
         try:
             disk.link(self.path, path)
         except OSError as error:
-            raise refusal(error, path=path, what=f"{self.value!r}", rank=self._rank) from error
+            raise storage_error_from(error, path=path, what=f"{self.value!r}", rank=self._rank) from error
         self.is_shared = True
         assert self.sums is not None
         return LinkedFile(self._file_nbytes, self.grain, self.sums.copy())
@@ -249,7 +235,7 @@ class ChunkFile:
         except FileNotFoundError:
             raise self._deleted() from None
         except OSError as error:
-            raise refusal(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
+            raise storage_error_from(error, path=self.path, what=f"{self.value!r}", rank=self._rank) from error
 
     def _replace(self, *, whole: bool) -> None:
         draft = f"{self.path.removesuffix(SUFFIX)}.new{SUFFIX}"
@@ -265,7 +251,9 @@ class ChunkFile:
             if not isinstance(error, OSError):
                 raise
             needed = self._file_nbytes
-            raise refusal(error, path=self.path, what=f"{self.value!r}", needed=needed, rank=self._rank) from error
+            raise storage_error_from(
+                error, path=self.path, what=f"{self.value!r}", needed=needed, rank=self._rank
+            ) from error
         self._identity = identity
 
     def _copy_into(self, new: BlockFile) -> None:
@@ -331,13 +319,13 @@ class ChunkFile:
         )
 
     def _try(self, move: Callable[[], T], offset: int) -> T:
-        """Do it, again if it failed with what may pass, and say what was refused."""
+        """Run `move`, retrying transient OSErrors; raise StorageError otherwise."""
         for attempt in range(self._retries + 1):
             try:
                 return move()
             except OSError as error:
-                if error.errno not in _PASSING or attempt == self._retries:
-                    raise refusal(
+                if error.errno not in _TRANSIENT_ERRNOS or attempt == self._retries:
+                    raise storage_error_from(
                         error, path=self.path, what=f"{self.value!r}", offset=offset, rank=self._rank
                     ) from error
             trace.count("offload.retries")

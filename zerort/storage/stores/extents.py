@@ -1,4 +1,4 @@
-"""`Share`: what of a value lies in one file, so that whoever keeps it can take the file over as it is.
+"""Which files of a store hold a value, so that a checkpoint can take them over as they are (`FileExtent`).
 
 NvmeStore       one file holds the value
 StripedStore    a file on each member holds its units, one behind the other
@@ -6,55 +6,20 @@ StripedStore    a file on each member holds its units, one behind the other
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
 
 from zerort.device import Ticket
-from zerort.storage.stores.chunk_file import LinkedFile
+from zerort.storage.files.extents import FileExtent, Stretch
 from zerort.storage.stores.nvme import NvmeStore
 from zerort.storage.stores.store import Store
 from zerort.storage.stores.striped import StripedStore
 from zerort.typing import Array
 
-__all__ = ["Share", "Stretch", "copied_parts", "shares_of"]
+__all__ = ["copied_parts", "extents_of"]
 
 
-class Stretch(NamedTuple):
-    """Bytes of a value that lie one behind the other in a file."""
-
-    first: int
-    """The first of them, counted in the value."""
-    last: int
-    """One past the last."""
-    offset: int
-    """Where the first lies in the file."""
-
-
-class Share(NamedTuple):
-    """What of a value lies in one file."""
-
-    store: NvmeStore
-    """Whose file it is."""
-    name: str
-    """The value."""
-    stretches: tuple[Stretch, ...]
-    """In the order of the file, which they fill from its beginning."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the value in the file."""
-        return sum(one.last - one.first for one in self.stretches)
-
-    def link(self, path: str) -> LinkedFile:
-        """Give the file another name, as `NvmeStore.link` does."""
-        return self.store.link(self.name, path)
-
-    def read(self, out: Array, offset: int) -> Ticket[Array]:
-        """Fill ``out`` with the file's bytes from ``offset`` on."""
-        return self.store.read(self.name, out, offset=offset)
-
-
-def shares_of(store: Store, name: str, *, nbytes: int, directory: str) -> list[Share]:
-    """Return what of a value lies in files that can have a second name in a directory.
+def extents_of(store: Store, name: str, *, nbytes: int, directory: str) -> list[FileExtent]:
+    """Return the parts of a value that lie in files which can have a second name in a directory.
 
     Args:
         store: Which holds the value.
@@ -70,7 +35,12 @@ def shares_of(store: Store, name: str, *, nbytes: int, directory: str) -> list[S
     else:
         files = [(store, [Stretch(0, nbytes, 0)])]
     return [
-        Share(one, name, tuple(stretches))
+        FileExtent(
+            one.name,
+            tuple(stretches),
+            link=partial(one.link, name),
+            read=partial(_read, one, name),
+        )
         for one, stretches in files
         if isinstance(one, NvmeStore) and one.can_link(directory)
     ]
@@ -91,3 +61,7 @@ def copied_parts(store: Store, directory: str) -> list[float]:
         0.0 if isinstance(one, NvmeStore) and one.can_link(directory) else weight / sum(weights)
         for one, weight in zip(stores, weights, strict=True)
     ]
+
+
+def _read(store: Store, name: str, out: Array, offset: int) -> Ticket[Array]:
+    return store.read(name, out, offset=offset)

@@ -1,7 +1,7 @@
 """`NvmeStore`: values in files on a local disk, past the page cache, moved by a few threads each way.
 
-    write(name, array) ──> crew "nvme write" ── blocks of 4 MiB ──> <scratch>/name.chunk
-    read(name, array)  ──> crew "nvme read"  <── blocks of 4 MiB ──┘
+    write(name, array) ──> pool "nvme write" ── blocks of 4 MiB ──> <scratch>/name.chunk
+    read(name, array)  ──> pool "nvme read"  <── blocks of 4 MiB ──┘
 
 Arrays that start at a page move without a copy, others through slabs. The files of a run are its own (scratch.py),
 their bytes are checked when they come back (chunk.py), and all are gone when the store closes.
@@ -19,16 +19,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerort import forks
-from zerort.device import HostDevice, SlabPool, Ticket
-from zerort.errors import CallError, ClosedError, StorageError
-from zerort.storage.files.blocks import BLOCK_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
-from zerort.storage.files.failures import refusal
-from zerort.storage.files.hard_links import SecondNames
+from zerort.device import Ticket
+from zerort.errors import CallError, ClosedError
+from zerort.storage.files.blocks import BLOCK_NBYTES, GRAIN_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
+from zerort.storage.files.extents import LinkedFile
+from zerort.storage.files.failures import storage_error_from
+from zerort.storage.files.hard_links import HardLinkProbe
 from zerort.storage.files.segments import cut
 from zerort.storage.scratch import Scratch, clean_up
-from zerort.storage.stores.chunk_file import GRAIN_NBYTES, ChunkFile, LinkedFile
+from zerort.storage.stores.chunk_file import ChunkFile
 from zerort.storage.stores.store import as_bytes, check_new, check_range
-from zerort.storage.stores.worker_pool import Crew, Operation
+from zerort.storage.stores.worker_pool import StoreOperation, WorkerPool
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class _Value:
     """A value, and what was asked of it."""
 
     chunk: ChunkFile
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[StoreOperation] = field(default_factory=list)
     """Those that have not ended, or have failed without anybody knowing."""
     dirty: bool = False
     """Whether something was written since the last flush."""
@@ -113,16 +114,13 @@ class NvmeStore:
             self._scratch = Scratch(where, rank=rank)
             self._direct = options.direct and self._probe(where)
         except OSError as error:
-            raise refusal(error, path=where, what="offloaded values", rank=rank) from error
-        self._second_names = SecondNames(self.path)
+            raise storage_error_from(error, path=where, what="offloaded values", rank=rank) from error
+        self._hard_links = HardLinkProbe(self.path)
         self._values: dict[str, _Value] = {}
         self._lock = threading.Lock()
-        self._device = HostDevice(name)
-        self._slabs = SlabPool(
-            self._device, slab_nbytes=options.block_nbytes, count=2 * options.threads, alignment=PAGE_NBYTES
-        )
-        self._reads = Crew(f"{name} read", threads=options.threads)
-        self._writes = Crew(f"{name} write", threads=options.threads)
+        self._own = threading.local()
+        self._reads = WorkerPool(f"{name} read", threads=options.threads)
+        self._writes = WorkerPool(f"{name} write", threads=options.threads)
         self._closed = self._is_inherited = False
         forks.follow(self)
 
@@ -202,38 +200,39 @@ class NvmeStore:
             block = self.options.block_nbytes
             segments = cut(begin, begin + data.size, nbytes=chunk.nbytes, grain=chunk.grain, block=block)
             move = chunk.write if writes else chunk.read
-            crew, verb = (self._writes, "write") if writes else (self._reads, "read")
+            pool, verb = (self._writes, "write") if writes else (self._reads, "read")
 
             def work(pieces: Iterator[int]) -> None:
                 with ExitStack() as stack:
-                    leased: list[Array] = []
-
-                    def slab() -> Array:
-                        if not leased:  # most pieces need none
-                            leased.append(stack.enter_context(self._slabs.lease()))
-                        return leased[0]
 
                     def later(part: Callable[[], None]) -> None:
-                        crew.compute(operation, part, name=f"sums of {name}")
+                        pool.compute(operation, part, name=f"sums of {name}")
 
                     if writes:
                         chunk.own(whole=data.size == chunk.nbytes)
                     file = stack.enter_context((chunk.writers if writes else chunk.readers).opened())
                     for number in pieces:
                         segment = segments[number]
-                        move(file, segment, data[segment.begin - begin : segment.end - begin], slab, later)
+                        move(file, segment, data[segment.begin - begin : segment.end - begin], self._slab, later)
 
             low, high = (segments[0].low, segments[-1].high) if segments else (begin, begin)
             if writes and segments and chunk.is_shared:
                 low, high = 0, chunk.nbytes  # the write replaces the file, so nobody may read it meanwhile
             value.operations = [one for one in value.operations if not one.done() or _is_news(one)]
             after = [one for one in value.operations if one.conflicts(low, high, writes=writes)]
-            operation = Operation(work, pieces=len(segments), begin=low, end=high, writes=writes, after=after)
+            operation = StoreOperation(work, pieces=len(segments), begin=low, end=high, writes=writes, after=after)
             if segments:
                 value.operations.append(operation)
                 value.dirty |= writes
-                crew.submit(operation, pieces=len(segments), name=f"{verb} {name}")
+                pool.submit(operation, pieces=len(segments), name=f"{verb} {name}")
             return Ticket(operation, result=array, keep=(array,))
+
+    def _slab(self) -> Array:
+        """Return this thread's page-aligned memory for one block, made when a piece first needs it: most need none."""
+        slab: Array | None = getattr(self._own, "slab", None)
+        if slab is None:
+            slab = self._own.slab = aligned_buffer(self.options.block_nbytes)
+        return slab
 
     def flush(self) -> None:
         """Wait for all writes and sync their files; see `Store.flush`."""
@@ -251,7 +250,7 @@ class NvmeStore:
 
     def can_link(self, directory: str) -> bool:
         """Say whether values' files can have a second name in a directory, and whether their checksums are known."""
-        return self.options.checksum and self._second_names.fit_in(directory)
+        return self.options.checksum and self._hard_links.fit_in(directory)
 
     def link(self, name: str, path: str) -> LinkedFile:
         """Give a value's file another name, under which it stays as it is now, on the disk.
@@ -282,18 +281,12 @@ class NvmeStore:
         try:
             value.chunk.remove()
         except OSError as error:
-            raise refusal(error, path=value.chunk.path, what=f"{name!r}", rank=self.rank) from error
+            raise storage_error_from(error, path=value.chunk.path, what=f"{name!r}", rank=self.rank) from error
 
-    def close(self, *, keep: bool = False) -> None:
+    def close(self) -> None:
         """Finish, and delete all files; see `Store.close`.
 
         Warns of a write that failed if nobody waited for it: the error would be lost.
-
-        Args:
-            keep: Sync the files and leave them, in a directory that `path` names from then on, with ``index.json``.
-
-        Raises:
-            StorageError: Files that were to be kept could not be synced. They are left where they are.
         """
         with self._lock:
             if self._closed:
@@ -303,15 +296,10 @@ class NvmeStore:
         self._writes.close()
         lost = [one.error for value in self._values.values() for one in value.operations if _is_news(one)]
         try:
-            if keep:
-                self._keep()
-            else:
-                self._scratch.remove()
+            self._scratch.remove()
         except OSError as error:
-            raise refusal(error, path=self.path, what="offloaded values", rank=self.rank) from error
+            raise storage_error_from(error, path=self.path, what="offloaded values", rank=self.rank) from error
         finally:
-            self._slabs.close()
-            self._device.close()
             if lost:
                 warnings.warn(
                     f"Store {self.name!r}: {len(lost)} writes failed and nobody waited for them; one with "
@@ -319,24 +307,6 @@ class NvmeStore:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-
-    def _keep(self) -> None:
-        index = {}
-        for name, value in self._values.items():
-            if any(one.writes and one.error is not None for one in value.operations):
-                raise StorageError(
-                    f"Expected to keep {name!r} whole, got one of which a write had failed (rank {self.rank}). Its "
-                    f"files are in {self.path}."
-                )
-            value.chunk.sync()
-            sums = value.chunk.sums
-            index[name] = {
-                "file": os.path.basename(value.chunk.path),
-                "nbytes": value.chunk.nbytes,
-                "grain": value.chunk.grain,
-                "crc32c": None if sums is None else sums.tolist(),
-            }
-        self._scratch.keep({"rank": self.rank, "values": index})
 
     def disown(self) -> None:
         """In a forked child: be closed. The files are its parent's, and so are the threads."""
@@ -361,6 +331,6 @@ class NvmeStore:
         return f"NvmeStore({self.name!r}, {self.path}, {how}, {what})"
 
 
-def _is_news(operation: Operation) -> bool:
+def _is_news(operation: StoreOperation) -> bool:
     """Say whether it is a write that failed and that nobody knows of."""
     return operation.writes and operation.error is not None and not operation.seen

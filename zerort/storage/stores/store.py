@@ -5,7 +5,7 @@
     read("block0/exp_avg", array, offset=k)       -> Ticket of the array, filled
     flush()                                       all writes have happened, and would survive the machine's end
     delete("block0/exp_avg")
-    close(keep=False)
+    close()
 
 [Note: Order] Reads and writes of one value whose bytes overlap take effect in the order in which they were asked for;
 all others may overtake each other. So a read sees what was written before it, whether or not somebody waited.
@@ -93,12 +93,8 @@ class Store(Protocol):
             StorageError: The file system refused.
         """
 
-    def close(self, *, keep: bool = False) -> None:
-        """Finish what was asked for, then give everything back. Closing twice is fine.
-
-        Args:
-            keep: Leave files where they are, for somebody else; memory is given back all the same.
-        """
+    def close(self) -> None:
+        """Finish what was asked for, then give everything back, files too. Closing twice is fine."""
 
     def __enter__(self) -> Self: ...
 

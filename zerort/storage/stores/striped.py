@@ -254,13 +254,13 @@ class StripedStore:
             self.members[at].delete(name)
         del self._values[name]
 
-    def close(self, *, keep: bool = False) -> None:
+    def close(self) -> None:
         """Close all members, also if one of them fails to; see `Store.close`."""
         self._closed = True
         failed: Exception | None = None
         for member in self.members:
             try:
-                member.close(keep=keep)
+                member.close()
             except Exception as error:  # noqa: PERF203
                 failed = failed or error
         if failed is not None:

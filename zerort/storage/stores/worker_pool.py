@@ -1,6 +1,6 @@
-"""`Crew`: a few streams that share each operation's pieces; `Operation`: one read or write, the event of its Ticket.
+"""`WorkerPool`: threads that share the pieces of each read or write of a store (`StoreOperation`).
 
-    store.read(…) ─> Operation of 12 pieces ─┬─> stream "nvme read 0": piece 0, 3, 6 …
+    store.read(…) ─> operation of 12 pieces ─┬─> stream "nvme read 0": piece 0, 3, 6 …
                                              ├─> stream "nvme read 1": piece 1, 4, 7 …    whoever is free takes the next
                                              └─> …                        ╰─> stream "nvme read sums": what computes
 A thread that waits for a disk and computes in between asks for its next block late: where all cores compute, the disk
@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from zerort import forks
 from zerort.device import HostStream
 
-__all__ = ["Crew", "Operation"]
+__all__ = ["StoreOperation", "WorkerPool"]
 
 
-class Operation:
+class StoreOperation:
     """One read or write of some bytes of a value.
 
     Args:
@@ -58,7 +58,7 @@ class Operation:
         begin: int,
         end: int,
         writes: bool,
-        after: Sequence[Operation] = (),
+        after: Sequence[StoreOperation] = (),
     ) -> None:
         self.begin, self.end, self.writes = begin, end, writes
         self.error: BaseException | None = None
@@ -161,7 +161,7 @@ def _nothing(pieces: Iterator[int]) -> None:
     return None
 
 
-class Crew:
+class WorkerPool:
     """Some streams that work on one operation after the other, together.
 
     Args:
@@ -174,7 +174,7 @@ class Crew:
         self._sums = HostStream(f"{name} sums", helping=False)
         self._turns = itertools.count()
 
-    def submit(self, operation: Operation, *, pieces: int, name: str) -> None:
+    def submit(self, operation: StoreOperation, *, pieces: int, name: str) -> None:
         """Put an operation behind those that were submitted before; the caller sees to it that only one does at a time.
 
         Args:
@@ -194,7 +194,7 @@ class Crew:
         for one in chosen:
             self._streams[one].submit(operation.run, name=name)
 
-    def compute(self, operation: Operation, part: Callable[[], None], *, name: str) -> None:
+    def compute(self, operation: StoreOperation, part: Callable[[], None], *, name: str) -> None:
         """Do a part of an operation beside those who move its bytes; called by one of them."""
         operation.add(part, stream=self._sums, name=name)
 

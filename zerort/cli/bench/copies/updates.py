@@ -22,8 +22,8 @@ from zerort.cli.bench.collectives.tables import new_table
 from zerort.cli.bench.timing import time_interleaved
 from zerort.cli.screen import Screen
 from zerort.optim.kernels import kernels_for
-from zerort.streaming import Hop, Staging, cut_evenly, slot_nbytes_of
-from zerort.streaming.hops import Place
+from zerort.streaming import ArrayTransfer, Staging, cut_evenly, slot_nbytes_of
+from zerort.streaming.transfers import Place
 from zerort.streaming.update_place import Traffic, choose_place, measure
 
 if TYPE_CHECKING:
@@ -93,9 +93,13 @@ class _Step:
         self._param, self._grad = (lot.standard_normal(numel, np.float32) for _ in range(2))
         self._there = [device.empty(numel, "float32") for _ in range(4)]
         self.moments = [pinned.empty(numel, "float32") for _ in range(2)]
-        hops = [Hop(self._there[0]), Hop(self._there[1], write=False), *map(Hop, self.moments)]
+        transfers = [
+            ArrayTransfer(self._there[0]),
+            ArrayTransfer(self._there[1], write=False),
+            *map(ArrayTransfer, self.moments),
+        ]
         self.chunks = [
-            [Hop(hop.array[first:end], read=hop.read, write=hop.write) for hop in hops]
+            [ArrayTransfer(one.array[first:end], read=one.read, write=one.write) for one in transfers]
             for first, end in cut_evenly(numel, most=_CHUNK)
         ]
         slot = max(slot_nbytes_of(self.chunks, on=on) for on in _PLACES)

@@ -37,7 +37,7 @@ mpirun and with --ranks above 1, this starts the ranks itself; each has its own 
 
 examples:
   zerort bench offload
-  zerort bench offload --numel 50M --depth auto --dir /mnt/nvme
+  zerort bench offload --numel 50M --depth 4 --dir /mnt/nvme
   zerort bench offload --ranks 2 --trace offload.json"""
 
 
@@ -59,17 +59,13 @@ def add_bench_offload(benches: argparse._SubParsersAction[argparse.ArgumentParse
     one.add_argument("--dir", type=parse_directory, default=Path(), metavar="D", help="on the disk (default: .)")
     one.add_argument("--numel", type=parse_numel, default=200_000_000, metavar="N", help="parameters (default: 200M)")
     one.add_argument("--chunk", type=parse_nbytes, default=16 * 1024**2, metavar="S", help="of each tensor (16MiB)")
-    one.add_argument("--depth", type=_parse_depth, default=3, metavar="N", help="slots, or auto (default: 3)")
+    one.add_argument("--depth", type=parse_count(1), default=3, metavar="N", help="slots (default: 3)")
     one.add_argument("--threads", type=parse_count(1), default=4, metavar="N", help="that move blocks (default: 4)")
     one.add_argument("--unchecked", action="store_true", help="without checksums")
     one.add_argument("--rounds", type=parse_rounds, default=5, metavar="N", help="how often (default: 5)")
     one.add_argument("--json", type=output_file, metavar="F", help="also write the figures as JSON")
     one.add_argument("--trace", type=output_file, metavar="F.json", help="also write a Perfetto trace of rank 0")
     one.add_argument("--screen", help=argparse.SUPPRESS)  # the terminal that the starting process saw
-
-
-def _parse_depth(text: str) -> int | str:
-    return text if text == "auto" else parse_count(1)(text)
 
 
 def _serve_nvme(options: argparse.Namespace, words: list[str]) -> int:

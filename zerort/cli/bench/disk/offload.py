@@ -34,7 +34,7 @@ from zerort.config import format_bytes
 from zerort.native import adamw_
 from zerort.storage import NvmeOptions, NvmeStore
 from zerort.storage.files.failures import free_nbytes, no_room
-from zerort.streaming import Part, Pipeline, cut_evenly
+from zerort.streaming import Pipeline, StoreTransfer, cut_evenly, slot_nbytes_of
 from zerort.trace.files import write_json
 from zerort.typing import Array
 
@@ -77,7 +77,7 @@ class _Bench:
         ranges = cut_evenly(self._numel, most=max(options.chunk // 4, 1))
         self._chunk = max(end - begin for begin, end in ranges)
         self._chunks = [
-            [Part(store=store, name=kind, numel=end - begin, offset=4 * begin) for kind in _KINDS]
+            [StoreTransfer(store=store, name=kind, numel=end - begin, offset=4 * begin) for kind in _KINDS]
             for begin, end in ranges
         ]
         generator = np.random.default_rng(world.rank)
@@ -87,7 +87,7 @@ class _Bench:
             number: [np.zeros(self._chunks[number][0].numel, np.float32) for _ in _KINDS]
             for number in (0, len(self._chunks) - 1)
         }
-        slot = Pipeline.slot_nbytes_of(self._chunks)
+        slot = slot_nbytes_of(self._chunks)
         self._pipeline = Pipeline(slot_nbytes=slot, depth=options.depth, name="offload")
         self._serial = Pipeline(slot_nbytes=slot, depth=1, name="serial")
         self._memory = [np.zeros(self._chunk, np.float32) for _ in range(3 * len(_KINDS))]
@@ -99,13 +99,13 @@ class _Bench:
             self._screen.print(line)
         rounds = []
         with self._pipeline, self._serial, self._screen.bar(options.rounds + 1) as bar:
-            # The first round warms up: memory is touched, files are written, a depth is chosen.
+            # The first round warms up: memory is touched, files are written.
             for number in range(options.rounds + 1):
                 bar.step(f"round {number}" if number else "warming up", advance=int(number > 0))
                 rounds.append(self._round(number))
             if options.trace is not None:
                 self._trace()
-            depth, memory = self._pipeline.depth or 1, self._pipeline.nbytes
+            depth, memory = self._pipeline.depth, self._pipeline.nbytes
         wrong = self._world.total(self._wrong())
         self._report(machine, rounds[1:], wrong, depth, memory)
         return 1 if wrong else 0

@@ -1,4 +1,4 @@
-"""A crew's operation ends when all who work on it have ended; a file is open once for all who work on it."""
+"""An operation of a worker pool ends when all who work on it have ended; a file is open once for all who work on it."""
 
 import threading
 
@@ -7,36 +7,36 @@ import pytest
 from zerort.errors import ClosedError
 from zerort.storage.files.blocks import BlockFile
 from zerort.storage.files.shared_file import SharedFile
-from zerort.storage.stores.worker_pool import Crew, Operation
+from zerort.storage.stores.worker_pool import StoreOperation, WorkerPool
 
 
 @pytest.fixture
-def crew():
-    crew = Crew("disk", threads=2)
-    yield crew
-    crew.close()
+def pool():
+    pool = WorkerPool("disk", threads=2)
+    yield pool
+    pool.close()
 
 
-def submit(crew, part, *, pieces=4):
+def submit(pool, part, *, pieces=4):
     """One operation, each piece of which has a part computed."""
 
     def work(numbers):
         for number in numbers:
-            crew.compute(operation, lambda number=number: part(number), name="sums")
+            pool.compute(operation, lambda number=number: part(number), name="sums")
 
-    operation = Operation(work, pieces=pieces, begin=0, end=1, writes=False)
-    crew.submit(operation, pieces=pieces, name="read")
+    operation = StoreOperation(work, pieces=pieces, begin=0, end=1, writes=False)
+    pool.submit(operation, pieces=pieces, name="read")
     return operation
 
 
-def test_an_operation_ends_when_what_is_computed_for_it_has(crew):
+def test_an_operation_ends_when_what_is_computed_for_it_has(pool):
     go_on, computed = threading.Event(), []
 
     def part(number):
         go_on.wait()
         computed.append(number)
 
-    operation = submit(crew, part)
+    operation = submit(pool, part)
     with pytest.raises(TimeoutError):
         operation.wait(0.05)
     go_on.set()
@@ -44,22 +44,22 @@ def test_an_operation_ends_when_what_is_computed_for_it_has(crew):
     assert sorted(computed) == [0, 1, 2, 3]
 
 
-def test_an_error_in_what_is_computed_is_the_operations(crew):
-    operation = submit(crew, lambda number: [][number])
+def test_an_error_in_what_is_computed_is_the_operations(pool):
+    operation = submit(pool, lambda number: [][number])
     with pytest.raises(IndexError):
         operation.wait()
 
 
-def test_an_operation_ends_also_if_nobody_computes_any_more(crew):
-    crew._sums.close()
+def test_an_operation_ends_also_if_nobody_computes_any_more(pool):
+    pool._sums.close()
     with pytest.raises(ClosedError):
-        submit(crew, print).wait()
+        submit(pool, print).wait()
 
 
-def test_closing_finishes_what_is_computed(crew):
+def test_closing_finishes_what_is_computed(pool):
     computed = []
-    submit(crew, computed.append, pieces=50)
-    crew.close()
+    submit(pool, computed.append, pieces=50)
+    pool.close()
     assert sorted(computed) == list(range(50))
 
 

@@ -15,7 +15,7 @@ from zerort.checkpoint import Value, load, read_manifest, save, verify
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.layout import FlatLayout, Partition
 from zerort.storage import NvmeOptions, NvmeStore, StripedStore
-from zerort.storage.stores.extents import copied_parts, shares_of
+from zerort.storage.stores.extents import copied_parts, extents_of
 from zerort.testing.memory_store import MemoryStore
 from zerort.testing.threads import run_threads
 
@@ -31,8 +31,8 @@ class OneStore:
         self.store = store
         self.read, self.write = store.read, store.write
 
-    def shares(self, name, nbytes, directory):
-        return shares_of(self.store, name, nbytes=nbytes, directory=directory)
+    def file_extents(self, name, nbytes, directory):
+        return extents_of(self.store, name, nbytes=nbytes, directory=directory)
 
 
 @pytest.fixture
@@ -94,10 +94,10 @@ def test_files_on_the_checkpoints_disk_are_linked_and_the_others_written(tmp_pat
             value = Value(kind="parameter", layout=LAYOUT, partition=partition, mine=column)
             saved = save(path, group, [value], meta={})
             held = column.files_in(str(path))
-            assert {one.share.store.name for one in held} == {"0", "2"}
+            assert {one.extent.store for one in held} == {"0", "2"}
             group.barrier().wait()
             column.write(0, content(LAYOUT.numel, 1)[own.slice]).wait()  # to new files
-            return saved, sum(one.share.nbytes for one in held)
+            return saved, sum(one.extent.nbytes for one in held)
 
     found = run_threads(ranks, body)
     saved, here = found[0][0], sum(nbytes for _, nbytes in found)
@@ -136,11 +136,11 @@ def test_several_directories_on_one_disk_cost_no_copy(tmp_path):
 def test_what_is_in_no_file_has_no_shares(tmp_path):
     with StripedStore([MemoryStore(), NvmeStore(tmp_path, options=OPTIONS)], unit_nbytes=UNIT) as store:
         store.create("v", 4 * UNIT + 5)
-        (share,) = shares_of(store, "v", nbytes=4 * UNIT + 5, directory=str(tmp_path))
-        assert share.stretches == ((UNIT, 2 * UNIT, 0), (3 * UNIT, 4 * UNIT, UNIT))
-        assert shares_of(store, "v", nbytes=4 * UNIT + 5, directory="/dev/shm") == []
+        (extent,) = extents_of(store, "v", nbytes=4 * UNIT + 5, directory=str(tmp_path))
+        assert extent.stretches == ((UNIT, 2 * UNIT, 0), (3 * UNIT, 4 * UNIT, UNIT))
+        assert extents_of(store, "v", nbytes=4 * UNIT + 5, directory="/dev/shm") == []
     with MemoryStore() as store:
-        assert shares_of(store, "v", nbytes=5, directory=str(tmp_path)) == []
+        assert extents_of(store, "v", nbytes=5, directory=str(tmp_path)) == []
 
 
 def test_what_cannot_be_linked_is_known_by_member(tmp_path, elsewhere):
