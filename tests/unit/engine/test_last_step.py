@@ -17,6 +17,7 @@ from tier_runs import EVERYTHING, NUMEL, STATE, assert_as_in_memory, faults, ope
 import zerort as zr
 from zerort.checkpoint import read_manifest, save, verify
 from zerort.checkpoint.room import expect_room
+from zerort.engine.options import RuntimeOptions
 from zerort.engine.persist.last_step import room_beside
 from zerort.engine.residence.scratch_store import open_together
 from zerort.errors import CallError, StorageError
@@ -60,6 +61,7 @@ def opened(group, where, plan=EVERYTHING, **options):
     return rt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "fault"),
     [
@@ -251,6 +253,7 @@ def test_room_for_the_last_step_is_asked_for_before_the_first(tmp_path):
         run_threads(1, lambda group: body(group, enough - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "count"),
     [(EVERYTHING, 8 + 6), (STATE, 4 + 4 + 2 * 2)],  # what rests; of a checkpoint, what rests once and the others twice
@@ -351,7 +354,7 @@ def test_what_cannot_be_asked_for_is_said(tmp_path):
 
     run_threads(1, body)
     with pytest.raises(CallError, match="Expected last_step to be a directory, got ''"):
-        zr.RuntimeOptions(last_step="")
+        RuntimeOptions(last_step="")
 
 
 def test_a_save_may_count_on_the_room_of_the_one_before(tmp_path):
