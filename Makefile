@@ -49,7 +49,7 @@ COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
 
 .DEFAULT_GOAL := help
 # Every target that `make help` names is one that no file is made by.
-.PHONY: ALWAYS test-cuda-alone test-cuda-ranks $(shell sed -nE 's/^([a-z-]+):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
+.PHONY: ALWAYS check-unit check-ranks test-cuda-alone test-cuda-ranks $(shell sed -nE 's/^([a-z-]+):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -74,6 +74,21 @@ test: $(VENV)/.torch $(CUDA) ## Run everything: lint, types, contracts, tests at
 	run test-ranks test-torch test-cuda-ranks test-cpu; \
 	if [ -e build/failed ]; then echo "*** FAILED with $(MPI):" $$(cat build/failed); exit 1; fi; \
 	echo "All of make test passed with $(MPI)."
+
+# What a change is tried with before the rest: what is marked slow is left to `make test`.
+check: $(VENV)/.dev ## Run the quick part, in under 3 minutes: lint, types, contracts, quick unit tests, a smoke test at 2 ranks
+	@mkdir -p build; rm -f build/failed; $(RUN); \
+	trap '[ -z "$$beside" ] || kill -s TERM -- -$$beside; exit 130' INT TERM; \
+	$(ALONE) '$(RUN); run lint contracts types check-ranks' > build/check-others.log 2>&1 & beside=$$!; \
+	run check-unit; wait; cat build/check-others.log; \
+	if [ -e build/failed ]; then echo "*** FAILED with $(MPI):" $$(cat build/failed); exit 1; fi; \
+	echo "All of make check passed with $(MPI)."
+
+check-unit: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m "not slow" tests/unit
+
+check-ranks: $(VENV)/.dev
+	$(BIN)/python -m zerort.testing 2 -- -p no:hypothesispytest -m smoke -k node tests/ranks
 
 lint: $(VENV)/.dev ## Check style and format (ruff)
 	$(BIN)/ruff check .

@@ -72,6 +72,7 @@ def sizes_up_to(size):
     return sorted({1, 2, size // 2, size - 1, size} & set(range(1, size + 1)))
 
 
+@pytest.mark.smoke
 def test_smaller_numbers_of_ranks_load_it(group, path):
     saved = save(path, group, values_of(group, filled=True), meta={"step": 5}, progress=[group.rank])
     assert saved.nbytes == sum(file.nbytes for file in read_manifest(path).files)

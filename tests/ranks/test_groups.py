@@ -36,6 +36,7 @@ class ProcessContract(GroupContract):
         return lambda body: body(group)
 
 
+@pytest.mark.smoke
 class TestNode(ProcessContract):
     @staticmethod
     def open(options):

@@ -42,7 +42,7 @@ TRANSPORTS = {
 }
 
 
-@pytest.fixture(scope="module", params=TRANSPORTS)
+@pytest.fixture(scope="module")
 def group(request, options):
     with TRANSPORTS[request.param](dataclasses.replace(options, timeout=60.0)) as group:
         yield group
@@ -120,6 +120,27 @@ def in_memory(group):
     return run
 
 
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A plan, what is trained under it, and over which transport."""
+
+    name: str
+    plan: zr.Plan
+    dtype: type = np.float32
+    transport: str = "node"
+
+    @property
+    def on_disk(self):
+        """The parts of the plan that rest on a disk."""
+        return {part for part in ("parameter", "gradient", "state") if getattr(self.plan, part).tier is NVME}
+
+    def param(self):
+        """What `pytest.mark.parametrize` takes: the transport, for the group, and the case."""
+        smoke = [pytest.mark.smoke] if self == SMOKE else []
+        ids = f"{self.name}-{np.dtype(self.dtype).name}-{self.transport}"
+        return pytest.param(self.transport, self, id=ids, marks=smoke)
+
+
 PLANS = {
     "zero1 state": zr.Plan.zero(1, state=NVME),
     "zero2 gradient state": zr.Plan.zero(2, gradient=NVME, state=NVME),
@@ -127,39 +148,42 @@ PLANS = {
     "zero3 parameter": zr.Plan.zero(3, parameter=NVME),
     "zero3 gradient": zr.Plan.zero(3, gradient=NVME),
     "zero3 parameter state": zr.Plan.zero(3, parameter=NVME, gradient=HOST, state=NVME),
-    "zero3 parameter gradient state": zr.Plan.zero(3, parameter=NVME, gradient=NVME, state=NVME),
-    "zero3": zr.Plan.zero(3, parameter=HOST, gradient=HOST, state=HOST),
+    "zero3 everything": zr.Plan.zero(3, parameter=NVME, gradient=NVME, state=NVME),
+    "zero3 host": zr.Plan.zero(3, parameter=HOST, gradient=HOST, state=HOST),
 }
+EVERYTHING = PLANS["zero3 everything"]
+SMOKE = Case("zero3 everything", EVERYTHING)
+CASES = [
+    *(Case(name, plan, dtype) for name, plan in PLANS.items() for dtype in (np.float32, bfloat16)),
+    # float64 differs by chunks of twice the bytes and no master weights: three plans show that.
+    *(Case(name, PLANS[name], np.float64) for name in ("zero3 everything", "zero3 state", "zero3 host")),
+    # Only gathers differ between transports: one plan shows that.
+    *(
+        Case("zero3 everything", EVERYTHING, dtype, transport)
+        for transport in ("over_mpi", "hosts")
+        for dtype in (bfloat16, np.float64)
+    ),
+]
 
 
-DTYPES = {"fp32": np.float32, "bf16": bfloat16, "fp64": np.float64}
-EVERYTHING = "zero3 parameter gradient state"
-
-
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("plan", PLANS)
-def test_every_plan_gives_the_same_bits(group, scratch, in_memory, plan, dtype):
-    if group.kind != "node" and (plan != EVERYTHING or dtype is np.float32):
-        pytest.skip("only gathers differ between transports: one plan shows that")
-    if dtype is np.float64 and plan not in (EVERYTHING, "zero3 state", "zero3"):
-        pytest.skip("float64 differs by chunks of twice the bytes and no master weights: three plans show that")
-    expected = in_memory(dtype, "adamw")
+@pytest.mark.parametrize(("group", "case"), [case.param() for case in CASES], indirect=["group"])
+def test_every_plan_gives_the_same_bits(group, scratch, in_memory, case):
+    expected = in_memory(case.dtype, "adamw")
     with zr.open(
-        plan=PLANS[plan], group=group, clip_norm=2.0, scratch=scratch, offload=SMALL, **OPTIMIZERS["adamw"]
+        plan=case.plan, group=group, clip_norm=2.0, scratch=scratch, offload=SMALL, **OPTIMIZERS["adamw"]
     ) as rt:
-        found, report = train(rt, dtype)
+        found, report = train(rt, case.dtype)
         memory = rt.memory()
     assert_same_bits(found, expected)
-    assert bool(memory.nvme) == bool(report.bytes_tiered) == ("nvme" in report.stalls) == (len(plan) > 5)
+    assert bool(memory.nvme) == bool(report.bytes_tiered) == ("nvme" in report.stalls) == bool(case.on_disk)
     for part in ("parameter", "gradient", "state"):
-        assert (getattr(memory, part) == 0) == (part in plan), part
-    if plan == "zero3 state":
+        assert (getattr(memory, part) == 0) == (part in case.on_disk), part
+    if case.plan == PLANS["zero3 state"]:
         assert report.bytes_tiered == {"nvme read": memory.nvme, "nvme write": memory.nvme}
 
 
+@pytest.mark.parametrize("group", ["node"], indirect=True)
 def test_state_that_some_tensors_have(group, scratch, in_memory):
-    if group.kind != "node":
-        pytest.skip("only gathers differ between transports")
     expected = in_memory(bfloat16, "sgd")
     plan = zr.Plan.zero(3, state=NVME)
     with zr.open(plan=plan, group=group, clip_norm=2.0, scratch=scratch, offload=SMALL, **OPTIMIZERS["sgd"]) as rt:

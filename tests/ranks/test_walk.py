@@ -81,6 +81,7 @@ def relative(found, expected):
     return np.sqrt(difference / sum(float((one.astype(np.float64) ** 2).sum()) for one in expected.values()))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_sharded_run_is_the_reference(stage, group, model, text, reference):
     losses, parameters, norms = reference

@@ -207,6 +207,7 @@ def resident(which: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(which))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.__name__)
 def test_only_errors_of_our_own_in_little_time_and_memory(target, tmp_path):
     before = resident("VmRSS")

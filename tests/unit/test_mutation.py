@@ -61,6 +61,7 @@ def test_each_kind_of_change_is_found_and_messages_are_left_alone():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", core.STAGES)
 def test_changes_are_valid_other_programs_with_all_lines_where_they_were(room):
     chosen = core.choose(40, seed=0, only=f"{room}/")
@@ -92,6 +93,7 @@ def trial(tmp_path_factory):
     return core.Trial(tmp_path_factory.mktemp("copy"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "instead", "tests"),
     [
@@ -109,6 +111,7 @@ def test_a_mutant_is_caught_and_the_copy_is_whole_again(trial, file, instead, te
     assert (trial.directory / "zerort" / file).read_text() == mutant.text
 
 
+@pytest.mark.slow
 def test_what_no_test_notices_survives_and_what_hangs_is_caught(trial):
     file = "layout/placement.py"
     text = (core.ROOT / "zerort" / file).read_text()

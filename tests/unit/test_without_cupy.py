@@ -32,6 +32,7 @@ def test_every_other_module_can_be_imported():
     assert done.stdout.strip() == "all of them", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

@@ -50,6 +50,7 @@ def files_of(path):
     return sorted(["manifest.json", *(file.name for file in read_manifest(path).files)])
 
 
+@pytest.mark.slow
 def test_any_error_of_any_operation_of_a_save_leaves_the_old_or_the_new(tmp_path):
     path = tmp_path / "c"
 
@@ -86,6 +87,7 @@ def test_any_error_of_any_operation_of_a_save_leaves_the_old_or_the_new(tmp_path
     print(f"{sum(ends.values())} errors in a save of {total} operations: {ends}")
 
 
+@pytest.mark.slow
 def test_any_error_of_any_operation_of_a_kept_step_leaves_it_or_the_one_before(tmp_path):
     """The run goes on in the same process: after `resume` it has the bits of a run that nothing disturbed."""
     last = tmp_path / "last"
@@ -147,6 +149,7 @@ def test_any_error_of_any_operation_of_a_kept_step_leaves_it_or_the_one_before(t
     print(f"{number - 1} errors in a kept step of {total} operations: {raised} raised")
 
 
+@pytest.mark.slow
 def test_an_operation_that_never_returns_costs_one_save_at_most(tmp_path):
     """The process is killed while one of its operations hangs; the next saver takes over at once."""
     path = tmp_path / "c"

@@ -222,6 +222,7 @@ def test_a_directory_that_hosts_do_not_share(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()  # it was made for this save
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize(
     ("call", "who"),
@@ -259,6 +260,7 @@ def test_too_little_room_is_known_before_anything_is_written(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_rank_with_much_to_do_may_take_longer_than_the_timeout(tmp_path: Path) -> None:
     real_write, real_read = os.pwritev, os.preadv
 
@@ -310,6 +312,7 @@ def test_ranks_that_read_different_manifests_all_hear_of_it(tmp_path: Path) -> N
         assert "got 100 new ones in a row" in refused(2, CheckpointError, body)
 
 
+@pytest.mark.slow
 def test_a_large_manifest_is_quick_and_compact(tmp_path: Path) -> None:
     """Ten thousand tensors of three kinds over eight ranks."""
     shapes = {f"block{at // 4}.part{at % 4}.weight": (3, 5) for at in range(10_000)}

@@ -148,6 +148,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_export_and_verify_hold_a_few_blocks_never_the_model(tmp_path: Path) -> None:
     store(tmp_path / "small")
     store(tmp_path / "large", shapes={f"w{at}": (6_000_000,) for at in range(8)}, ranks=2)  # 192 MB

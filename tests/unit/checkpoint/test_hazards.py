@@ -245,6 +245,7 @@ def store(path, fill, *, ranks=2):
     run_threads(ranks, lambda group: save(path, group, [value(group, fill)], meta={"fill": fill}))
 
 
+@pytest.mark.slow
 def test_a_commit_that_was_given_up_never_counts(tmp_path):
     """It hangs before its rename for longer than anybody waits, and goes on when a newer save is in place."""
     path = tmp_path / "c"
@@ -322,6 +323,7 @@ with injected(",".join(f"stuck@{at}:op=any:times=all:file=/c{at}-" for at in eve
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_hangs_as_a_whole_hangs_no_rank(tmp_path):
     """Whichever operation of a save is the first that never returns, as do all after it: both ranks are told."""
     done = subprocess.run(
@@ -359,6 +361,7 @@ def test_a_deletion_in_the_background_that_never_returns_keeps_no_process_from_e
     assert (tmp_path / "old").exists()  # the next save finds it
 
 
+@pytest.mark.slow
 def test_a_manifest_that_cannot_be_read_to_its_end_is_a_stuck_disk_on_every_rank(tmp_path):
     gate = threading.Event()
 

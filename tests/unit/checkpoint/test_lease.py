@@ -98,6 +98,7 @@ def test_the_second_is_told_on_every_rank_who_the_first_is(tmp_path):
     assert loaded(tmp_path / "c") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("fork",)])
 def test_one_that_was_killed_holds_nobody_up(tmp_path, words):
     """Nor does its child, which lives on and has all of its descriptors."""
@@ -138,6 +139,7 @@ def test_one_on_another_host_is_given_a_minute(tmp_path):
     assert loaded(tmp_path / "c") == 3
 
 
+@pytest.mark.slow
 def test_whoever_waits_for_another_host_goes_on_when_its_minute_is_over(tmp_path):
     elsewhere(tmp_path / "c", silent=LEASE_SECONDS - 1)
     one = Lease(str(tmp_path / "c"))
@@ -210,6 +212,7 @@ def test_a_saver_that_was_taken_for_dead_and_is_not_stops_at_the_fence(tmp_path)
     assert sorted(os.listdir(path)) == sorted(["manifest.json", *(file.name for file in read_manifest(path).files)])
 
 
+@pytest.mark.slow
 def test_savers_and_readers_at_once_leave_whole_checkpoints(tmp_path):
     """Each of two savers saves, or is told; two readers never see damage, nor anything but what was saved."""
     path = tmp_path / "c"

@@ -178,6 +178,7 @@ def linked_names(path):
     return [name for name in os.listdir(path) if name.count("-") == 2]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*leaves out")  # one of two directories, if the disk was slow for a moment
 @pytest.mark.parametrize(("ranks", "directories"), [(1, 1), (2, 1), (3, 1), (2, 2)])
 def test_a_save_links_and_later_steps_do_not_touch_it(tmp_path, ranks, directories):

@@ -68,6 +68,7 @@ def test_json_that_is_none_or_too_deep_is_a_clear_error(path, rest, text):
         read_manifest(path)
 
 
+@pytest.mark.slow
 def test_a_runtime_refuses_changed_numbers_before_it_changes_anything(tmp_path):
     """Every change of what stands beside the values, and some of the rest: refused, or loaded as a whole."""
 

@@ -85,6 +85,7 @@ def small_blocks(extent_nbytes=1000, block_nbytes=4096):
 SHAPES = {"block0.w": (900, 7), "block0.b": (7,), "scale": (), "none": (0, 4), "block1.w": (5, 60, 3), "last": (1,)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saving", [1, 2, 3, 8])
 @pytest.mark.parametrize("extent_nbytes", [1000, 10_000, 2**22])
 def test_any_number_of_ranks_loads_what_any_number_saved(tmp_path: Path, saving: int, extent_nbytes: int) -> None:
@@ -277,6 +278,7 @@ def cuts(draw):
     return ranks, weights, draw(st.sampled_from([1, 3, 64]))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     shapes=st.lists(st.lists(st.integers(0, 40), max_size=2).map(tuple), max_size=5),

@@ -93,6 +93,7 @@ def test_help_at_every_level(words: list[str], text: str, capsys: pytest.Capture
     assert text in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "text"), [([], "doctor"), (["bench"], "collectives"), (["ckpt"], "inspect")])
 def test_a_command_alone_prints_help(words: list[str], text: str) -> None:
     done = subprocess.run([sys.executable, "-m", "zerort", *words], capture_output=True, text=True, check=False)

@@ -58,6 +58,7 @@ def test_the_steps_do_the_same_work() -> None:
         np.testing.assert_array_equal(ours.param, theirs.param)
 
 
+@pytest.mark.slow
 def test_torch_updates_the_same_parameters() -> None:
     pytest.importorskip("torch")
     arrays = Arrays.make(1000)

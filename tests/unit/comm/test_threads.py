@@ -32,6 +32,7 @@ class TestThreads(GroupContract):
         return lambda body: run_threads(size, body)
 
 
+@pytest.mark.slow
 def test_a_missing_thread_is_named():
     stories = {}
     others = [threading.Event() for _ in range(3)]

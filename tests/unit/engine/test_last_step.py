@@ -61,6 +61,7 @@ def opened(group, where, plan=EVERYTHING, **options):
     return rt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "fault"),
     [
@@ -252,6 +253,7 @@ def test_room_for_the_last_step_is_asked_for_before_the_first(tmp_path):
         run_threads(1, lambda group: body(group, enough - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "count"),
     [(EVERYTHING, 8 + 6), (STATE, 4 + 4 + 2 * 2)],  # what rests; of a checkpoint, what rests once and the others twice

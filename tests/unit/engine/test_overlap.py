@@ -144,6 +144,7 @@ def test_the_next_units_parameters_are_read_while_this_one_computes(tmp_path):
     run_threads(1, body)
 
 
+@pytest.mark.slow
 def test_write_back_overlaps_the_next_forward_and_a_gather_waits_for_its_own_only(tmp_path):
     # The last chunk of the last unit: those before need its slot no more.
     slow = "unit2%20float32%2Fparameter%2F2"

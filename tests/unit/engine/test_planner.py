@@ -34,6 +34,7 @@ def budget_of(whole: MemoryReport, share: float) -> zr.Budget:
     return zr.Plan.fit(host=int(share * (whole.resting + whole.buckets)), nvme="1GiB")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: one.kind)
 @pytest.mark.parametrize(("size", "weighted"), [(1, False), (3, True)])
 def test_bytes_are_those_of_the_forecast(optimizer, size, weighted, tmp_path):
@@ -117,6 +118,7 @@ def test_training_under_a_budget_has_the_bits_of_training_in_memory(tmp_path):
             assert nvme > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step_moves_what_the_outlook_says(dtype, tmp_path):
     specs = {f"block{n}": {"w": zr.TensorSpec((9_000,), dtype)} for n in range(8)}

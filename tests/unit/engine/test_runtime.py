@@ -226,6 +226,7 @@ OPTIMIZERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.kind)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_every_optimizer_gives_the_same_under_every_plan(optimizer, dtype):

@@ -25,6 +25,7 @@ layouts = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(shapes, st.sampled_from(list(ITEMSIZES)), st.integers(1, 70))
 @settings(max_examples=150)
 def test_build_places_every_parameter_once_aligned_and_in_order(

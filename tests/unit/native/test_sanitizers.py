@@ -26,6 +26,7 @@ def built(request, tmp_path_factory):
     return request.param, sanitize.build(request.param, tmp_path_factory.mktemp(request.param))
 
 
+@pytest.mark.slow
 def test_no_race_and_no_bad_access(built):
     _, program = built
     done = sanitize.start(program, 1, 2, 40, timeout=TIMEOUT)

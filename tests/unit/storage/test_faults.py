@@ -199,6 +199,7 @@ def test_a_sync_that_failed_once_is_not_believed_the_next_time(store, tmp_path, 
     store.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"kill", "stuck"}))
 def test_any_fault_at_any_operation_is_survived_or_named(tmp_path, kind):
     """Three steps over state on a disk: they end with the right bytes, or with an error that names the file."""

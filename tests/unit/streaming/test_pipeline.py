@@ -126,6 +126,7 @@ def test_parts_of_several_stores_and_dtypes(tmp_path):
         assert (slow.read("weights", np.empty(1000, np.float32)).wait() == np.arange(1000)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("at", [0, 1, 5, COUNT - 1])
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt])

@@ -1,0 +1,53 @@
+"""A checkpoint that older code wrote, on 2 ranks, is what it was: parameters, moments, counts and progress."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zerort as zr
+from zerort.checkpoint import verify
+from zerort.testing.threads import run_threads
+
+OLD = Path(__file__).parent / "fixtures" / "saved_by_914b077"  # fixtures/make.py wrote it
+SHAPES = {"w": (13, 7), "b": (7,), "none": (0, 3)}
+DTYPES = {"full": "float32", "half": "bfloat16"}
+
+
+def weights(rt):
+    found = {}
+    for unit in rt.units.values():
+        with unit.gathered() as p:
+            found.update({f"{rt.updates}.{unit.name}.{name}": np.array(value) for name, value in p.items()})
+    return found
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_an_older_checkpoint_is_loaded_to_the_bit(ranks, stage):
+    def body(group):
+        plan, optimizer = zr.Plan.zero(stage), zr.AdamW(lr=0.1, weight_decay=0.01)
+        with zr.open(group=group, plan=plan, optimizer=optimizer) as rt:
+            for unit, dtype in DTYPES.items():
+                rt.register(unit, {name: zr.TensorSpec(shape, dtype) for name, shape in SHAPES.items()})
+            restored = rt.load(OLD)
+            assert restored.updates == rt.updates == 3
+            assert restored.every_progress == ({"sample": 100}, {"sample": 101})
+            found = weights(rt)
+            for unit in rt.units.values():  # the step after it shows the moments, the master weights and the counts
+                with unit.gathered() as p:
+                    ones = {name: np.ones(value.shape, value.dtype) for name, value in p.items()}
+                unit.reduce(ones)
+            rt.step()
+            return found | weights(rt)
+
+    with np.load(f"{OLD}.npz") as expected:
+        for found in run_threads(ranks, body):
+            assert found.keys() == set(expected.files)
+            for name, value in found.items():
+                assert value.dtype.name == DTYPES[name.split(".")[1]]
+                np.testing.assert_array_equal(value.astype(np.float32), expected[name], err_msg=name)
+
+
+def test_an_older_checkpoint_is_whole():
+    assert verify(OLD) == []
