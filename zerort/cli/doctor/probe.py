@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from zerort.cli.bench.world import World
 from zerort.cli.doctor.places import look_at_place
 from zerort.cli.machine import library_title
+from zerort.cli.world import World
 from zerort.comm import open_group
 from zerort.comm.bootstrap.environment import library_vendor
 

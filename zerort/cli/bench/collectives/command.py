@@ -26,10 +26,10 @@ from zerort.cli.bench.collectives.rows import Row, make_side
 from zerort.cli.bench.collectives.trials import Pattern, Trial, mpi_trials, our_trials, shared_trial
 from zerort.cli.bench.limits import MemoryLimit
 from zerort.cli.bench.timing import time_interleaved
-from zerort.cli.bench.world import World
 from zerort.cli.machine import describe_machine, library_title
 from zerort.cli.ranks import run_ranks
 from zerort.cli.screen import Bar, Screen
+from zerort.cli.world import World
 from zerort.comm import Group, open_group
 from zerort.comm.bootstrap.environment import launched_size
 from zerort.config import format_bytes

@@ -19,9 +19,9 @@ from zerort.cli.bench.collectives.rows import Row, make_side
 from zerort.cli.bench.collectives.tables import collectives_table
 from zerort.cli.bench.collectives.trials import Pattern, our_trials
 from zerort.cli.bench.timing import time_interleaved
-from zerort.cli.bench.world import World
 from zerort.cli.machine import describe_machine, machine_lines
 from zerort.cli.screen import Bar, Screen
+from zerort.cli.world import World
 from zerort.comm import Group
 from zerort.config import format_bytes
 from zerort.errors import DeviceMemoryError

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from zerort.cli.bench.collectives.footprint import Footprint
 from zerort.cli.bench.collectives.rows import Row, Side
 from zerort.cli.machine import machine_lines
+from zerort.cli.screen import new_table
 from zerort.config import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["collectives_head", "collectives_legend", "collectives_table", "new_table"]
+__all__ = ["collectives_head", "collectives_legend", "collectives_table"]
 
 _NONE = "-"
 _SIDE = (("time\nµs", 9), ("algbw\nGB/s", 7), ("busbw\nGB/s", 7), ("#wrong\n", 6))
@@ -30,22 +31,6 @@ def collectives_head(machine: dict[str, Any]) -> list[str]:
         f"# memory limit: {machine['limit_gbs']:.1f} GB/s (in-place a += b, fp32, all ranks at once); a bare sum of "
         f"{max(machine['ranks'], 2)} private arrays: {machine['sum_gbs'] / machine['limit_gbs']:.0%} of it",
     ]
-
-
-def new_table(title: str) -> Table:
-    """Return an empty table in the house's style."""
-    from rich import box
-    from rich.table import Table
-
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
 
 
 def collectives_table(title: str, rows: Sequence[Row], *, compare: bool) -> Table:

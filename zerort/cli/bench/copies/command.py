@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from zerort.cli.bench.collectives.tables import new_table
 from zerort.cli.bench.timing import time_interleaved
 from zerort.cli.machine import describe_machine, machine_lines
-from zerort.cli.screen import Screen
+from zerort.cli.screen import Screen, new_table
 from zerort.config import format_bytes
 from zerort.errors import DeviceMemoryError
 from zerort.trace.files import write_json

@@ -26,13 +26,11 @@ from zerort.checkpoint.extents import plan_shard
 from zerort.checkpoint.failure import free_nbytes, room_error
 from zerort.checkpoint.sweep import wait_for_sweeps
 from zerort.cli.arguments import UsageError
-from zerort.cli.bench.collectives.buffers import available_nbytes
-from zerort.cli.bench.collectives.tables import new_table
 from zerort.cli.bench.disk.rawdisk import RawDisk, forget
-from zerort.cli.bench.world import World
-from zerort.cli.machine import describe_machine, machine_lines
+from zerort.cli.machine import available_nbytes, describe_machine, machine_lines
 from zerort.cli.ranks import run_ranks
-from zerort.cli.screen import Screen
+from zerort.cli.screen import Screen, new_table
+from zerort.cli.world import World
 from zerort.comm import Group, open_group
 from zerort.comm.bootstrap.environment import launched_size
 from zerort.config import format_bytes

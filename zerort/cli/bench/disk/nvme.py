@@ -21,11 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from zerort.cli.bench.collectives.tables import new_table
 from zerort.cli.bench.disk.fio import fio_gbs
 from zerort.cli.bench.disk.rawdisk import forget
 from zerort.cli.machine import describe_machine, machine_lines
-from zerort.cli.screen import Screen
+from zerort.cli.screen import Screen, new_table
 from zerort.config import format_bytes
 from zerort.device import HostDevice, Ticket
 from zerort.storage import NvmeOptions, NvmeStore

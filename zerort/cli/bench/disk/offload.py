@@ -24,11 +24,10 @@ import numpy as np
 
 from zerort import trace
 from zerort.cli.arguments import UsageError
-from zerort.cli.bench.collectives.tables import new_table
-from zerort.cli.bench.world import World
 from zerort.cli.machine import describe_machine, machine_lines
 from zerort.cli.ranks import run_ranks
-from zerort.cli.screen import Screen
+from zerort.cli.screen import Screen, new_table
+from zerort.cli.world import World
 from zerort.comm.bootstrap.environment import launched_size
 from zerort.config import format_bytes
 from zerort.native import adamw_

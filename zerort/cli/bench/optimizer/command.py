@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerort.cli.bench.collectives.buffers import available_nbytes
-from zerort.cli.bench.collectives.tables import new_table
 from zerort.cli.bench.limits import MemoryLimit
 from zerort.cli.bench.optimizer.contenders import NBYTES_PER_ELEMENT, Arrays, numpy_steps, our_steps, torch_steps
 from zerort.cli.bench.timing import time_interleaved
-from zerort.cli.machine import describe_machine, machine_lines
-from zerort.cli.screen import Screen
+from zerort.cli.machine import available_nbytes, describe_machine, machine_lines
+from zerort.cli.screen import Screen, new_table
 from zerort.config import format_bytes
 from zerort.errors import CallError
 from zerort.trace.files import write_json

@@ -18,13 +18,12 @@ from typing import Any
 
 from zerort import trace
 from zerort.cli.arguments import UsageError
-from zerort.cli.bench.collectives.buffers import available_nbytes
 from zerort.cli.bench.step.contenders import Contender, FloorSteps, PlanSteps, Sample, TimedModel, time_block
 from zerort.cli.bench.step.rows import FLOOR, StepRow, make_rows, parts_table, steps_legend, steps_table
-from zerort.cli.bench.world import World
-from zerort.cli.machine import describe_machine, library_title, machine_lines
+from zerort.cli.machine import available_nbytes, describe_machine, library_title, machine_lines
 from zerort.cli.ranks import run_ranks
 from zerort.cli.screen import Screen
+from zerort.cli.world import World
 from zerort.comm import Group, open_group
 from zerort.comm.bootstrap.environment import launched_size
 from zerort.config import Plan, format_bytes
