@@ -23,8 +23,7 @@ from typing import Any
 from peers.figures import Alone, Timed, as_json, legend, make_rows, methods_table, targets, targets_table
 from peers.jobs import Job, JobFailed, Turn, peak_pss
 from peers.work import CLIP_NORM, CONFIGS, METHODS, REFERENCE, Method
-from zerort.cli.bench.collectives.buffers import available_nbytes
-from zerort.cli.machine import describe_machine, machine_lines
+from zerort.cli.machine import available_nbytes, describe_machine, machine_lines
 from zerort.cli.screen import Screen
 from zerort.trace.files import plain, write_json
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from zerort.cli.bench.collectives.tables import new_table
+from zerort.cli.screen import new_table
 
 FLOOR = "single"
 OURS = "zero3"

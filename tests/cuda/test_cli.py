@@ -57,9 +57,9 @@ def test_the_doctor_looks_at_every_ranks_place(job):
     result = job(
         2,
         """
-        from zerort.cli import checkup_places
+        from zerort.cli.doctor import places
         from zerort.cli.main import main
-        checkup_places.ENOUGH_CORES = 2
+        places.ENOUGH_CORES = 2
         if rank == 1:
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         main(["doctor", os.getcwd(), "--json"])

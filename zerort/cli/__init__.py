@@ -1,14 +1,14 @@
-"""The `zerort` command: look at this machine (``doctor``) and measure it (``bench``).
+"""The `zerort` command: check this machine, measure it, forecast the memory of a model, look at checkpoints.
 
-    main.py  arguments.py          the words of the command line, and who serves them
-    ranks.py  world.py  screen.py  start ranks, agree among them, print for them
-    doctor.py  checkup*.py         what is ok, warn or bad here, each with the cure; probe.py runs in other processes
-    bench_collectives.py           operations.py (the table of what is run), buffers.py, trials.py, footprint.py
-    bench_optimizer.py             optimizers.py
-    timing.py  limits.py           interleaved timing, and the memory limit that it is held against
-    rows.py  tables.py  plots.py  machine.py   what was found, for people and for machines
+    main.py  arguments.py            the command line; each command has its own arguments.py beside it
+    ranks.py  world.py               start ranks, and agree among them
+    screen.py  machine.py            print for them, and describe the machine
+    doctor/                          findings, each ok, warn or bad, with the cure; probe.py runs in other processes
+    plan/                            the forecast for a model
+    ckpt/                            inspect, verify and export checkpoints
+    bench/                           benchmarks over one harness
 
-The top room: may import everything of zerort. MPI, rich, matplotlib and torch are imported only where they are used.
+MPI, rich, matplotlib and torch are imported only by the commands that use them.
 """
 
 # not-gpu: commands wait as users do

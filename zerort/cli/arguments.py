@@ -1,7 +1,7 @@
-"""Read the words of the command line: sizes, counts, lists of names, files to write.
+"""Commands, and the types of their arguments: sizes, counts, lists of names, files to write.
 
-Each function turns text into a value or raises ``argparse.ArgumentTypeError``, which argparse prints as one line, with
-exit code 2.
+Each ``parse`` function turns text into a value or raises ``argparse.ArgumentTypeError``, which argparse prints as one
+line, with exit code 2.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import re
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from pathlib import Path
+from typing import TypeAlias
 
 from zerort.config import parse_bytes
 from zerort.errors import CallError
 
 __all__ = [
+    "Commands",
     "UsageError",
+    "add_command",
     "names_of",
     "output_file",
     "parse_count",
@@ -30,6 +33,10 @@ __all__ = [
     "parse_sizes",
     "serve_help",
 ]
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""Where commands are added."""
 
 
 class UsageError(CallError):
@@ -153,6 +160,24 @@ def parse_rounds(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1000:
         raise argparse.ArgumentTypeError(f"Expected a number of rounds from 1 to 1000, got {text!r}.")
     return int(text)
+
+
+def add_command(
+    commands: Commands, name: str, serve: Callable[[argparse.Namespace, list[str]], int], *, help: str, text: str
+) -> argparse.ArgumentParser:
+    """Add a command and return its parser.
+
+    Args:
+        commands: Where to.
+        name: What the user types.
+        serve: Runs it, given the options and the words of the command line, and returns the exit code.
+        help: Its line in the list of commands.
+        text: What its own ``--help`` begins with: what it does, and examples.
+    """
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser(name, help=help, description=text, formatter_class=raw)
+    parser.set_defaults(serve=serve)
+    return parser
 
 
 def serve_help(parser: argparse.ArgumentParser) -> None:

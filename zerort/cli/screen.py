@@ -17,8 +17,9 @@ from zerort.comm.bootstrap.environment import sees_terminal
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress
+    from rich.table import Table
 
-__all__ = ["Bar", "Screen"]
+__all__ = ["Bar", "Screen", "new_table"]
 
 _WIDE = 250
 
@@ -93,3 +94,19 @@ class Bar:
         """Say what is done next, and how many steps have been done since the last call."""
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], description=text, advance=advance, refresh=True)
+
+
+def new_table(title: str) -> Table:
+    """Return an empty table in the style that all commands share."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from zerort.cli import arguments, ranks
+from zerort.cli.bench import harness
 from zerort.cli.bench.collectives import command as bench_collectives
 from zerort.cli.main import main
 from zerort.comm.bootstrap import environment
@@ -118,7 +119,7 @@ def test_help_loads_neither_mpi_nor_rich() -> None:
 
 @pytest.fixture
 def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_collectives, "launched_size", lambda: None)
+    monkeypatch.setattr(harness, "launched_size", lambda: None)
     monkeypatch.setattr(environment, "launched_rank", lambda: None)
 
 
@@ -137,6 +138,6 @@ def test_a_plot_needs_matplotlib_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: object
 ) -> None:
     monkeypatch.setattr(bench_collectives.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(bench_collectives, "run_ranks", lambda *words, **options: pytest.fail("ranks were started"))
+    monkeypatch.setattr(harness, "run_ranks", lambda *words, **options: pytest.fail("ranks were started"))
     assert main(["bench", "collectives", "--plot", f"{tmp_path}/f.png"]) == 1
     assert "pip install matplotlib" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zerort import trace
-from zerort.cli.bench.step import command as bench_step
+from zerort.cli.bench import harness
 from zerort.cli.bench.step.contenders import PARTS, FloorSteps, PlanSteps, Sample, TimedModel, time_block
 from zerort.cli.bench.step.rows import FLOOR, make_rows, parts_table, steps_table
 from zerort.cli.main import main
@@ -106,7 +106,7 @@ def test_ranks_get_one_blas_thread_each(monkeypatch: pytest.MonkeyPatch) -> None
         started.append((ranks, env))
         return argparse.Namespace(code=0)
 
-    monkeypatch.setattr(bench_step, "launched_size", lambda: None)
-    monkeypatch.setattr(bench_step, "run_ranks", run_ranks)
+    monkeypatch.setattr(harness, "launched_size", lambda: None)
+    monkeypatch.setattr(harness, "run_ranks", run_ranks)
     assert main(["bench", "step"]) == 0
     assert started == [(2, {"OPENBLAS_NUM_THREADS": "1"})]

@@ -1,4 +1,4 @@
-"""``zerort bench``: each benchmark in a folder, all over one way of timing (timing.py).
+"""``zerort bench``: each benchmark in a folder, all over one harness (harness.py) and one way of timing (timing.py).
 
 collectives/    every collective against MPI and the memory limit
 step/           a training step under several plans against the same computing without the runtime

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["REPETITIONS", "Timing", "time_interleaved"]
+__all__ = ["REPETITIONS", "Timing", "rotated", "time_interleaved"]
 
 REPETITIONS = 7
 """How often each figure is taken."""
@@ -67,8 +67,7 @@ def time_interleaved(
     gc.disable()  # a collection of garbage costs more than a small collective
     try:
         for repetition in range(repetitions):
-            turn = repetition % len(names) if names else 0
-            for name in names[turn:] + names[:turn]:
+            for name in rotated(names, repetition):
                 found[name].append(_time(works[name], iterations[name], meet))
     finally:
         if collecting:
@@ -78,6 +77,16 @@ def time_interleaved(
         name: Timing(tuple(flat[at * repetitions : (at + 1) * repetitions]), iterations[name])
         for at, name in enumerate(names)
     }
+
+
+def rotated(names: Sequence[str], number: int) -> list[str]:
+    """Return the names in the order of round ``number``: each round begins with the next one.
+
+    >>> rotated(("a", "b", "c"), 4)
+    ['b', 'c', 'a']
+    """
+    first = number % len(names) if names else 0
+    return [*names[first:], *names[:first]]
 
 
 def _enough(

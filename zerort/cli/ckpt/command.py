@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerort.checkpoint import Damage, Manifest, StoredTensor, export, read_manifest, verify
 from zerort.cli.arguments import UsageError
-from zerort.cli.bench.collectives.tables import new_table
-from zerort.cli.screen import Screen
+from zerort.cli.screen import Screen, new_table
 from zerort.config import format_bytes
 from zerort.errors import CallError, CheckpointError, CorruptCheckpointError, StorageError
 

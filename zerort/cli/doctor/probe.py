@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from zerort.cli.bench.world import World
 from zerort.cli.doctor.places import look_at_place
 from zerort.cli.machine import library_title
+from zerort.cli.world import World
 from zerort.comm import open_group
-from zerort.comm.bootstrap.environment import library_vendor
+from zerort.comm.bootstrap.environment import library_vendor, load_mpi
 
 __all__ = ["PROBES", "answer_of", "look_at_job"]
 
@@ -43,7 +43,7 @@ def look_at_job() -> dict[str, Any]:
     """Open the group of all ranks, let it sum something, and return what came of it. Collective."""
     import os
 
-    world = World()
+    world = World(load_mpi())
     with open_group() as group:
         mine = np.arange(100_000, dtype=np.float32) % 251 + group.rank
         total = group.all_reduce(mine).wait()

@@ -1,27 +1,23 @@
-"""The words of ``zerort plan``, and who serves them."""
+"""Arguments of ``zerort plan``."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
-from zerort.cli.arguments import output_file, parse_count, parse_directory, parse_ranks
+from zerort.cli.arguments import Commands, add_command, output_file, parse_count, parse_directory, parse_ranks
 from zerort.config import ZERO, parse_bytes
 from zerort.errors import CallError
 from zerort.layout.dtypes import TRAINABLE
 
 __all__ = ["OPTIMIZERS", "add_plan"]
 
-Command = Callable[..., argparse.ArgumentParser]
-"""What adds a command: (parents, name, serve, help=, text=)."""
-
 OPTIMIZERS = ("adamw", "lion", "sgd", "sgd-momentum", "adafactor")
 _DTYPES = tuple(TRAINABLE)
 
 _PLAN = """\
-Say what a model will take of each memory under a budget, what of it goes to the disk, and how many seconds of reading
-and writing that costs each step; without a budget, what each plan takes. Nothing is loaded and nothing is trained. Exit
-code 0: it fits; 1: it does not.
+Forecast the memory that a model needs under a budget, the part that goes to the disk, and the seconds of reading and
+writing that this adds to each step; without a budget, the memory that each plan needs. Nothing is loaded and nothing
+is trained. Exit code 0: it fits; 1: it does not.
 
 examples:
   zerort plan model.safetensors --ranks 8
@@ -40,25 +36,43 @@ MODEL is one of
 Sizes are per rank. On a machine without a GPU, device and host are one memory, and their sum counts."""
 
 
-def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser], command: Command) -> None:
+def add_plan(commands: Commands) -> None:
     """Add ``zerort plan``."""
-    one = command(commands, "plan", _serve_plan, help="what a model takes of memory and disk, and of time", text=_PLAN)
+    one = add_command(
+        commands, "plan", _serve_plan, help="forecast the memory, disk and time a model needs", text=_PLAN
+    )
     one.add_argument("model", metavar="MODEL", help="what to plan for; see above")
-    one.add_argument("--ranks", type=parse_ranks, default=1, metavar="N", help="that share the model (default: 1)")
-    for name, what in (("device", "the memory computing happens in"), ("host", "host memory"), ("nvme", "the disk")):
-        one.add_argument(f"--{name}", type=_size, default=0, metavar="S", help=f"of {what}, per rank (default: none)")
+    one.add_argument(
+        "--ranks", type=parse_ranks, default=1, metavar="N", help="ranks that share the model (default: 1)"
+    )
+    for name, what in (("device", "GPU memory"), ("host", "host memory"), ("nvme", "disk space")):
+        one.add_argument(
+            f"--{name}", type=_size, default=0, metavar="S", help=f"budget of {what} per rank (default: none)"
+        )
     one.add_argument("--stage", type=int, choices=tuple(ZERO), help="ZeRO stage (default: 3; without a budget, all)")
-    one.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="whose state (default: adamw)")
-    one.add_argument("--dtype", choices=_DTYPES, help="of all floating-point parameters (default: as MODEL says)")
-    one.add_argument("--gradient-dtype", choices=_DTYPES, help="that gradients are summed in (default: as above)")
-    one.add_argument("--frozen", action="append", default=[], metavar="G", help="names of tensors that are not trained")
-    one.add_argument("--prefetch", type=parse_count(0), default=1, metavar="N", help="units gathered ahead (1)")
-    one.add_argument("--buckets", type=parse_count(1), default=2, metavar="N", help="gradient buckets (2)")
-    one.add_argument("--machines", type=parse_count(1), default=1, metavar="N", help="with a disk each (default: 1)")
+    one.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="whose state is counted (default: adamw)")
+    one.add_argument("--dtype", choices=_DTYPES, help="dtype of all floating-point parameters (default: as MODEL says)")
+    one.add_argument(
+        "--gradient-dtype", choices=_DTYPES, help="dtype that gradients are summed in (default: the parameters')"
+    )
+    one.add_argument(
+        "--frozen",
+        action="append",
+        default=[],
+        metavar="G",
+        help="pattern of names of tensors that are not trained; may be repeated",
+    )
+    one.add_argument(
+        "--prefetch", type=parse_count(0), default=1, metavar="N", help="units gathered ahead (default: 1)"
+    )
+    one.add_argument("--buckets", type=parse_count(1), default=2, metavar="N", help="gradient buckets (default: 2)")
+    one.add_argument(
+        "--machines", type=parse_count(1), default=1, metavar="N", help="machines, with a disk each (default: 1)"
+    )
     one.add_argument("--scratch", type=parse_directory, metavar="DIR", help="measure this directory's disk")
-    one.add_argument("--read-speed", type=_speed, metavar="GB/S", help="of the disk, instead of measuring it")
-    one.add_argument("--write-speed", type=_speed, metavar="GB/S", help="of the disk, instead of measuring it")
-    one.add_argument("--json", type=output_file, metavar="F", help="also write it as JSON, every rank by itself")
+    one.add_argument("--read-speed", type=_speed, metavar="GB/S", help="speed of the disk, instead of measuring it")
+    one.add_argument("--write-speed", type=_speed, metavar="GB/S", help="speed of the disk, instead of measuring it")
+    one.add_argument("--json", type=output_file, metavar="F", help="also write the forecast of every rank as JSON")
 
 
 def _size(text: str) -> int:

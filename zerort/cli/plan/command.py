@@ -15,9 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from zerort.cli.arguments import UsageError
-from zerort.cli.bench.collectives.tables import new_table
 from zerort.cli.plan.models import Model, read_model
-from zerort.cli.screen import Screen
+from zerort.cli.screen import Screen, new_table
 from zerort.config import ZERO, Budget, Plan, format_bytes
 from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.report import MemoryReport

@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerort.cli.bench.world import World
+from zerort.cli.machine import available_nbytes
+from zerort.cli.world import World
 from zerort.comm import Group
 from zerort.config import format_bytes
 from zerort.errors import SharedMemoryError
 from zerort.typing import Array
 
-__all__ = ["Buffers", "NoRoom", "Pair", "available_nbytes"]
+__all__ = ["Buffers", "NoRoom", "Pair"]
 
 
 class NoRoom(Exception):
@@ -108,12 +109,3 @@ class Buffers:
 
 def _part(pair: Pair, nbytes: int) -> Pair:
     return Pair(pair.full[:nbytes], pair.other[:nbytes])
-
-
-def available_nbytes() -> int:
-    """Return the bytes that new arrays can have before this machine swaps or kills."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise OSError("Expected a line MemAvailable in /proc/meminfo, got none.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerort.cli.bench.world import World
+from zerort.cli.world import World
 from zerort.comm import Group
 
 __all__ = ["Footprint", "measure_footprint", "pss_nbytes"]

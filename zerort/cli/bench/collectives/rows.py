@@ -44,12 +44,12 @@ class Row:
     count: int
     """Elements, as nccl-tests count them: of a rank's share where there are shares."""
     out_of_place: Side | None
-    in_place: Side | None
-    mpi: Side | None
-    mpi_in_place: Side | None
-    moved_nbytes: int
-    """What the faster of our two had to read and write, over all ranks."""
-    limit_gbs: float
+    in_place: Side | None = None
+    mpi: Side | None = None
+    mpi_in_place: Side | None = None
+    moved_nbytes: int = 0
+    """What the faster of our two had to read and write, over all ranks; 0 if nothing had to move, or it is unknown."""
+    limit_gbs: float = 0.0
     """This machine's memory limit, taken between the repetitions."""
 
     @property

@@ -7,45 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 from zerort.cli.bench.collectives.footprint import Footprint
 from zerort.cli.bench.collectives.rows import Row, Side
-from zerort.cli.machine import machine_lines
+from zerort.cli.bench.harness import wrong_line
+from zerort.cli.screen import new_table
 from zerort.config import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["collectives_head", "collectives_legend", "collectives_table", "new_table"]
+__all__ = ["collectives_head", "collectives_legend", "collectives_table"]
 
 _NONE = "-"
 _SIDE = (("time\nµs", 9), ("algbw\nGB/s", 7), ("busbw\nGB/s", 7), ("#wrong\n", 6))
 
 
 def collectives_head(machine: dict[str, Any]) -> list[str]:
-    """Return the lines above the tables."""
+    """Return the lines between the machine's and the tables."""
     arrays = {"window": "in the node's window (group.empty)", "own": "plain NumPy arrays"}[machine["arrays"]]
     return [
-        *machine_lines(machine),
         f"# MPI: {machine['mpi'] or 'none'}",
         f"# {machine['group']}",
         f"# {machine['ranks']} rank{'s' * (machine['ranks'] > 1)} on {machine['cores']} cores; our arrays {arrays}",
         f"# memory limit: {machine['limit_gbs']:.1f} GB/s (in-place a += b, fp32, all ranks at once); a bare sum of "
         f"{max(machine['ranks'], 2)} private arrays: {machine['sum_gbs'] / machine['limit_gbs']:.0%} of it",
     ]
-
-
-def new_table(title: str) -> Table:
-    """Return an empty table in the house's style."""
-    from rich import box
-    from rich.table import Table
-
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
 
 
 def collectives_table(title: str, rows: Sequence[Row], *, compare: bool) -> Table:
@@ -104,7 +88,7 @@ def collectives_legend(rows: Sequence[Row], footprint: Footprint | None, *, comp
         "#   all_reduce, all_to_all: 2n·S; all_gather, broadcast: 2n·S, in place 2(n-1)·S), per second of our better",
         "#   time, over the speed of an in-place a += b by all ranks at once, taken between the same repetitions.",
         "#   Above 100 %: the arrays fit into the caches, the limit's do not.",
-        f"# wrong elements: {wrong}" + (": THE DATA IS WRONG" if wrong else ""),
+        wrong_line("elements", wrong),
     ]
     if footprint is not None:
         where = f"{footprint.ranks} ranks on {footprint.nodes} node{'s' * (footprint.nodes > 1)}"

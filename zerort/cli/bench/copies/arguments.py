@@ -1,40 +1,39 @@
-"""The words of ``zerort bench copies``, and who serves it."""
+"""Arguments of ``zerort bench copies``."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
-from zerort.cli.arguments import output_file, parse_count, parse_numel, parse_seconds, parse_sizes
+from zerort.cli.arguments import Commands, add_command, parse_count, parse_numel, parse_sizes
+from zerort.cli.bench.options import add_json, add_seconds
 
 __all__ = ["add_bench_copies"]
 
-Command = Callable[..., argparse.ArgumentParser]
-"""What adds a command: (parents, name, serve, help=, text=)."""
-
 _COPIES = """\
 Measure copies between the host and a GPU: in, out and both ways at once, from pinned and from pageable memory; and a
-step of AdamW whose state rests in pinned memory, on either side.
+step of AdamW whose state is in pinned memory, computed on either side.
 
 examples:
   zerort bench copies
   zerort bench copies --gpu 3 --sizes 64K..1G --json result.json"""
 
 
-def add_bench_copies(benches: argparse._SubParsersAction[argparse.ArgumentParser], command: Command) -> None:
+def add_bench_copies(benches: Commands) -> None:
     """Add ``zerort bench copies``."""
-    one = command(benches, "copies", _serve_copies, help="host to GPU and back, pinned and pageable", text=_COPIES)
+    one = add_command(benches, "copies", _serve_copies, help="host to GPU and back, pinned and pageable", text=_COPIES)
     one.add_argument("--gpu", type=parse_count(0), default=0, metavar="N", help="which GPU (default: 0)")
     one.add_argument(
-        "--sizes", type=parse_sizes, default=parse_sizes("64K..256M"), metavar="S", help="default: 64K..256M"
+        "--sizes",
+        type=parse_sizes,
+        default=parse_sizes("64K..256M"),
+        metavar="S",
+        help="bytes per copy (default: 64K..256M)",
     )
     one.add_argument(
-        "--parameters", type=parse_numel, default=8_000_000, metavar="N", help="that are updated (default: 8M)"
+        "--parameters", type=parse_numel, default=8_000_000, metavar="N", help="parameters to update (default: 8M)"
     )
-    one.add_argument(
-        "--seconds", type=parse_seconds, default=0.5, metavar="T", help="time for each figure (default: 0.5)"
-    )
-    one.add_argument("--json", type=output_file, metavar="F", help="also write the rows as JSON")
+    add_seconds(one, 0.5)
+    add_json(one)
 
 
 def _serve_copies(options: argparse.Namespace, words: list[str]) -> int:

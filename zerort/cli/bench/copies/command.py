@@ -4,7 +4,7 @@
     out       device to host          within      device to device
 
 All ways of one size are timed in turn, repetition by repetition, and what arrives is compared. What copies are for, the
-update of a state that rests on the host, is measured too (bench_staging.py).
+update of a state that rests on the host, is measured too (updates.py).
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import dataclasses
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zerort.cli.bench.collectives.tables import new_table
+from zerort.cli.bench.harness import Benchmark, Result
 from zerort.cli.bench.timing import time_interleaved
-from zerort.cli.machine import describe_machine, machine_lines
-from zerort.cli.screen import Screen
+from zerort.cli.screen import new_table
 from zerort.config import format_bytes
 from zerort.errors import DeviceMemoryError
-from zerort.trace.files import write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from zerort.device.cuda.device import CudaDevice
 
 __all__ = ["CopyRow", "run_copies"]
 
@@ -52,17 +54,31 @@ class CopyRow:
 
 def run_copies(options: argparse.Namespace) -> int:
     """Run the benchmark on one GPU and return the exit code."""
-    from zerort.cli.bench.copies.updates import host_nbytes, run_updates
     from zerort.device.cuda.device import CudaDevice
-    from zerort.device.cuda.pinned import PinnedMemory
 
-    screen, machine = Screen(), describe_machine()
-    rows: list[CopyRow] = []
     with CudaDevice(options.gpu) as device:
-        free, total = device.memory()
-        for line in machine_lines(machine):
-            screen.print(line)
-        screen.print(f"# {device.name}: {format_bytes(free)} free of {format_bytes(total)}")
+        return _CopiesBenchmark(options, device).run()
+
+
+class _CopiesBenchmark(Benchmark):
+    """Copies between the host and a GPU, and streamed updates."""
+
+    name = "copies"
+
+    def __init__(self, options: argparse.Namespace, device: CudaDevice) -> None:
+        super().__init__(options)
+        self._device = device
+
+    def head(self, machine: dict[str, Any]) -> list[str]:
+        free, total = self._device.memory()
+        return [f"# {self._device.name}: {format_bytes(free)} free of {format_bytes(total)}"]
+
+    def measure(self) -> Result:
+        from zerort.cli.bench.copies.updates import host_nbytes, run_updates
+        from zerort.device.cuda.pinned import PinnedMemory
+
+        options, device, screen = self.options, self._device, self.screen
+        rows: list[CopyRow] = []
         most = max(options.sizes)
         room = np.frombuffer(mmap.mmap(-1, 2 * most + host_nbytes(options.parameters)), np.uint8)
         try:
@@ -74,23 +90,26 @@ def run_copies(options: argparse.Namespace) -> int:
             arrays = _Arrays(device, most, pinned.empty(most, "uint8"), pinned.empty(most, "uint8", alignment=1))
             for size in options.sizes:
                 rows += arrays.measure(size, options.seconds)
-            _show(rows, screen)
+            screen.print(_table(rows))
             updates = run_updates(device, pinned, options.parameters, seconds=options.seconds, screen=screen)
-    if options.json is not None:
-        found = [{**dataclasses.asdict(row), "gbs": row.gbs} for row in rows]
-        moved = [dataclasses.asdict(row) for row in updates]
-        write_json(Path(options.json), {"bench": "copies", "machine": machine, "rows": found, "updates": moved})
-    wrong = any(row.wrong for row in rows) or any(row.wrong for row in updates)
-    return 1 if wrong else 0
+        return Result(
+            tables=[],
+            legend=[],
+            figures={
+                "rows": [{**dataclasses.asdict(row), "gbs": row.gbs} for row in rows],
+                "updates": [dataclasses.asdict(row) for row in updates],
+            },
+            failed=any(row.wrong for row in rows) or any(row.wrong for row in updates),
+        )
 
 
-def _show(rows: list[CopyRow], screen: Screen) -> None:
+def _table(rows: list[CopyRow]) -> Table:
     table = new_table("copies")
     for name in ("size\nB", "way\n", "time\nµs", "GB/s\n", "#wrong\n"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(str(row.nbytes), row.way, f"{row.time_us:.1f}", f"{row.gbs:.2f}", str(row.wrong))
-    screen.print(table)
+    return table
 
 
 class _Arrays:

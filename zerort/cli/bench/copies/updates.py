@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zerort.cli.bench.collectives.tables import new_table
 from zerort.cli.bench.timing import time_interleaved
-from zerort.cli.screen import Screen
+from zerort.cli.screen import Screen, new_table
 from zerort.optim.kernels import kernels_for
 from zerort.streaming import ArrayTransfer, Staging, cut_evenly, slot_nbytes_of
 from zerort.streaming.transfers import Place

@@ -1,25 +1,13 @@
-"""The words of ``zerort bench nvme`` and ``zerort bench offload``, and who serves them."""
+"""Arguments of ``zerort bench nvme``, ``offload`` and ``checkpoint``."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from pathlib import Path
 
-from zerort.cli.arguments import (
-    output_file,
-    parse_count,
-    parse_directory,
-    parse_nbytes,
-    parse_numel,
-    parse_ranks,
-    parse_rounds,
-)
+from zerort.cli.arguments import Commands, add_command, parse_count, parse_nbytes, parse_numel
+from zerort.cli.bench.options import add_directory, add_json, add_ranks, add_rounds, add_trace
 
-__all__ = ["add_bench_nvme", "add_bench_offload"]
-
-Command = Callable[..., argparse.ArgumentParser]
-"""What adds a command: (parents, name, serve, help=, text=)."""
+__all__ = ["add_bench_checkpoint", "add_bench_nvme", "add_bench_offload"]
 
 _NVME = """\
 Measure how fast a store on this disk writes and reads against the disk itself: plain blocks by as many threads
@@ -31,7 +19,7 @@ examples:
   zerort bench nvme --unchecked --json result.json"""
 
 _OFFLOAD = """\
-Measure AdamW over state that sleeps on a disk: read, update, write back, a few chunks at a time. Beside it, in turn,
+Measure AdamW over state on a disk: read, update, write back, a few chunks at a time. Beside it, in turn,
 what bounds it: the same reads and writes without computing, and the same computing without a disk. Started without
 mpirun and with --ranks above 1, this starts the ranks itself; each has its own part of the parameters.
 
@@ -40,32 +28,65 @@ examples:
   zerort bench offload --numel 50M --depth 4 --dir /mnt/nvme
   zerort bench offload --ranks 2 --trace offload.json"""
 
+_CHECKPOINT = """\
+Measure save and load of a checkpoint against the disk itself: plain blocks, written and read by the same number of
+threads, past the page cache in the same way, in the same run. Started without mpirun, this starts the ranks itself.
 
-def add_bench_nvme(benches: argparse._SubParsersAction[argparse.ArgumentParser], command: Command) -> None:
+examples:
+  zerort bench checkpoint
+  zerort bench checkpoint --ranks 8 --nbytes 4GiB --dir /mnt/nvme
+  mpirun -n 8 python -m zerort bench checkpoint --json result.json"""
+
+
+def add_bench_nvme(benches: Commands) -> None:
     """Add ``zerort bench nvme``."""
-    one = command(benches, "nvme", _serve_nvme, help="a store on a disk against the disk's speed", text=_NVME)
-    one.add_argument("--dir", type=parse_directory, default=Path(), metavar="D", help="on the disk (default: .)")
-    one.add_argument("--nbytes", type=parse_nbytes, default=1024**3, metavar="S", help="of the file (default: 1GiB)")
-    one.add_argument("--threads", type=parse_count(1), default=4, metavar="N", help="that move blocks (default: 4)")
+    one = add_command(benches, "nvme", _serve_nvme, help="a store on a disk against the disk's speed", text=_NVME)
+    add_directory(one)
+    one.add_argument(
+        "--nbytes", type=parse_nbytes, default=1024**3, metavar="S", help="size of the file (default: 1GiB)"
+    )
+    one.add_argument("--threads", type=parse_count(1), default=4, metavar="N", help="I/O threads (default: 4)")
     one.add_argument("--unchecked", action="store_true", help="without checksums")
-    one.add_argument("--rounds", type=parse_rounds, default=5, metavar="N", help="how often (default: 5)")
-    one.add_argument("--json", type=output_file, metavar="F", help="also write the figures as JSON")
+    add_rounds(one)
+    add_json(one)
 
 
-def add_bench_offload(benches: argparse._SubParsersAction[argparse.ArgumentParser], command: Command) -> None:
+def add_bench_offload(benches: Commands) -> None:
     """Add ``zerort bench offload``."""
-    one = command(benches, "offload", _serve_offload, help="AdamW over state on a disk", text=_OFFLOAD)
-    one.add_argument("--ranks", type=parse_ranks, metavar="N", help="ranks to start (default: 1)")
-    one.add_argument("--dir", type=parse_directory, default=Path(), metavar="D", help="on the disk (default: .)")
+    one = add_command(benches, "offload", _serve_offload, help="AdamW over state on a disk", text=_OFFLOAD)
+    add_ranks(one, 1)
+    add_directory(one)
     one.add_argument("--numel", type=parse_numel, default=200_000_000, metavar="N", help="parameters (default: 200M)")
-    one.add_argument("--chunk", type=parse_nbytes, default=16 * 1024**2, metavar="S", help="of each tensor (16MiB)")
-    one.add_argument("--depth", type=parse_count(1), default=3, metavar="N", help="slots (default: 3)")
-    one.add_argument("--threads", type=parse_count(1), default=4, metavar="N", help="that move blocks (default: 4)")
+    one.add_argument(
+        "--chunk",
+        type=parse_nbytes,
+        default=16 * 1024**2,
+        metavar="S",
+        help="size of a chunk of each tensor (default: 16MiB)",
+    )
+    one.add_argument(
+        "--depth", type=parse_count(1), default=3, metavar="N", help="chunks in memory at once (default: 3)"
+    )
+    one.add_argument("--threads", type=parse_count(1), default=4, metavar="N", help="I/O threads (default: 4)")
     one.add_argument("--unchecked", action="store_true", help="without checksums")
-    one.add_argument("--rounds", type=parse_rounds, default=5, metavar="N", help="how often (default: 5)")
-    one.add_argument("--json", type=output_file, metavar="F", help="also write the figures as JSON")
-    one.add_argument("--trace", type=output_file, metavar="F.json", help="also write a Perfetto trace of rank 0")
-    one.add_argument("--screen", help=argparse.SUPPRESS)  # the terminal that the starting process saw
+    add_rounds(one)
+    add_json(one)
+    add_trace(one, "rank 0")
+
+
+def add_bench_checkpoint(benches: Commands) -> None:
+    """Add ``zerort bench checkpoint``."""
+    one = add_command(
+        benches, "checkpoint", _serve_checkpoint, help="save and load against the disk's speed", text=_CHECKPOINT
+    )
+    add_ranks(one)
+    one.add_argument(
+        "--nbytes", type=parse_nbytes, default=1024**3, metavar="S", help="size of the state (default: 1GiB)"
+    )
+    add_directory(one)
+    add_rounds(one)
+    add_json(one)
+    one.add_argument("--inside", help=argparse.SUPPRESS)  # the directory that the starting process made
 
 
 def _serve_nvme(options: argparse.Namespace, words: list[str]) -> int:
@@ -78,3 +99,9 @@ def _serve_offload(options: argparse.Namespace, words: list[str]) -> int:
     from zerort.cli.bench.disk.offload import run_offload
 
     return run_offload(options, words)
+
+
+def _serve_checkpoint(options: argparse.Namespace, words: list[str]) -> int:
+    from zerort.cli.bench.disk.checkpoint import run_checkpoint
+
+    return run_checkpoint(options, words)

@@ -3,8 +3,7 @@
     each round, in rotating order:
         fio write   plain write   store write        fio read   plain read   store read
 
-Plain blocks have the store's size, threads and O_DIRECT mode, and write the same bytes; both end with an fsync. A ratio
-is taken within a round, where the disk is in one mood; medians over the rounds count.
+Plain blocks have the store's size, threads and O_DIRECT mode, and write the same bytes; both end with an fsync.
 """
 
 from __future__ import annotations
@@ -15,23 +14,20 @@ import os
 import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from zerort.cli.bench.collectives.tables import new_table
 from zerort.cli.bench.disk.fio import fio_gbs
 from zerort.cli.bench.disk.rawdisk import forget
-from zerort.cli.machine import describe_machine, machine_lines
-from zerort.cli.screen import Screen
+from zerort.cli.bench.harness import Benchmark, Result, rounds_table, wrong_line
+from zerort.cli.bench.timing import rotated
 from zerort.config import format_bytes
 from zerort.device import HostDevice, Ticket
 from zerort.storage import NvmeOptions, NvmeStore
 from zerort.storage.files.blocks import BLOCK_NBYTES, BlockFile, run_workers
 from zerort.storage.files.failures import free_nbytes, no_room
-from zerort.trace.files import write_json
 from zerort.typing import Array
 
 __all__ = ["run_nvme"]
@@ -50,15 +46,16 @@ def run_nvme(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="zerort-bench-") as inside:
         settings = NvmeOptions(threads=options.threads, checksum=not options.unchecked)
         with HostDevice() as device, NvmeStore(inside, options=settings) as store:
-            return _Bench(options, store, device).run()
+            return _StoreBenchmark(options, store, device).run()
 
 
-class _Bench:
-    """One run of the benchmark."""
+class _StoreBenchmark(Benchmark):
+    """Reads and writes of a store, of plain threads and of fio."""
+
+    name = "nvme"
 
     def __init__(self, options: argparse.Namespace, store: NvmeStore, device: HostDevice) -> None:
-        self._options = options
-        self._screen = Screen()
+        super().__init__(options)
         self._store = store
         self._threads = options.threads
         step = BLOCK_NBYTES * self._threads  # fio's jobs get equal parts of whole blocks
@@ -72,24 +69,48 @@ class _Bench:
         self._data[:: 1 << 20] = np.arange(len(self._data[:: 1 << 20]))  # so that chunks differ
         self._fio = shutil.which("fio")
 
-    def run(self) -> int:
-        options = self._options
-        machine = {**describe_machine(), "directory": os.path.abspath(options.dir)}
-        for line in (
-            *machine_lines(machine),
+    def describe(self) -> dict[str, Any]:
+        return {"directory": os.path.abspath(self.options.dir)}
+
+    def head(self, machine: dict[str, Any]) -> list[str]:
+        return [
             f"# {machine['directory']}: a file of {format_bytes(self._nbytes)} in blocks of "
             f"{format_bytes(BLOCK_NBYTES)}, {self._threads} threads; {'' if self._fio else 'fio is not installed'}",
-        ):
-            self._screen.print(line)
-        rounds = []
-        # The first round warms up: memory is touched, the disk awake.
-        with self._screen.bar(options.rounds + 1) as bar:
-            for number in range(options.rounds + 1):
-                bar.step(f"round {number}" if number else "warming up", advance=int(number > 0))
-                rounds.append(self._round(number))
+            "",
+        ]
+
+    def measure(self) -> Result:
+        rounds = self.rounds(self._round)
         wrong = self._wrong()
-        self._report(machine, rounds[1:], wrong)
-        return 1 if wrong else 0
+        ratios = {
+            f"store {verb}": statistics.median(
+                one[f"store {verb}"] / max(one[f"plain {verb}"], one.get(f"fio {verb}", 0.0)) for one in rounds
+            )
+            for verb in ("write", "read")
+        }
+        gbs = {name: [one[name] for one in rounds] for name in rounds[0]}
+        shares = {name: f"{ratio:.0%}" for name, ratio in ratios.items()}
+        how = "O_DIRECT" if self._store.direct else "buffered and synced; dropped from the page cache before each read"
+        checks = "unchecked" if self.options.unchecked else "a crc32c of every 256 KiB kept and compared"
+        return Result(
+            tables=[rounds_table("nvme", "GB/s", gbs, digits=2, more={"of the best": shares})],
+            legend=[
+                f"# medians of {len(rounds)} rounds; {how}. store: {checks}. Writes end with an fsync.",
+                "# of the best: the store's speed over the better of plain threads and fio in the same round, median.",
+                wrong_line("bytes", wrong),
+            ],
+            figures={
+                "nbytes": self._nbytes,
+                "threads": self._threads,
+                "checksum": not self.options.unchecked,
+                "direct": self._store.direct,
+                "gbs": {name: statistics.median(every) for name, every in gbs.items()},
+                "ratios": ratios,
+                "rounds": rounds,
+                "wrong": wrong,
+            },
+            failed=bool(wrong),
+        )
 
     def _round(self, number: int) -> dict[str, float]:
         """Return GB/s by name."""
@@ -98,16 +119,13 @@ class _Bench:
             "read": {"plain read": self._plain_read, "store read": self._store_read},
         }
         found = {}
-        for verb in ("write", "read"):
+        for verb, works in ours.items():
             if self._fio:  # first: what it writes is not what the store knows
                 found[f"fio {verb}"] = fio_gbs(self._fio, self._path, verb, self._nbytes, threads=self._threads)
-            names = list(ours[verb]) if number % 2 else list(ours[verb])[::-1]
-            for name in names:
+            for name in rotated(list(works), number - 1):  # so that round 1 names them in the table's order
                 if verb == "read" and not self._store.direct:
                     forget(self._path)
-                began = time.perf_counter()
-                ours[verb][name]()
-                found[name] = self._nbytes / (time.perf_counter() - began) / 1e9
+                found[name] = self._nbytes / self.time(name, works[name]) / 1e9
         return found
 
     def _piece(self, offset: int, nbytes: int, memory: Array) -> Array:
@@ -155,42 +173,3 @@ class _Bench:
             found = self._store.read("value", self._piece(offset, nbytes, self._ring), offset=offset).wait()
             wrong += int((found != self._piece(offset, nbytes, self._data)).sum())
         return wrong
-
-    def _report(self, machine: dict[str, Any], rounds: list[dict[str, float]], wrong: int) -> None:
-        ratios = {
-            f"store {verb}": statistics.median(
-                one[f"store {verb}"] / max(one[f"plain {verb}"], one.get(f"fio {verb}", 0.0)) for one in rounds
-            )
-            for verb in ("write", "read")
-        }
-        table = new_table("nvme")
-        for name in ("", "GB/s", "min", "max", "of the best"):
-            table.add_column(name, justify="right" if name else "left", no_wrap=True)
-        for name in rounds[0]:
-            speeds = [one[name] for one in rounds]
-            cells = [f"{one:.2f}" for one in (statistics.median(speeds), min(speeds), max(speeds))]
-            table.add_row(name, *cells, f"{ratios[name]:.0%}" if name in ratios else "")
-        self._screen.print("")
-        self._screen.print(table)
-        how = "O_DIRECT" if self._store.direct else "buffered and synced; dropped from the page cache before each read"
-        checks = "unchecked" if self._options.unchecked else "a crc32c of every 256 KiB kept and compared"
-        for line in (
-            f"# medians of {len(rounds)} rounds; {how}. store: {checks}. Writes end with an fsync.",
-            "# of the best: the store's speed over the better of plain threads and fio in the same round, median.",
-            f"# wrong bytes: {wrong}" + (": THE DATA IS WRONG" if wrong else ""),
-        ):
-            self._screen.print(line)
-        if self._options.json is not None:
-            document = {
-                "bench": "nvme",
-                "machine": machine,
-                "nbytes": self._nbytes,
-                "threads": self._threads,
-                "checksum": not self._options.unchecked,
-                "direct": self._store.direct,
-                "gbs": {name: statistics.median(one[name] for one in rounds) for name in rounds[0]},
-                "ratios": ratios,
-                "rounds": rounds,
-                "wrong": wrong,
-            }
-            write_json(self._options.json, document)

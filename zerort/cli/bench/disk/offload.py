@@ -6,8 +6,7 @@
         streamed         the pipeline with AdamW                this over the larger of the two is the figure
         serial           the same with depth 1                  what it would be without overlap
 
-A ratio is taken within a round; medians over the rounds count. Two chunks are also updated in memory, and compared to
-the bit at the end.
+Two chunks are also updated in memory, and compared to the bit at the end.
 """
 
 from __future__ import annotations
@@ -16,26 +15,20 @@ import argparse
 import os
 import socket
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from zerort import trace
-from zerort.cli.arguments import UsageError
-from zerort.cli.bench.collectives.tables import new_table
-from zerort.cli.bench.world import World
-from zerort.cli.machine import describe_machine, machine_lines
-from zerort.cli.ranks import run_ranks
-from zerort.cli.screen import Screen
-from zerort.comm.bootstrap.environment import launched_size
+from zerort.cli.bench.harness import Benchmark, Result, rounds_table, run_in_ranks, wrong_line
+from zerort.cli.bench.timing import rotated
+from zerort.cli.world import World
 from zerort.config import format_bytes
 from zerort.native import adamw_
 from zerort.storage import NvmeOptions, NvmeStore
 from zerort.storage.files.failures import free_nbytes, no_room
 from zerort.streaming import Pipeline, StoreTransfer, cut_evenly, slot_nbytes_of
-from zerort.trace.files import write_json
 from zerort.typing import Array
 
 __all__ = ["run_offload"]
@@ -47,29 +40,27 @@ _NAMES = ("read + write", "compute", "streamed", "serial")
 
 def run_offload(options: argparse.Namespace, words: list[str]) -> int:
     """Run the benchmark, in ranks that are started here if several are asked for. Return the exit code."""
-    if launched_size() is None and (options.ranks or 1) > 1:
-        code = run_ranks(options.ranks, ["-m", "zerort", *words, *Screen.words()]).code
-        return code if code in (0, 2) else 1
-    world = World()
-    if options.ranks not in (None, world.size):
-        raise UsageError(f"--ranks: Expected the {world.size} ranks that the launcher started, got {options.ranks}.")
+    return run_in_ranks(options, words, lambda world: _run(options, world), ranks=1)
+
+
+def _run(options: argparse.Namespace, world: World) -> int:
     needed = 4 * len(_KINDS) * options.numel
     free = world.first(free_nbytes(str(options.dir)))
     if free is not None and free < needed:
         raise no_room(os.path.abspath(options.dir), what="the benchmark", needed=needed, why="the disk is too full")
     settings = NvmeOptions(threads=options.threads, checksum=not options.unchecked)
     with NvmeStore(options.dir, rank=world.rank, options=settings) as store:
-        return _Bench(options, store, world).run()
+        return _OffloadBenchmark(options, store, world).run()
 
 
-class _Bench:
-    """One run of the benchmark, on one rank."""
+class _OffloadBenchmark(Benchmark):
+    """AdamW over state on a disk, and the two parts that bound it."""
+
+    name = "offload"
 
     def __init__(self, options: argparse.Namespace, store: NvmeStore, world: World) -> None:
-        self._options = options
+        super().__init__(options, world=world)
         self._store = store
-        self._world = world
-        self._screen = Screen(options.screen, shown=world.rank == 0)
         self._numel = max(options.numel // world.size, 1)
         self._step = 0
         for kind in _KINDS:
@@ -92,39 +83,72 @@ class _Bench:
         self._serial = Pipeline(slot_nbytes=slot, depth=1, name="serial")
         self._memory = [np.zeros(self._chunk, np.float32) for _ in range(3 * len(_KINDS))]
 
-    def run(self) -> int:
-        options = self._options
-        machine = {**describe_machine(), "ranks": self._world.size, "directory": os.path.abspath(options.dir)}
-        for line in self._head(machine):
-            self._screen.print(line)
-        rounds = []
-        with self._pipeline, self._serial, self._screen.bar(options.rounds + 1) as bar:
-            # The first round warms up: memory is touched, files are written.
-            for number in range(options.rounds + 1):
-                bar.step(f"round {number}" if number else "warming up", advance=int(number > 0))
-                rounds.append(self._round(number))
+    def describe(self) -> dict[str, Any]:
+        return {"ranks": self.world.size, "directory": os.path.abspath(self.options.dir)}
+
+    def head(self, machine: dict[str, Any]) -> list[str]:
+        ranks, options = self.world.size, self.options
+        return [
+            f"# AdamW over {options.numel:,} parameters on {ranks} rank{'s' * (ranks > 1)}: "
+            f"{format_bytes(4 * len(_KINDS) * options.numel)} of state read and written per step, in "
+            f"{len(self._chunks)} chunks of up to {format_bytes(4 * len(_KINDS) * self._chunk)} per rank",
+            f"# disk: {machine['directory']}, {options.threads} threads each way",
+            "",
+        ]
+
+    def measure(self) -> Result:
+        options = self.options
+        with self._pipeline, self._serial:
+            rounds = self.rounds(self._round)
             if options.trace is not None:
                 self._trace()
             depth, memory = self._pipeline.depth, self._pipeline.nbytes
-        wrong = self._world.total(self._wrong())
-        self._report(machine, rounds[1:], wrong, depth, memory)
-        return 1 if wrong else 0
+        wrong = self.world.total(self._wrong())
+        ratios = {
+            name: statistics.median(one[name] / max(one["read + write"], one["compute"]) for one in rounds)
+            for name in ("streamed", "serial")
+        }
+        seconds = {name: [one[name] for one in rounds] for name in _NAMES}
+        medians = {name: statistics.median(every) for name, every in seconds.items()}
+        moved = 2 * 4 * len(_KINDS) * options.numel
+        more = {
+            "GB/s moved": {name: f"{moved / medians[name] / 1e9:.2f}" for name in _NAMES if name != "compute"},
+            "over the bound": {name: f"{ratio:.2f}" for name, ratio in ratios.items()},
+        }
+        how = "O_DIRECT" if self._store.direct else "through the page cache"
+        return Result(
+            tables=[rounds_table("offload", "s", seconds, digits=3, more=more)],
+            legend=[
+                f"# medians of {len(rounds)} rounds on the slowest rank; {how}; depth {depth}, "
+                f"{format_bytes(memory)} of slots per rank.",
+                "# over the bound: over the larger of read + write alone and computing alone, in the same round, "
+                "median.",
+                wrong_line("elements", wrong),
+            ],
+            figures={
+                "numel": options.numel,
+                "chunk_nbytes": 4 * self._chunk,
+                "depth": depth,
+                "slots_nbytes": memory,
+                "checksum": not options.unchecked,
+                "direct": self._store.direct,
+                "seconds": medians,
+                "ratios": ratios,
+                "rounds": rounds,
+                "wrong": wrong,
+            },
+            failed=bool(wrong),
+        )
 
     def _round(self, number: int) -> dict[str, float]:
+        """Return seconds by name."""
         works: dict[str, Callable[[], object]] = {
             "read + write": lambda: self._pipeline.run(self._chunks, _nothing),
             "compute": self._compute_alone,
             "streamed": lambda: self._stream(self._pipeline),
             "serial": lambda: self._stream(self._serial),
         }
-        turn = number % len(_NAMES)
-        return {name: self._time(works[name]) for name in _NAMES[turn:] + _NAMES[:turn]}
-
-    def _time(self, work: Callable[[], object]) -> float:
-        self._world.all(0)
-        began = time.perf_counter()
-        work()
-        return self._world.maxima([time.perf_counter() - began])[0]
+        return {name: self.time(name, works[name]) for name in rotated(_NAMES, number)}
 
     def _update(self, arrays: list[Array] | tuple[Array, ...], step: int) -> None:
         master, exp_avg, exp_avg_sq = arrays
@@ -156,62 +180,8 @@ class _Bench:
             self._stream(self._pipeline)
         finally:
             trace.disable()
-        if self._world.rank == 0:
-            trace.write_chrome(self._options.trace, [trace.rank_events(0, socket.gethostname())])
-
-    def _head(self, machine: dict[str, Any]) -> list[str]:
-        ranks, options = self._world.size, self._options
-        return [
-            *machine_lines(machine),
-            f"# AdamW over {options.numel:,} parameters on {ranks} rank{'s' * (ranks > 1)}: "
-            f"{format_bytes(4 * len(_KINDS) * options.numel)} of state read and written per step, in "
-            f"{len(self._chunks)} chunks of up to {format_bytes(4 * len(_KINDS) * self._chunk)} per rank",
-            f"# disk: {machine['directory']}, {self._options.threads} threads each way",
-        ]
-
-    def _report(
-        self, machine: dict[str, Any], rounds: list[dict[str, float]], wrong: int, depth: int, memory: int
-    ) -> None:
-        ratios = {
-            name: statistics.median(one[name] / max(one["read + write"], one["compute"]) for one in rounds)
-            for name in ("streamed", "serial")
-        }
-        moved = 2 * 4 * len(_KINDS) * self._options.numel
-        table = new_table("offload")
-        for name in ("", "s", "min", "max", "GB/s moved", "over the bound"):
-            table.add_column(name, justify="right" if name else "left", no_wrap=True)
-        medians = {name: statistics.median(one[name] for one in rounds) for name in _NAMES}
-        for name, seconds in medians.items():
-            every = [one[name] for one in rounds]
-            speed = "" if name == "compute" else f"{moved / seconds / 1e9:.2f}"
-            cells = [f"{seconds:.3f}", f"{min(every):.3f}", f"{max(every):.3f}", speed]
-            table.add_row(name, *cells, f"{ratios[name]:.2f}" if name in ratios else "")
-        self._screen.print("")
-        self._screen.print(table)
-        how = "O_DIRECT" if self._store.direct else "through the page cache"
-        for line in (
-            f"# medians of {len(rounds)} rounds on the slowest rank; {how}; depth {depth}, "
-            f"{format_bytes(memory)} of slots per rank.",
-            "# over the bound: over the larger of read + write alone and computing alone, in the same round, median.",
-            f"# wrong elements: {wrong}" + (": THE DATA IS WRONG" if wrong else ""),
-        ):
-            self._screen.print(line)
-        if self._options.json is not None and self._world.rank == 0:
-            document = {
-                "bench": "offload",
-                "machine": machine,
-                "numel": self._options.numel,
-                "chunk_nbytes": 4 * self._chunk,
-                "depth": depth,
-                "slots_nbytes": memory,
-                "checksum": not self._options.unchecked,
-                "direct": self._store.direct,
-                "seconds": medians,
-                "ratios": ratios,
-                "rounds": rounds,
-                "wrong": wrong,
-            }
-            write_json(self._options.json, document)
+        if self.world.rank == 0:
+            trace.write_chrome(self.options.trace, [trace.rank_events(0, socket.gethostname())])
 
 
 def _nothing(number: int, *arrays: Array) -> None:

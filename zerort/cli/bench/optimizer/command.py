@@ -9,19 +9,16 @@ import argparse
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerort.cli.bench.collectives.buffers import available_nbytes
-from zerort.cli.bench.collectives.tables import new_table
+from zerort.cli.bench.harness import Benchmark, Result
 from zerort.cli.bench.limits import MemoryLimit
 from zerort.cli.bench.optimizer.contenders import NBYTES_PER_ELEMENT, Arrays, numpy_steps, our_steps, torch_steps
 from zerort.cli.bench.timing import time_interleaved
-from zerort.cli.machine import describe_machine, machine_lines
-from zerort.cli.screen import Screen
+from zerort.cli.machine import available_nbytes
+from zerort.cli.screen import new_table
 from zerort.config import format_bytes
 from zerort.errors import CallError
-from zerort.trace.files import write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,49 +68,58 @@ def run_optimizer(options: argparse.Namespace) -> int:
             f"--numel: Expected {format_bytes(needed)} of memory, got {format_bytes(available_nbytes())} available. "
             "Use fewer elements."
         )
-    screen = Screen()
-    machine = describe_machine()
-    for line in machine_lines(machine):
-        screen.print(line)
-    arrays = Arrays.make(options.numel)
-    peers: dict[str, Callable[[], object]] = {}
-    if options.compare:
-        try:
-            peers = torch_steps(arrays)
-        except ImportError:
-            screen.print(f"# {_NO_TORCH}")
-    limit = MemoryLimit()
-    rows = []
-    with screen.bar(len(NBYTES_PER_ELEMENT)) as bar:
-        for step, nbytes in NBYTES_PER_ELEMENT.items():
-            bar.step(step)
-            works = {"native": our_steps(arrays)[step], "numpy": numpy_steps(arrays)[step], "limit": limit.run}
-            if step in peers:
-                works["torch"] = peers[step]
-            timings = time_interleaved(works, seconds=options.seconds)
-            rows.append(
-                OptimizerRow(
-                    step=step,
-                    numel=options.numel,
-                    nbytes_per_element=nbytes,
-                    native_ms=timings["native"].median * 1e3,
-                    numpy_ms=timings["numpy"].median * 1e3,
-                    torch_ms=timings["torch"].median * 1e3 if "torch" in timings else None,
-                    limit_gbs=limit.gbs(timings["limit"].median),
+    return _OptimizerBenchmark(options).run()
+
+
+class _OptimizerBenchmark(Benchmark):
+    """Fused steps, their NumPy forms, torch's, and the memory limit, on one thread."""
+
+    name = "optimizer"
+
+    def head(self, machine: dict[str, Any]) -> list[str]:
+        return []
+
+    def measure(self) -> Result:
+        options = self.options
+        arrays = Arrays.make(options.numel)
+        peers: dict[str, Callable[[], object]] = {}
+        if options.compare:
+            try:
+                peers = torch_steps(arrays)
+            except ImportError:
+                self.screen.print(f"# {_NO_TORCH}")
+        limit = MemoryLimit()
+        rows = []
+        with self.screen.bar(len(NBYTES_PER_ELEMENT)) as bar:
+            for step, nbytes in NBYTES_PER_ELEMENT.items():
+                bar.step(step)
+                works = {"native": our_steps(arrays)[step], "numpy": numpy_steps(arrays)[step], "limit": limit.run}
+                if step in peers:
+                    works["torch"] = peers[step]
+                timings = time_interleaved(works, seconds=options.seconds)
+                rows.append(
+                    OptimizerRow(
+                        step=step,
+                        numel=options.numel,
+                        nbytes_per_element=nbytes,
+                        native_ms=timings["native"].median * 1e3,
+                        numpy_ms=timings["numpy"].median * 1e3,
+                        torch_ms=timings["torch"].median * 1e3 if "torch" in timings else None,
+                        limit_gbs=limit.gbs(timings["limit"].median),
+                    )
                 )
-            )
-            bar.step(step, advance=1)
-    screen.print(_table(rows))
-    screen.print(
-        "# one thread; medians of 7 interleaved repetitions. Bytes: what a step must read and write per element."
-    )
-    screen.print(
-        "# memory limit: in-place a += b, fp32, one thread, between the same repetitions. torch: fused, one thread."
-    )
-    if options.json is not None:
-        document = {"bench": "optimizer", "machine": machine, "rows": [row.as_json() for row in rows]}
-        write_json(Path(options.json), document)
-    return 0
+                bar.step(step, advance=1)
+        return Result(
+            tables=[_table(rows)],
+            legend=[
+                "# one thread; medians of 7 interleaved repetitions. Bytes: what a step must read and write per "
+                "element.",
+                "# memory limit: in-place a += b, fp32, one thread, between the same repetitions. torch: fused, one "
+                "thread.",
+            ],
+            figures={"rows": [row.as_json() for row in rows]},
+            failed=False,
+        )
 
 
 def _table(rows: list[OptimizerRow]) -> Table:

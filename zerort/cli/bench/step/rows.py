@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerort.cli.bench.collectives.tables import new_table
 from zerort.cli.bench.step.contenders import PARTS, Sample
+from zerort.cli.screen import new_table
 from zerort.config import format_bytes
 
 if TYPE_CHECKING:

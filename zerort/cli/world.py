@@ -9,19 +9,21 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
-from zerort.comm.bootstrap.environment import load_mpi
-
 __all__ = ["World"]
 
 T = TypeVar("T")
 
 
 class World:
-    """The ranks that the launcher started; a single one without MPI. Every verb is collective."""
+    """The ranks that the launcher started. Every verb is collective.
 
-    def __init__(self) -> None:
-        self.mpi: ModuleType | None = load_mpi()
-        self.comm: Any = None if self.mpi is None else self.mpi.COMM_WORLD
+    Args:
+        mpi: MPI's module (`load_mpi`); None for a process alone.
+    """
+
+    def __init__(self, mpi: ModuleType | None) -> None:
+        self.mpi = mpi
+        self.comm: Any = None if mpi is None else mpi.COMM_WORLD
         self.rank: int = 0 if self.comm is None else self.comm.Get_rank()
         self.size: int = 1 if self.comm is None else self.comm.Get_size()
 
@@ -32,6 +34,10 @@ class World:
     def first(self, value: T) -> T:
         """Return what rank 0 gave."""
         return value if self.comm is None else self.comm.bcast(value, root=0)
+
+    def meet(self) -> None:
+        """Wait until every rank is here."""
+        self.all(None)
 
     def maxima(self, values: Sequence[float]) -> list[float]:
         """Return the largest of each value over the ranks."""
