@@ -65,6 +65,8 @@ class Device(Protocol):
     name: str
     arrays: str
     """What errors call an array of its own."""
+    in_host_memory: bool
+    """Whether host code reads and writes its arrays, so that nothing has to be staged or pinned for it."""
 
     def empty(self, numel: int, dtype: DtypeLike, *, alignment: int = ...) -> Any:
         """Return a 1-D array whose first byte stands at a multiple of ``alignment`` bytes."""

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from zerort.device import HostDevice
 from zerort.errors import CallError
 from zerort.native.dtypes import BFLOAT16
 
@@ -79,12 +78,12 @@ def _plain_array(tensor: torch.Tensor, device: Device) -> Array:
 
 def torch_device(device: Device) -> torch.device:
     """Return what torch calls the runtime's device."""
-    return torch.device("cpu" if isinstance(device, HostDevice) else device.name)
+    return torch.device("cpu" if device.in_host_memory else device.name)
 
 
 def on_torchs_stream(device: Device) -> AbstractContextManager[None]:
     """Return what to enter the runtime within: its work then has its place among torch's; see [Note: whose stream]."""
-    if isinstance(device, HostDevice):
+    if device.in_host_memory:
         return nullcontext()
     return _gpu(device).on_stream(torch.cuda.current_stream(torch_device(device)))
 
@@ -106,7 +105,7 @@ def check_torch(device: Device) -> None:
     Raises:
         CallError: It has none.
     """
-    if not isinstance(device, HostDevice) and not torch.cuda.is_available():
+    if not device.in_host_memory and not torch.cuda.is_available():
         raise CallError(
             f"Expected a torch that can use GPUs, as the runtime is on {device.name}, got {torch.__version__}, which "
             "cannot. Install one that is built for CUDA, or open the runtime on the host: without group=."
@@ -115,7 +114,7 @@ def check_torch(device: Device) -> None:
 
 def share_memory(device: Device) -> None:
     """Let a runtime on a GPU take what torch's allocator keeps for later, before it is out of memory."""
-    if not isinstance(device, HostDevice):
+    if not device.in_host_memory:
         _gpu(device).share_with(torch.cuda.empty_cache)
 
 

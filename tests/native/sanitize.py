@@ -57,12 +57,6 @@ MUTANTS = [
     ("thread", "shortcut.h", "if (!parting) return kDone;", "if (parting || !parting) return kDone;"),
     ("thread", "shortcut.h", "peers_.half ^= 1;", "peers_.half = 0;"),
     (
-        "thread",
-        "meeting.cpp",
-        "futex(&control_->bell, FUTEX_WAIT, rung, &left)",
-        "futex(&control_->bell, FUTEX_WAIT, control_->bell.load(), &left)",
-    ),
-    (
         "address",
         "crc32c.cpp",
         "for (; nbytes >= 8; p += 8, nbytes -= 8) state",

@@ -29,7 +29,7 @@ from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
 from zerort.buffer.redistribute import redistribute
 from zerort.buffer.tree import TreeSum
 from zerort.comm import Group
-from zerort.device import HostDevice, Ticket
+from zerort.device import Ticket
 from zerort.device.slots import Slot, Slots
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
@@ -239,8 +239,9 @@ class GradientBucket:
 
     def _empty(self, numel: int, dtype: np.dtype[Any]) -> Array:
         """Return memory of this rank's own: on GPUs all ranks get it or none, for one may have less left."""
-        if isinstance(self._device, HostDevice):
-            return self._device.empty(numel, dtype)
+        if self._device.in_host_memory:
+            alone: Array = self._device.empty(numel, dtype)
+            return alone
         return self._group.empty(numel, dtype, name=self.name)
 
     def _is_all(self, flat: Array) -> bool:

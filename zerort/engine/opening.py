@@ -12,7 +12,6 @@ from typing import Any, Final, Literal, NoReturn
 from zerort.comm import Group
 from zerort.comm.agreed import expect_same, raise_together
 from zerort.config import Budget, Plan, Tier
-from zerort.device import HostDevice
 from zerort.engine.mesh import Mesh, mesh
 from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
 from zerort.engine.opening_checks import check_nouns, check_ranks
@@ -162,7 +161,7 @@ def _prepare(
     budget = plan if isinstance(plan, Budget) else None
     if isinstance(plan, Budget):
         plan = Plan.zero(plan.stage)
-    on_gpus = not isinstance(ranks.shard.device, HostDevice)
+    on_gpus = not ranks.shard.device.in_host_memory
     if plan.gradient.tier is Tier.NVME or (plan.gradient.tier is Tier.HOST and on_gpus):
         _check_resting_gradient(ranks, settings, plan.gradient.tier, free=Tier.DEVICE if on_gpus else Tier.HOST)
     if settings.shard_weights is not None and len(settings.shard_weights) != ranks.shard.size:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from zerort import forks
 from zerort.comm import Group
 from zerort.config import Budget, Plan
-from zerort.device import HostDevice
 from zerort.engine.binding import Attachment, within
 from zerort.engine.context import Context
 from zerort.engine.mesh import Mesh
@@ -343,5 +342,5 @@ class Runtime:
     def __repr__(self) -> str:
         context = self.context
         state = "closed" if context.run.is_closed else f"{len(self.units)} units, {self.updates} updates"
-        plan = context.plan.describe(gpus=not isinstance(context.device, HostDevice))
+        plan = context.plan.describe(gpus=not context.device.in_host_memory)
         return f"Runtime(rank {self.rank} of {self.size}, {context.budget or plan}, {state})"

@@ -10,7 +10,6 @@ from typing import Any
 
 from zerort import native
 from zerort.buffer import HOST_KERNELS, BucketKernels
-from zerort.device import HostDevice
 from zerort.typing import Device
 
 __all__ = ["bucket_kernels_for", "kernels_for"]
@@ -32,7 +31,7 @@ def kernels_for(array: Any) -> Any:
 
 def bucket_kernels_for(device: Device) -> BucketKernels:
     """Return the kernels that gradients on a device are collected with."""
-    if isinstance(device, HostDevice):
+    if device.in_host_memory:
         return HOST_KERNELS
     from zerort.optim import kernels_cuda
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zerort.device import HostDevice
 from zerort.errors import CallError
 from zerort.optim.checks import check_count, check_number
 from zerort.optim.kernels import kernels_for
@@ -56,7 +55,7 @@ def square_sums_of(grads: Sequence[Array], block: int | None = None, *, device: 
         block: As in `square_sums`.
         device: Theirs.
     """
-    if isinstance(device, HostDevice) or not grads:
+    if device.in_host_memory or not grads:
         return [square_sums(grad, block) for grad in grads]
     kernels = kernels_for(grads[0])
     each = kernels.SUM_BLOCK if block is None else block

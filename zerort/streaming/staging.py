@@ -143,7 +143,7 @@ class Staging:
         """
         if self._closed:
             raise ClosedError(f"Staging {self.name!r} is closed.")
-        if isinstance(self._device, HostDevice):
+        if self._device.in_host_memory:
             for number, chunk in enumerate(chunks):
                 compute(number, *(one.array for one in chunk))
             return Done([Done(None) for _ in chunks])

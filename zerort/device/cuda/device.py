@@ -53,6 +53,8 @@ class CudaDevice:
         DeviceError: There is no such GPU.
     """
 
+    in_host_memory = False
+
     def __init__(self, ordinal: int = 0) -> None:
         count = count_gpus()
         if not 0 <= ordinal < count:

@@ -28,6 +28,7 @@ class HostDevice:
     """Host memory through NumPy. Owns the streams it hands out and closes them when it closes."""
 
     arrays = "a NumPy array"
+    in_host_memory = True
 
     def __init__(self, name: str = "host") -> None:
         self.name = name

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from zerort.comm.agreed import agreed
-from zerort.device import HostDevice, Ticket, joined
+from zerort.device import Ticket, joined
 from zerort.device.slots import Slot
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
@@ -44,7 +44,7 @@ class GatheredForm:
         self._name = name
         self._sections = sections
         self._resting = [one.parameters for one in sections if isinstance(one.parameters, RestingParameters)]
-        self._shares_slots = bool(self._resting) and isinstance(context.device, HostDevice)
+        self._shares_slots = bool(self._resting) and context.device.in_host_memory
         self._holders = 0  # who needs it: its unit, and units that are tied to that one
         self._slot: Slot | None = None
         self.fetched: Ticket[Any] | None = None

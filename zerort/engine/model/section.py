@@ -21,7 +21,6 @@ import numpy as np
 from zerort.buffer import FlatBuffer, GradientBucket
 from zerort.comm.agreed import raise_together
 from zerort.config import Tier
-from zerort.device import HostDevice
 from zerort.engine.context import Context
 from zerort.engine.model.tensors import TensorSpec
 from zerort.engine.residence.choose import SectionResidence
@@ -140,14 +139,14 @@ class Section:
             )
         except DeviceMemoryError as caught:
             error = caught
-        if not isinstance(self._device, HostDevice):
+        if not self._device.in_host_memory:
             raise_together(self._group, error, name="register")
         assert made is not None
         return made
 
     def _is_offloaded(self, tier: Tier) -> bool:
         """Say whether what rests in a tier is elsewhere than in the memory that computing happens in."""
-        return tier is Tier.NVME or (tier is Tier.HOST and not isinstance(self._device, HostDevice))
+        return tier is Tier.NVME or (tier is Tier.HOST and not self._device.in_host_memory)
 
     def _resting_column(self, kind: str, dtype: str, tier: Tier) -> ChunkedArray:
         """Return a column of this rank's range that is not where computing happens."""
@@ -171,7 +170,7 @@ class Section:
     @property
     def staged_nbytes(self) -> int:
         """Bytes of a chunk that may pass between a host and a GPU; 0 if nothing of it does. The same on every rank."""
-        if self.state is None or isinstance(self._device, HostDevice) or self._streaming() is None:
+        if self.state is None or self._device.in_host_memory or self._streaming() is None:
             return 0
         widths = [self.layout.dtype, self._summed_in]
         widths += [column.dtype.name for column in self.state.columns.values()]
@@ -184,7 +183,7 @@ class Section:
 
         The same on every rank.
         """
-        if self.state is None or isinstance(self._device, HostDevice):
+        if self.state is None or self._device.in_host_memory:
             return 0
         widths = {
             "parameter": [itemsize(self.layout.dtype)],
@@ -211,7 +210,7 @@ class Section:
         sink = None if self.bucket is None else self.bucket.sink
         if not isinstance(sink, OffloadedGradient):
             return None
-        if isinstance(self._device, HostDevice):
+        if self._device.in_host_memory:
             return sink.room_nbytes
         return max(self.partition.counts) * sink.column.dtype.itemsize
 

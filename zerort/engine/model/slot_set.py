@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerort.comm import Group
-from zerort.device import HostDevice
 from zerort.device.slots import Slots
 
 __all__ = ["SlotSet"]
@@ -26,7 +25,7 @@ class SlotSet:
     def build(cls, group: Group) -> SlotSet:
         """Make the slots of ranks that share a model; memory comes when it is reserved or leased."""
         device = group.device
-        is_host = isinstance(device, HostDevice)
+        is_host = device.in_host_memory
         return cls(
             gathered=Slots(
                 "gather slots",

@@ -36,7 +36,7 @@ class HostMemory:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._is_apart = not isinstance(group.device, HostDevice)
+        self._is_apart = not group.device.in_host_memory
         self._arenas: dict[int, PinnedMemory] = {}  # by the address of the array that was cut from it
 
     def zeros(self, numel: int, dtype: DtypeLike) -> Array:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from zerort.comm import Group
 from zerort.comm.agreed import agreed
-from zerort.device import HostDevice
 from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.residence.host_memory import HostMemory
 from zerort.storage import BridgedStore, DirectoryReport, NvmeOptions, NvmeStore, Store, StripedStore
@@ -108,7 +107,7 @@ def _open_files(directories: Sequence[str], options: OffloadOptions, *, rank: in
 
 def _bridge(files: Store, device: Device, host: HostMemory, options: OffloadOptions) -> Store:
     """Return a store that a device's arrays can be read from and written to. Every rank calls this."""
-    if isinstance(device, HostDevice):
+    if device.in_host_memory:
         return files
     slot = min(BLOCK_NBYTES, round_up(options.chunk_nbytes, PAGE_NBYTES))
     pinned = host.zeros(2 * _BRIDGE_DEPTH * slot, "uint8")

@@ -17,7 +17,6 @@ from zerort.buffer import unit_title
 from zerort.comm import Group
 from zerort.comm.agreed import agreed, expect_same
 from zerort.config import Budget, Plan, Tier
-from zerort.device import HostDevice
 from zerort.engine.mesh import Mesh
 from zerort.engine.model.tensors import Frozen, TensorSpec, aliases_in, declare, frozen_in, is_frozen
 from zerort.engine.offload_options import OffloadOptions
@@ -82,7 +81,7 @@ class BudgetPlanner:
             prefetch=options.prefetch,
             buckets=options.buckets,
             one_memory=mesh.shard.one_memory,
-            reach=frozenset({Tier.DEVICE, Tier.HOST} if isinstance(mesh.shard.device, HostDevice) else {Tier.DEVICE}),
+            reach=frozenset({Tier.DEVICE, Tier.HOST} if mesh.shard.device.in_host_memory else {Tier.DEVICE}),
             offload=offload,
             memory=budget.memory,
         )

@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from zerort.comm.agreed import agreed
-from zerort.device import HostDevice, Ticket, joined
+from zerort.device import Ticket, joined
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.residence.chunked_array import ChunkedArray
@@ -158,7 +158,7 @@ def _compute(context: Context, chunks: Sequence[_Chunk], settings: _Settings) ->
     """Update chunks where they are, those that rest elsewhere on their way through memory. No communication."""
     streamed = [chunk for chunk in chunks if chunk.resting]
     here = [chunk for chunk in chunks if not chunk.resting]
-    if isinstance(context.device, HostDevice):
+    if context.device.in_host_memory:
         for chunk in here:
             chunk.update(settings, chunk.arrays())
     else:
@@ -166,7 +166,7 @@ def _compute(context: Context, chunks: Sequence[_Chunk], settings: _Settings) ->
 
     def compute(number: int, *brought: Array) -> Ticket[Any] | None:
         chunk = streamed[number]
-        if isinstance(context.device, HostDevice):
+        if context.device.in_host_memory:
             chunk.update(settings, chunk.arrays(brought))
             return None
         # gpu-wait: what_comes_back_late_is_what_a_disk_gets [return context -> context]
