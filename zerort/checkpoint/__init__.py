@@ -4,9 +4,9 @@
                                           save.py   directory.py lease.py   own, agree, write, commit; sweep.py cleans
                                           links.py  room.py                 files that are taken over as they are
     load(path, group, values)             load.py   reader.py   casts.py    by tensor name, resharded, converted
-    read_manifest(path)                   manifest.py                       one JSON file; it is the checkpoint
+    read_manifest(path)                   manifest.py schema.py             one JSON file; it is the checkpoint
     verify(path)   export(path, out)      verify.py export.py safetensors.py
-                                          blocks.py failure.py              O_DIRECT and threads · errors on all ranks
+                                          failure.py                        errors on all ranks
 
 A checkpoint is a directory: a data file per saving rank and one ``manifest.json``, renamed into place when everything
 else is on the disk. No pickle.

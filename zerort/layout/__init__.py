@@ -6,6 +6,12 @@ the rule by which both are made (`cut`).
 There is no memory and no communication in this room, so the same values serve as buffer layout, checkpoint index,
 resharder and byte forecast.
 
+    placement.py                REPLICATED, SHARDED, PARTIAL, and the collective between two of them
+    extent.py  flat.py          where a tensor lies in a flat buffer
+    partition.py  cut.py        which rank holds which range, and the rule by which ranges are cut
+    ranges.py  integers.py      half-open ranges; checks and rounding of integers
+    dtypes.py                   what a dtype is trained and summed in
+
     parameters ── FlatLayout ──> [0, numel) ── Partition ──> rank 0 | rank 1 | … | rank size-1
 
 Every range is half open: ``[first, last)``.

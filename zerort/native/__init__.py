@@ -5,9 +5,13 @@
     square_sum  square_sums_into  first_nonfinite   measure.py     a number about an array
     adamw_  sgd_  lion_                             optim.py       in place
     crc32c  crc32c_combine  crc32c_grains           checksum.py    any buffer
+    open_rendezvous                                 rendezvous.py  ranks of a node meet
+    Doorbell                                        doorbell.py    threads wake each other
+
+checks.py, dtypes.py and scalars.py say what arguments may be; extension.py loads the compiled form.
 
 The compiled form serves if it was built (`AVAILABLE`); otherwise the NumPy form does, and the first call says so once.
-``ZERORT_NATIVE=0`` asks for the NumPy forms. Imports NumPy and ml_dtypes, nothing else of zerort.
+``ZERORT_NATIVE=0`` asks for the NumPy forms.
 """
 
 # not-gpu: between threads and processes of the host

@@ -2,7 +2,7 @@
 
     optimizer.py      Optimizer, ElementwiseOptimizer, TensorOptimizer, StateSpec: the contract
     elementwise.py    AdamW, SGD, Lion over the fused kernels of an array's device
-    kernels.py        which kernels serve an array: the host's, or those of a GPU (kernels_cuda)
+    kernels.py        which kernels serve an array: the host's, or those of a GPU (kernels_cuda.py)
     adafactor.py      Adafactor: factored second moments; pieces.py cuts a shard of a matrix into rectangles
     groups.py         ParameterGroup: settings by name; resolve, unmatched, warn_of_unmatched
     schedules.py      constant, warmup_linear, warmup_cosine; any callable will do

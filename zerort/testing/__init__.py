@@ -1,11 +1,13 @@
 """What a project built on zerort needs to test itself: contract suites, and ways to start ranks.
 
     group_contract.py    what every Group holds: subclass `GroupContract`, say how to run a body on all ranks
-                         (what its collectives deliver: collective_contract.py)
+                         (what its collectives deliver: collective_contract.py, repeat_contract.py)
     device_contract.py   what every Device holds
-    store_contract.py    what every Store holds
-    threads.py           `run_threads`: N ranks as threads of this process
+    store_contract.py    what every Store holds (memory_store.py: the simplest)
+    threads.py           `run_threads`: N ranks as threads of this process (threads_transport.py carries their bytes)
     jobs.py              `run_job`: N ranks as processes under mpirun, with a timeout that dumps every rank's stacks
+    pytest_ranks.py      a test that fails on one rank fails on all
+    tolerance.py         how far two computations of the same numbers may be apart
 
 ``python -m zerort.testing 1 2 3 4 8 -- tests/ranks`` runs pytest under mpirun at each of these sizes.
 """

@@ -1,1 +1,4 @@
-"""``zerort ckpt``: look at, verify and export checkpoints, in one process."""
+"""``zerort ckpt``: look at, verify and export checkpoints, in one process.
+
+arguments.py has the command line, command.py the three commands.
+"""

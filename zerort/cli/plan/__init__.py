@@ -1,1 +1,4 @@
-"""``zerort plan``: what a model takes of each memory, under every plan or within a budget."""
+"""``zerort plan``: what a model takes of each memory, under every plan or within a budget.
+
+arguments.py has the command line, command.py the tables, models.py reads what describes a model.
+"""

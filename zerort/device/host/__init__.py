@@ -1,1 +1,1 @@
-"""The host as a `Device`: aligned NumPy memory, and streams that are worker threads with an ordered queue."""
+"""The host as a `Device`: aligned NumPy memory (device.py), and streams that are worker threads (stream.py)."""

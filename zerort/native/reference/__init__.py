@@ -1,7 +1,7 @@
 """The NumPy form of each kernel: what the compiled form is tested against, and what serves without a compiler.
 
-The same names and signatures as in `zerort.native`, but nothing is checked here: the facade has done that. Loops run
-over blocks that stay in cache, so that temporaries cost little. Imports `dtypes` and `scalars` only.
+The same names, signatures and files as in `zerort.native` (arrays.py, measure.py, optim.py, checksum.py), but nothing
+is checked here: the facade has done that. Loops run over blocks that stay in cache, so that temporaries cost little.
 """
 
 from __future__ import annotations
