@@ -55,12 +55,14 @@ class RuntimeOptimizer(torch.optim.Optimizer):
         self._settings: list[Optimizer] = []  # of each group
         self._is_made = False
         groups: dict[int, dict[str, Any]] = {}
+        overrides = rt.context.run.lr_overrides
         for unit in self._gradients.units:
             for weight in unit.trained.values():
                 settings = _settings_of(unit, weight.section, weight.full)
                 if id(settings) not in groups:
                     self._settings.append(settings)
-                    groups[id(settings)] = {"params": [], "lr": settings.lr_at(rt.updates + 1)}
+                    rate = overrides[id(settings)] if id(settings) in overrides else settings.lr_at(rt.updates + 1)
+                    groups[id(settings)] = {"params": [], "lr": rate}
                 groups[id(settings)]["params"].append(weight.resting)
         if not groups:
             raise CallError("Expected zt.shard(model, rt) before zt.as_optimizer(rt), got a runtime without a model.")
@@ -88,7 +90,11 @@ class RuntimeOptimizer(torch.optim.Optimizer):
         for settings, group, shown in zip(self._settings, self.param_groups, self._shown, strict=True):
             if group["lr"] != shown or id(settings) in self._rt.context.run.lr_overrides:
                 rate = float(group["lr"])
-                check_number("the learning rate of a parameter group", rate)
+                try:
+                    check_number("the learning rate of a parameter group", rate)
+                except CallError as error:
+                    self._rt.complain(error)  # the other ranks are on their way into the step
+                    raise
                 self._rt.context.run.lr_overrides[id(settings)] = rate
         self.report = self._rt.step()
         for settings, group in zip(self._settings, self.param_groups, strict=True):
@@ -103,7 +109,7 @@ class RuntimeOptimizer(torch.optim.Optimizer):
             self._rt.discard_gradients()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse groups that come later: a runtime's are given to ``zr.open(groups=…)``."""
+        """Refuse groups that come later: a runtime's are given to ``zr.open(param_groups=…)``."""
         if self._is_made:
             _refuse_groups()
         super().add_param_group(param_group)
@@ -119,5 +125,5 @@ def _settings_of(unit: TorchUnit, section: int, full: str) -> Optimizer:
 def _refuse_groups() -> NoReturn:
     raise CallError(
         "Expected parameter groups when the runtime is opened, got add_param_group() afterwards. Give them by name: "
-        'zr.open(groups=[zr.ParameterGroup("*.bias", weight_decay=0.0)]).'
+        'zr.open(param_groups=[zr.ParameterGroup("*.bias", weight_decay=0.0)]).'
     )

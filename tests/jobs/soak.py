@@ -95,7 +95,7 @@ def train(directory: Path, life: int, steps: int) -> None:
             rt.step(progress=[rt.rank, number + 1])
             held = holdings(directory, rt.rank) if rt.updates % SAMPLE == 0 else {}
             diary.note("returned", rank=rt.rank, update=rt.updates, began_with=checksum, **held)
-        diary.note("ends", rank=rt.rank, digest=digest_of(rt))
+        diary.note("ends", rank=rt.rank, digest=digest_of(rt.context, rt.units))
 
 
 def segments() -> list[str]:

@@ -378,7 +378,7 @@ def test_ranks_that_all_caught_the_error_end_with_codes_of_their_own(job):
 group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=20.0))
 group.barrier().wait()
 if group.rank == 0:
-    group._transport.fail(zr.comm.call.Call("barrier", ""), MemoryError("on purpose"))
+    group._transport.fail(zr.comm.guard.call.Call("barrier", ""), MemoryError("on purpose"))
 try:
     group.barrier().wait()
 except CollectiveError as error:

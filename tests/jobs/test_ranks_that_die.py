@@ -114,7 +114,7 @@ child = os.fork()  # a rank of its own: the launcher waits for the parent, and d
 if child:
     os.waitpid(child, 0)
     wait_for_gates(0, 2, 3)
-    os._exit(0)
+    os._exit(42)  # not 0: nobody finalizes MPI, so its shared memory is left as by a job that was killed
 from mpi4py import MPI
 from zerort.comm.bootstrap.opening import best_transport
 world, kind, time_of_death = MPI.COMM_WORLD, sys.argv[1], f"{__file__}-death"
@@ -138,7 +138,7 @@ except CollectiveError as error:
     say("rank", world.rank, type(error).__name__, "after", f"{seconds:.3f}", "s:", json.dumps(str(error)))
 open_gate(world.rank)
 wait_for_gates(0, 2, 3)
-os._exit(0)  # MPI_Finalize would wait for the dead
+os._exit(42)  # MPI_Finalize would wait for the dead
 """
 
 

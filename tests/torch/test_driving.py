@@ -87,7 +87,7 @@ def test_schedulers_of_torch_drive_the_runtime(group):
     expected = train_with_scheduler(plain, optimizer, scheduled(optimizer), 5, shards=[0], count=1)
     groups = [zr.ParameterGroup("*bias", lr=3 * LR)]
     settings = zr.AdamW(lr=LR, weight_decay=0.0)
-    with zr.open(plan=zr.Plan.zero(3), optimizer=settings, groups=groups, group=group) as rt:
+    with zr.open(plan=zr.Plan.zero(3), optimizer=settings, param_groups=groups, group=group) as rt:
         model = zt.shard(make_wide(GPT), rt)
         optimizer = zt.as_optimizer(rt)
         assert isinstance(optimizer, torch.optim.Optimizer)
@@ -95,8 +95,10 @@ def test_schedulers_of_torch_drive_the_runtime(group):
         count = sum(len(one["params"]) for one in optimizer.param_groups)
         assert count == len(list(model.parameters()))
         scheduler = scheduled(optimizer)
-        losses = train_with_scheduler(model, optimizer, scheduler, 5, shards=rt.shards, count=rt.shard_count)
-        mean = rt.group.all_reduce(torch.tensor(losses, dtype=torch.float64).numpy()).wait() / rt.shard_count
+        losses = train_with_scheduler(
+            model, optimizer, scheduler, 5, shards=rt.micro_batches, count=rt.micro_batch_count
+        )
+        mean = rt.group.all_reduce(torch.tensor(losses, dtype=torch.float64).numpy()).wait() / rt.micro_batch_count
         assert_same(mean, torch.tensor(expected, dtype=torch.float64).numpy())
         assert optimizer.report.updated
         assert optimizer.report.lr == pytest.approx(LR / 5)
@@ -140,7 +142,7 @@ def test_what_the_optimizer_cannot_do_is_refused(rt):
         zt.as_optimizer(rt)
     model = zt.shard(make(GPT), rt)
     optimizer = zt.as_optimizer(rt)
-    with pytest.raises(CallError, match=r"add_param_group.*zr.open\(groups="):
+    with pytest.raises(CallError, match=r"add_param_group.*zr.open\(param_groups="):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(*text(2, 0))).backward()

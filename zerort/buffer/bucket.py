@@ -292,7 +292,7 @@ class GradientBucket:
         """Wait for what was fired; raise what went wrong with it."""
         for ticket in (self.reduction, self._over_copies):
             if ticket is not None:
-                ticket.wait()  # not-gpu: for its error; `settle` orders what is computed
+                ticket.wait()  # not-gpu: for its error; `finish_reduce` orders what is computed
         self._unheard.clear()
 
     def _arrived(self) -> Array:

@@ -20,7 +20,7 @@ Tell = Callable[[str], list[str]]
 
 def see_each_other(tell: Tell) -> bool:
     """Find out whether every rank sees every other's process: not in containers of their own, nor behind hidepid."""
-    told = [text.split(",") for text in tell(f"{process_space()},{os.getpid()}")]
+    told = [text.rsplit(",", 1) for text in tell(f"{process_space()},{os.getpid()}")]
     sees = len({space for space, _ in told}) == 1 and all(is_alive(int(pid)) for _, pid in told)
     return all(answer == "yes" for answer in tell("yes" if sees else "no"))
 

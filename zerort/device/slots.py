@@ -22,7 +22,7 @@ import numpy as np
 
 from zerort.device.host.device import HostDevice
 from zerort.device.ticket import Ticket
-from zerort.errors import UnitStateError, ZerortError
+from zerort.errors import CallError, UnitStateError, ZerortError
 from zerort.typing import Array, Device
 
 __all__ = ["Slot", "Slots", "cut_from"]
@@ -209,6 +209,10 @@ def cut_from(memory: Array) -> Callable[[int], Array]:
 
     def allocate(nbytes: int) -> Array:
         nonlocal begin
+        if begin + nbytes > memory.size:
+            raise CallError(
+                f"Expected {nbytes} of the {memory.size - begin} bytes that are left for slots, got too few."
+            )
         begin += nbytes
         return memory[begin - nbytes : begin]
 

@@ -47,6 +47,7 @@ def square_sums(grad: Array, block: int | None = None) -> Array:
 def square_sums_of(grads: Sequence[Array], block: int | None = None, *, device: Device) -> list[Array]:
     """Return the `square_sums` of several arrays, on the host, which waits once for a GPU, not for each of them.
 
+    >>> from zerort.device import HostDevice
     >>> square_sums_of([np.ones(3, np.float32), np.ones(5, np.float32)], 2, device=HostDevice())
     [array([2., 1.]), array([2., 2., 1.])]
 

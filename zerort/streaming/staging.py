@@ -294,10 +294,12 @@ class Staging:
 
     def _cancel(self) -> None:
         """Wait for all that was begun, whatever becomes of it."""
-        for ticket in self._pending:
-            with contextlib.suppress(Exception):
-                ticket.wait()  # gpu-wait: an_error_leaves_nothing_under_way
-        self._forget()
+        try:
+            for ticket in self._pending:
+                with contextlib.suppress(Exception):
+                    ticket.wait()  # gpu-wait: an_error_leaves_nothing_under_way
+        finally:  # also after a second Ctrl-C: else no later run would find a free slot
+            self._forget()
 
     def _forget(self) -> None:
         """Nothing is under way."""

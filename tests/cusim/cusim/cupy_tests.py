@@ -1,4 +1,4 @@
-"""Run CuPy's own tests on the emulated device: ``python tests/cusim/cupy_tests.py``, a few minutes."""
+"""Run CuPy's own tests on the emulated device: ``python tests/cusim/cusim/cupy_tests.py``, a few minutes."""
 
 from __future__ import annotations
 

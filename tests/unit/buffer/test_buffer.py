@@ -232,7 +232,7 @@ def test_a_bucket_says_how_many_bytes_it_holds(options, arrays):
     layout = FlatLayout.build({"w": (1024,)})
 
     def body(group):
-        slots = Slots("b", cure="", allocate=lambda n: np.ones(n, np.uint8), free=id, lasting=False)
+        slots = Slots("b", cure="", allocate=lambda n: np.ones(n, np.uint8), free=id, persistent=False)
         slots.reserve(layout.nbytes, count=1)
         bucket = GradientBucket(
             layout, Partition.build(layout.numel, group.size), group=group, needed=S, slots=slots, **options

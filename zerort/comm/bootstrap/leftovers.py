@@ -1,8 +1,8 @@
 """Shared memory that MPI libraries of killed jobs left behind, found by proof and removed.
 
 An MPI library names its segments, and removes the names when a job ends by itself; a job that is killed leaves them: a
-few megabytes each time, until nothing can start any more. Ours have no names (`comm/transports/node/window.py`), so
-they cannot stay.
+few megabytes each time, until nothing can start any more. Ours have no names, but while
+ranks map them that may not open each other's files (`comm/transports/node/window.py`).
 
 A segment is abandoned if no process has it mapped or open. That is proved by looking at every process that could have
 (this user's; root's too, if this is root), so it is asked only where every process can be seen, of files that belong to

@@ -54,14 +54,18 @@ def agree(context: Context, units: Units, *, objection: Exception | None) -> Ste
     rates, error = _rates(context, units)
     problem = _problem_of(context, units) or error or objection
     record = Record()
+    try:
+        for one in context.run.attachments:
+            one.agree(record)
+    except Exception as raised:
+        context.mesh.complain(str(raised))  # the other ranks are on their way into the exchange
+        raise
     record.add("failed", problem is not None, "or")
     record.add("rates", np.array([*rates.values()], np.float64), "each")
     record.add("reduced", np.array([unit.reduced for unit in units.values()], np.int64), "each")
     record.add("present", np.array(present, np.int64), "or")
     record.add("nonfinite", first, "each")
     record.add("stop", context.stopping.number, "each")
-    for one in context.run.attachments:
-        one.agree(record)
     heard = record.exchange(context.world, name="step")
     context.run.meetings += 1
     if heard["failed"].any():

@@ -38,6 +38,9 @@ _REDUCTIONS: Final[Mapping[Reduction, Callable[[Array], Any]]] = {
 """What becomes of a fact's rows, one of each rank; ``each`` keeps them, in rank order."""
 
 
+_HAS_TEXTS: Final = "some rank has a text"
+
+
 @dataclass(frozen=True, slots=True)
 class _Field:
     """One named fact of this rank."""
@@ -81,7 +84,7 @@ class Record:
         self._texts[name] = text
 
     def _expect_new(self, name: str) -> None:
-        if name in self._fields or name in self._texts:
+        if name in self._fields or name in self._texts or name == _HAS_TEXTS:
             raise CallError(f"Expected a new name for a fact that ranks exchange, got {name!r} twice. Choose another.")
 
     def exchange(self, group: Group, *, name: str) -> dict[str, Any]:
@@ -93,13 +96,13 @@ class Record:
         """
         fields = dict(self._fields)
         if self._texts:
-            fields["texts"] = _Field(np.array([any(self._texts.values())], np.int64), "or", None)
+            fields[_HAS_TEXTS] = _Field(np.array([any(self._texts.values())], np.int64), "or", None)
         rows = _travel(group, [one.values for one in fields.values()], name=name)
         heard: dict[str, Any] = {
             key: _REDUCTIONS[one.reduction](row) for (key, one), row in zip(fields.items(), rows, strict=True)
         }
         heard.update({key: [""] * group.size for key in self._texts})
-        if self._texts and heard.pop("texts").any():
+        if self._texts and heard.pop(_HAS_TEXTS).any():
             everyone = gather_json(group, self._texts, name=name)
             heard.update({key: [texts[key] for texts in everyone] for key in self._texts})
         for key, one in fields.items():

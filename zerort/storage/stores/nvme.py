@@ -4,12 +4,13 @@
     read(name, array)  ──> pool "nvme read"  <── blocks of 4 MiB ──┘
 
 Arrays that start at a page move without a copy, others through slabs. The files of a run are its own (scratch.py),
-their bytes are checked when they come back (chunk.py), and all are gone when the store closes.
+their bytes are checked when they come back (chunk_file.py), and all are gone when the store closes.
 """
 
 # not-gpu: between the host and a disk
 from __future__ import annotations
 
+import collections
 import os
 import threading
 import warnings
@@ -118,7 +119,7 @@ class NvmeStore:
         self._hard_links = HardLinkProbe(self.path)
         self._values: dict[str, _Value] = {}
         self._lock = threading.Lock()
-        self._own = threading.local()
+        self._blocks: collections.deque[Array] = collections.deque()  # of memory that no thread uses
         self._reads = WorkerPool(f"{name} read", threads=options.threads)
         self._writes = WorkerPool(f"{name} write", threads=options.threads)
         self._closed = self._is_inherited = False
@@ -204,6 +205,12 @@ class NvmeStore:
 
             def work(pieces: Iterator[int]) -> None:
                 with ExitStack() as stack:
+                    lent: list[Array] = []
+
+                    def slab() -> Array:
+                        if not lent:  # most pieces need none
+                            lent.append(stack.enter_context(self._block()))
+                        return lent[0]
 
                     def later(part: Callable[[], None]) -> None:
                         pool.compute(operation, part, name=f"sums of {name}")
@@ -213,7 +220,7 @@ class NvmeStore:
                     file = stack.enter_context((chunk.writers if writes else chunk.readers).opened())
                     for number in pieces:
                         segment = segments[number]
-                        move(file, segment, data[segment.begin - begin : segment.end - begin], self._slab, later)
+                        move(file, segment, data[segment.begin - begin : segment.end - begin], slab, later)
 
             low, high = (segments[0].low, segments[-1].high) if segments else (begin, begin)
             if writes and segments and chunk.is_shared:
@@ -227,12 +234,17 @@ class NvmeStore:
                 pool.submit(operation, pieces=len(segments), name=f"{verb} {name}")
             return Ticket(operation, result=array, keep=(array,))
 
-    def _slab(self) -> Array:
-        """Return this thread's page-aligned memory for one block, made when a piece first needs it: most need none."""
-        slab: Array | None = getattr(self._own, "slab", None)
-        if slab is None:
-            slab = self._own.slab = aligned_buffer(self.options.block_nbytes)
-        return slab
+    @contextmanager
+    def _block(self) -> Iterator[Array]:
+        """Lend page-aligned memory for one block; few are needed at a time, so threads share those that were made."""
+        try:
+            block = self._blocks.pop()
+        except IndexError:
+            block = aligned_buffer(self.options.block_nbytes)
+        try:
+            yield block
+        finally:
+            self._blocks.append(block)
 
     def flush(self) -> None:
         """Wait for all writes and sync their files; see `Store.flush`."""
@@ -294,6 +306,7 @@ class NvmeStore:
             self._closed = True
         self._reads.close()
         self._writes.close()
+        self._blocks.clear()
         lost = [one.error for value in self._values.values() for one in value.operations if _is_news(one)]
         try:
             self._scratch.remove()

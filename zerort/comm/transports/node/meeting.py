@@ -90,7 +90,7 @@ class NodeMeeting(Transport):
 
     def exchange_texts(self, text: str) -> list[str]:
         """Exchange texts on the board."""
-        call = Call(op="tell", site="")
+        call = Call(op="exchange_texts", site="")
         self._board.write_news(text)
         self.end_barrier(call)
         news = self._board.read_news()

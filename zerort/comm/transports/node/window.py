@@ -87,7 +87,8 @@ class SharedFile:
     Args:
         directory: Where it lies: a directory in memory.
         nbytes: How large it is.
-        named: Give it a name of its own until it is closed, for ranks that do not see each other's processes. A rank
+        named: Give it a name of its own until it is closed, for ranks that do not see each other's processes or may not
+            open each other's files. A rank
             that is killed meanwhile leaves it behind.
 
     Raises:
