@@ -177,7 +177,8 @@ def test_buffers_that_are_made_anew_several_times_in_a_step_are_those_of_rank_0(
 def test_a_save_keeps_no_copy_of_the_buffers(node):
     with opened(node) as rt:
         zt.shard(make(Buffered), rt)
-        copies = [weakref.ref(value.mine) for value in snapshot.values_of(rt.context, rt.units) if value.kind == "buffer"]
+        values = snapshot.values_of(rt.context, rt.units)
+        copies = [weakref.ref(value.mine) for value in values if value.kind == "buffer"]
         assert len(copies) == 4  # of as many dtypes
         assert not any(copy() is not None for copy in copies)
 
