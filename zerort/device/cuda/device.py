@@ -189,7 +189,7 @@ class CudaDevice:
         if source.shape != out.shape or source.dtype != out.dtype:
             raise CallError(
                 f"Expected out like source ({source.dtype}{list(source.shape)}), got {out.dtype}{list(out.shape)}. "
-                "Copy moves bytes: change the dtype first, with astype."
+                "Copy moves bytes; zerort.optim.kernels_cuda.cast_into changes the dtype."
             )
         if not (source.flags.c_contiguous and out.flags.c_contiguous):
             raise CallError("Expected contiguous arrays to copy, got strides. Copy one row at a time, or the whole.")
