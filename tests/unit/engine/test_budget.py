@@ -127,14 +127,18 @@ def test_everything_that_can_goes_to_a_large_disk_beside_the_working_memory(work
 @given(models(), capacities, st.data())
 def test_what_is_settled_stays_and_counts(working, capacity, data):
     before = attempt(working, capacity)
-    if before is not None and before:
-        chosen = data.draw(st.sets(st.integers(0, len(before) - 1)))
-        settled = {at: replace(before[at], state_resident_nbytes=0) for at in chosen}
+    assume(before)
+    chosen = data.draw(st.sets(st.integers(0, len(before) - 1)))
+    settled = {at: replace(before[at], state_resident_nbytes=0) for at in chosen}
+    try:
         after = decide(capacity, working=working, settled=settled)
-        assert all(after[at] == settled[at] for at in chosen)
-        found = used(working, after)
-        assert found[Tier.DEVICE] <= capacity.device
-        assert found[Tier.NVME] <= capacity.nvme
+    except PlanError:  # state that was partly in memory is all below it now: there may be no room for that
+        assert any(before[at].state_resident_nbytes for at in chosen)
+        return
+    assert all(after[at] == settled[at] for at in chosen)
+    found = used(working, after)
+    assert found[Tier.DEVICE] <= capacity.device
+    assert found[Tier.NVME] <= capacity.nvme
 
 
 MIB = 1024**2
