@@ -95,3 +95,8 @@ def test_a_name_is_used_once():
             again()
     with pytest.raises(CallError, match="'mean'"):
         record.add("other", 1, "mean")
+
+
+def test_the_name_that_texts_travel_under_is_refused():
+    with pytest.raises(CallError, match="Expected a new name for a fact"):
+        Record().add("some rank has a text", 1, "or")
