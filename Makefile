@@ -42,14 +42,14 @@ endif
 
 # Each rank is a process that imports all it needs: compiled once, and without a plugin that no test of theirs uses.
 unexport PYTHONDONTWRITEBYTECODE
-ON_RANKS = $(BIN)/python -m zerort.testing $(if $(LIMIT),--timeout $(LIMIT)) $(filter-out $(1),$(SIZES)) -- -p no:hypothesispytest
+ON_RANKS = $(BIN)/python -m zerort.testing $(if $(LIMIT),--timeout $(LIMIT)) $(filter-out $(1) $(subst -, ,$(WITHOUT)),$(SIZES)) -- $(if $(MARK),-m $(MARK) )-p no:hypothesispytest
 
 # In one place, wherever a rank is started.
 COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
 
 .DEFAULT_GOAL := help
 # Every target that `make help` names is one that no file is made by.
-.PHONY: ALWAYS check-unit check-ranks test-cuda-alone test-cuda-ranks $(shell sed -nE 's/^([a-z-]+):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
+.PHONY: ALWAYS check-unit check-ranks test-torch-ranks test-torch-jobs test-cuda-alone test-cuda-ranks $(shell sed -nE 's/^([a-z-]+):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -61,17 +61,21 @@ train: $(VENV)/.installed ## Train the example on 8 ranks (RANKS=n for another n
 	$(BIN)/mpirun -n $(RANKS) $(BIN)/python examples/train.py
 
 # Every part runs, whatever the others gave. Jobs wait more than they compute (for timeouts, mostly), so what takes one
-# process runs beside them; it is shown afterwards. What a shell runs in the background does not hear Ctrl-C: it is
-# a process group of its own, which is ended with the rest.
-RUN   = run() { for part in "$$@"; do $(MAKE) --no-print-directory $$part || echo $$part >> build/failed; done; }
-ALONE = $(PYTHON) -c 'import os, sys; os.setsid(); os.execv("/bin/sh", ["sh", "-c", sys.argv[1]])'
+# process runs beside them, suites of ranks at one rank included; it is shown afterwards. What a shell runs in the
+# background does not hear Ctrl-C: it is a process group of its own, which is ended with the rest.
+RUN    = run() { for part in "$$@"; do $(MAKE) --no-print-directory $$part || echo "$$part" >> build/failed; done; }
+BESIDE = $(and $(filter 1,$(SIZES)),$(filter-out 1,$(SIZES)),1)
+# Four ranks on two cores take long and show little that three and eight do not: there, what is marked smoke runs.
+FOUR   = $(and $(filter 4,$(SIZES)),$(filter-out 1 4,$(SIZES)),4)
+ALONE  = $(PYTHON) -c 'import os, sys; os.setsid(); os.execv("/bin/sh", ["sh", "-c", sys.argv[1]])'
 test: $(VENV)/.torch $(CUDA) ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks; name what failed
 	@mkdir -p build; rm -f build/failed; $(RUN); \
 	trap '[ -z "$$beside" ] || kill -s TERM -- -$$beside; exit 130' INT TERM; \
 	run lint contracts; \
-	$(ALONE) '$(RUN); run types test-unit test-cuda-alone' > build/test-others.log 2>&1 & beside=$$!; \
-	run test-jobs; wait; cat build/test-others.log; \
-	run test-ranks test-torch test-cuda-ranks test-cpu; \
+	$(ALONE) '$(RUN); run types test-unit test-cuda-alone $(if $(BESIDE),"test-ranks SIZES=1" "test-cuda-ranks SIZES=1")' > build/test-others.log 2>&1 & beside=$$!; \
+	run test-jobs test-torch-jobs $(if $(BESIDE),"test-torch-ranks SIZES=1"); wait; cat build/test-others.log; \
+	run "test-ranks WITHOUT=$(BESIDE)-$(FOUR)" $(if $(FOUR),"test-ranks SIZES=4 MARK=smoke") \
+	  "test-torch-ranks WITHOUT=$(BESIDE)-$(FOUR)" "test-cuda-ranks WITHOUT=$(BESIDE)" test-cpu; \
 	if [ -e build/failed ]; then echo "*** FAILED with $(MPI):" $$(cat build/failed); exit 1; fi; \
 	echo "All of make test passed with $(MPI)."
 
@@ -94,8 +98,11 @@ lint: $(VENV)/.dev ## Check style and format (ruff)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.dev ## Check types (mypy --strict)
-	$(BIN)/mypy
+# What users copy, and what many tests build upon; tests themselves are not annotated.
+TYPED = examples/*.py benchmarks/*.py tests/oracles/*.py tests/loaded.py tests/native/sanitize.py tests/jobs/doc_blocks.py \
+  $(addprefix tests/unit/,seams.py power_loss.py manifest_files.py) tests/shared/runs.py $(addprefix tests/cuda/,synchronisations.py gpu_jobs.py arrays.py)
+types: $(VENV)/.dev ## Check types (mypy --strict) of the packages, examples, benchmarks and helpers of tests
+	$(call BOTH,$(BIN)/mypy,$(BIN)/mypy $(TYPED))
 
 contracts: $(VENV)/.dev ## Check that imports only go down (import-linter)
 	$(BIN)/lint-imports
@@ -113,13 +120,24 @@ test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashe
 test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 	$(call ON_RANKS) tests/ranks
 
+# As root, with iproute2 and MPICH: hosts are network namespaces.
+test-hosts: $(VENV)/.dev ## Run contracts, the walk, mismatches and failures on 2, 3, 4 and 8 hosts, uneven ones included (root)
+	ZERORT_TEST_HOSTS=all $(BIN)/python -m pytest -q tests/jobs/test_hosts.py tests/jobs/test_hosts_suites.py tests/jobs/test_cli_hosts.py
+
 test-loaded: $(VENV)/.dev $(CUDA) ## Run tests of one process, test-jobs and test-ranks (2 and 3) while LOAD=16 processes keep the cores busy
 	$(BIN)/python tests/loaded.py $(LOAD) $(MAKE) --no-print-directory --keep-going \
 	  test-unit test-cuda-alone test-jobs test-ranks SIZES="2 3" LIMIT=6000
 
-test-torch: $(VENV)/.torch ## Run the torch binding's tests at 1 2 3 4 ranks, and its examples
-	$(call BOTH,$(call ON_RANKS,8) tests/torch,\
-	  $(BIN)/python -m pytest -q tests/jobs/test_*_torch.py)
+test-torch: test-torch-ranks test-torch-jobs ## Run the torch binding's tests at 1 2 3 4 ranks, and its examples
+
+test-torch-ranks: $(VENV)/.torch
+	$(call ON_RANKS,8) tests/torch
+
+test-torch-jobs: $(VENV)/.torch
+	$(BIN)/python -m pytest -q tests/jobs/test_*_torch.py
+
+test-zoo: $(VENV)/.torch ## Run every model, feature and way to compile of the torch binding's tests (hours on 2 cores)
+	ZERORT_ZOO=1 $(BIN)/python -m zerort.testing 2 3 -- -p no:hypothesispytest tests/torch/test_zoo.py tests/torch/test_compile.py
 
 test-cpu: $(VENV)/.torch ## Run some numerical tests as the oldest CPU would compute them (part of make test)
 	$(BIN)/python tests/cpus.py oldest
@@ -164,8 +182,8 @@ bench: $(VENV)/.installed ## Measure collectives against MPI, the optimizers, an
 	$(BIN)/zerort bench optimizer
 	$(BIN)/zerort bench step
 
-powerloss: $(VENV)/.dev ## Cut the power after every operation of saves and kept steps (docs/reliability.md)
-	ZERORT_EVERY=1 $(BIN)/python -m pytest -q -s tests/unit/checkpoint/test_powerloss.py
+powerloss: $(VENV)/.dev ## Cut the power after every operation of saves, kept steps and pushes (docs/reliability.md)
+	ZERORT_EVERY=1 $(BIN)/python -m pytest -q -s tests/unit/checkpoint/test_powerloss.py tests/unit/publish/test_feed_powerloss.py
 
 errnos: $(VENV)/.dev ## Refuse every operation of saves and kept steps with every error
 	ZERORT_EVERY=1 $(BIN)/python -m pytest -q -s tests/unit/checkpoint/test_errno.py
@@ -173,11 +191,18 @@ errnos: $(VENV)/.dev ## Refuse every operation of saves and kept steps with ever
 histories: $(VENV)/.dev ## Kill and stop savers, resumers and readers of one directory: HISTORIES=20 times 200 saves
 	@for seed in $$(seq $(HISTORIES)); do rm -rf build/histories; $(BIN)/python tests/jobs/histories.py build/histories $$seed 200 || exit 1; done
 
-fuzz: $(VENV)/.dev ## Feed manifests, safetensors, leases, plans and sizes with 100,000 inputs
-	ZERORT_EXECUTIONS=100000 $(BIN)/python -m pytest -q tests/unit/test_fuzz.py
+publish-kills: $(VENV)/.dev ## Kill a publisher at each of its operations, and readers of its feed: every version stays whole
+	rm -rf build/publish
+	$(BIN)/python tests/jobs/publish_kills.py build/publish 1
+
+fuzz: $(VENV)/.dev ## Feed manifests, safetensors, leases, plans and sizes with 100,000 inputs; 500 random runs against a model in memory
+	ZERORT_EXECUTIONS=100000 $(BIN)/python -m pytest -q tests/unit/test_fuzz.py tests/unit/engine/test_random_runs.py
 
 sanitize: $(VENV)/.dev ## Run the native code under ThreadSanitizer and AddressSanitizer, ranks as threads; mutants of it must fail
 	$(BIN)/python tests/native/sanitize.py
+
+straggler-noise: $(VENV)/.dev ## Name no rank slow in 1,000,000 synthetic steps with noise
+	ZERORT_STEPS=1000000 $(BIN)/python -m pytest -q tests/unit/engine/test_pace.py -k noise
 
 clean: ## Remove environments and builds
 	rm -rf .venv .venv-* build tests/cusim/build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

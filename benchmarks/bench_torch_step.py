@@ -14,7 +14,9 @@ a round ends with the rounds before it.
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -41,6 +43,7 @@ def main() -> int:
         bench.screen.print(line)
     if "single" not in names:
         sys.exit("bench_torch_step.py needs torch, and the method `single`: pip install torch")
+    compile_packages()
     references = {clip: bench.reference(clip) for clip in dict.fromkeys(map(bench.clip_of, names))}
     alone = {name: found for name in names if (found := bench.alone(name)) is not None}
     expected = {name: references[bench.clip_of(name)] for name in alone}
@@ -51,7 +54,7 @@ def main() -> int:
     bench.screen.print(methods_table(bench.title(), rows))
     if goals:
         bench.screen.print(targets_table(goals))
-    for line in legend(steps=options.steps, rounds=len(rounds), checked=options.check, lasting=bench.lasting):
+    for line in legend(steps=options.steps, rounds=len(rounds), checked=options.check, persistent=bench.persistent):
         bench.screen.print(line)
     bench.screen.print(f"# load: {_load(machine['load_before'])} before, {_load(machine['load_after'])} after")
     if options.json is not None:
@@ -67,6 +70,14 @@ def main() -> int:
     return 1 if wrong or bench.failed else 0
 
 
+def compile_packages() -> None:
+    """Compile our packages to bytecode, as pip does with those that it installs: a checkout may have none."""
+    for name in ("zerort", "zerort_torch"):
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            compileall.compile_dir(Path(spec.origin).parent, quiet=2)
+
+
 class Bench:
     """One run: what was asked for, and the jobs it takes."""
 
@@ -74,7 +85,7 @@ class Bench:
         self.options = options
         self.screen = Screen()
         self.config = CONFIGS[options.config]
-        self.lasting = True
+        self.persistent = True
         """Whether all jobs live at once in the rounds."""
         self.failed: list[str] = []
 
@@ -130,14 +141,15 @@ class Bench:
             self.failed.append(name)
             return None
         self.say(f"alone: {METHODS[name].title}, {seen / 2**20:.0f} MiB, loss {turn.losses[-1]:.6f}")
-        self.lasting = self.lasting and self._fits(seen)
+        self.persistent = self.persistent and self._fits(seen)
         return Alone(start, seen, turn.rss, turn.losses)
 
     def rounds(self, names: list[str]) -> list[dict[str, Timed]]:
         """Return each method's turn, for each round; the order rotates."""
-        options, found = self.options, []
+        options = self.options
+        found: list[dict[str, Timed]] = []
         with contextlib.ExitStack() as stack, self.screen.bar(options.rounds * len(names)) as bar:
-            jobs = {name: stack.enter_context(self._ready(name)) for name in names} if self.lasting else {}
+            jobs = {name: stack.enter_context(self._ready(name)) for name in names} if self.persistent else {}
             for at in range(options.rounds):
                 first = at % len(names)
                 turns: dict[str, Timed] = {}

@@ -3,7 +3,7 @@
     mpirun -n 2 python benchmarks/collectives_gloo.py
 
 Prints, per collective and size, the median time of each over repetitions and how many times faster zerort is. Arrays
-are fp32; zerort's come from ``group.empty`` (window) or are plain arrays (own), gloo's are tensors.
+are fp32; zerort's come from ``group.zeros`` (window) or are plain arrays (own), gloo's are tensors.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -45,12 +47,12 @@ def main() -> None:
     group.close()
 
 
-def compare(group: zr.Group, torch, dist, nbytes: int, repeat: int) -> None:
+def compare(group: zr.Group, torch: Any, dist: Any, nbytes: int, repeat: int) -> None:
     """Time each collective at one size and print a line for each."""
     numel = nbytes // 4 // group.size * group.size
     share = numel // group.size
     tensor, part = torch.ones(numel), torch.ones(share)
-    window, shard = group.empty(numel, "float32"), group.empty(share, "float32")
+    window, shard = group.zeros(numel, "float32"), group.zeros(share, "float32")
     own, own_shard, out = np.ones(numel, np.float32), np.ones(share, np.float32), np.ones(numel, np.float32)
     mine = window[group.rank * share :][:share]
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # torch has renamed them
@@ -82,7 +84,7 @@ def compare(group: zr.Group, torch, dist, nbytes: int, repeat: int) -> None:
         group.free(array)
 
 
-def take_turns(group: zr.Group, calls, repeat: int) -> list[list[float]]:
+def take_turns(group: zr.Group, calls: Sequence[Callable[[], object]], repeat: int) -> list[list[float]]:
     """Return, for each call, the seconds of its repetitions; in every repetition each call has its turn."""
     for call in calls:
         call()

@@ -23,10 +23,10 @@ with zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=0.03, weight_decay=0.0)
         with net.gathered() as p:  # whole while it computes, a shard on each rank otherwise
             hidden = np.tanh(x @ p["w1"] + p["b1"])
             odds = 1 / (1 + np.exp(-(hidden @ p["w2"] + p["b2"])))
-            slope = (odds - y) * rt.size / len(points)  # ranks are averaged, and may have different numbers of points
+            slope = odds - y  # of a sum: the step divides by the points of all ranks, who may have different numbers
             back = slope[:, None] * p["w2"] * (1 - hidden**2)
         net.reduce({"w1": x.T @ back, "b1": back.sum(0), "w2": hidden.T @ slope, "b2": slope.sum(keepdims=True)})
-        rt.step()
+        rt.step(weight=len(x))
         if step % 50 == 0:
             right = rt.group.all_reduce(np.array([np.sum((odds > 0.5) == y)])).wait()[0]
             if rt.rank == 0:

@@ -94,7 +94,7 @@ class Screen:
         self.history.append((done, mean / math.log(2)))
         self.seconds = time.perf_counter() - self.began
         rate = (done - self.position) * self.tokens / self.seconds
-        memory = format_bytes(self.rt.memory().resting)
+        memory = format_bytes(self.rt.memory().at_rest)
         line = f"loss {self.history[-1][1]:5.3f} bits/{self.per}  {rate:7,.0f} tokens/s  {memory} on this rank"
         if self.bar:
             self.bar.update(self.bar.task_ids[0], completed=done, description=line, refresh=True)

@@ -14,7 +14,7 @@ import ctypes
 import resource
 import threading
 
-__all__ = ["limit_memory", "peak_nbytes", "resident_nbytes"]
+__all__ = ["limit_memory", "peak_nbytes", "resident_nbytes", "used_nbytes"]
 
 _M_ARENA_MAX = -8
 _STACK_NBYTES = 512 * 1024
@@ -27,6 +27,14 @@ def limit_memory(mine: int, *, together: int) -> None:
     for kind, now, more in ((resource.RLIMIT_DATA, "VmData", mine), (resource.RLIMIT_AS, "VmSize", together)):
         limit = _status(now) + more
         resource.setrlimit(kind, (limit, limit))
+
+
+def used_nbytes(ranks: int) -> int:
+    """Return the memory that this process holds; libraries count in parts, as ``ranks`` processes have the same ones.
+
+    Unlike PSS it does not depend on strangers that run beside the job and have these libraries, too.
+    """
+    return _status("RssAnon") + _status("RssShmem") + _status("RssFile") // ranks
 
 
 def resident_nbytes() -> int:

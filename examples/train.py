@@ -50,7 +50,6 @@ def main() -> None:
             clip_norm=1.0,
             gradient_dtype="float32",
             loss_scale=zr.LossScale() if options.dtype == "float16" else None,
-            deterministic=options.deterministic,
             virtual_shards=SHARDS if options.deterministic else None,
         ) as rt,
     ):
@@ -129,7 +128,7 @@ def parse() -> argparse.Namespace:
     add("--device", choices=("host", "cuda"), default="host", help="cuda: a GPU for each rank (experimental)")
     add("--width", type=whole, default=64, help="features of a token, a multiple of 4 (default: %(default)s)")
     add("--layers", type=whole, default=2, help="blocks (default: %(default)s)")
-    add("--deterministic", action="store_true", help=f"the same bits on any number of ranks that divides {SHARDS}")
+    add("--deterministic", action="store_true", help=f"the same bits on any number of ranks up to {SHARDS}")
     options = parser.parse_args()
     check_options(parser, options)
     if options.width % 4:

@@ -27,7 +27,7 @@ from rich.table import Table
 
 import zerort as zr
 from common import console_of, whole  # examples/common.py
-from memory_limit import limit_memory, peak_nbytes, resident_nbytes  # examples/memory_limit.py
+from memory_limit import limit_memory, peak_nbytes, resident_nbytes, used_nbytes  # examples/memory_limit.py
 from zerort.config import format_bytes, parse_bytes
 from zerort.errors import PlanError, RankFailedError, SharedMemoryError, ZerortError
 from zerort.storage import inspect
@@ -43,9 +43,9 @@ def main() -> int:
     model = ByteModel(width=width_for(options), layers=options.layers, context=CONTEXT)
     with zr.open_group() as group:
         options.measured = inspect(options.scratch, what="a sample") if group.rank == 0 else None
-        text = ByteText(rows=group.size * options.rows, context=CONTEXT, limit=1 << 20)
+        text = ByteText(rows=group.size * options.rows * options.micro_steps, context=CONTEXT, limit=1 << 20)
         np.ones((512, 512), np.float32) @ np.ones((512, 512), np.float32)  # OpenBLAS maps memory at its first use
-        used = group.all_reduce(np.array([float(resident_nbytes())]), name="used").wait()[0]
+        used = group.all_reduce(np.array([float(used_nbytes(group.size))]), name="used").wait()[0]
         left = int(options.memory - used)
         computing = computing_nbytes(model, rows=options.rows)
         if left // group.size <= computing:
@@ -67,7 +67,9 @@ def train(
 ) -> None:
     """Register the model unit by unit, and train it; only this function knows of zerort."""
     optimizer = zr.AdamW(lr=options.lr or 0.1 / model.width, betas=(0.9, 0.98))
-    with zr.open(plan=plan, optimizer=optimizer, group=group, scratch=options.scratch) as rt:
+    with zr.open(
+        plan=plan, optimizer=optimizer, group=group, scratch=options.scratch, micro_steps=options.micro_steps
+    ) as rt:
         rt.expect({name: specs(model, name) for name in model.units})  # all of them, so that the hottest rest highest
         units = {}
         for name in model.units:  # one at a time: the whole model would not fit
@@ -75,7 +77,8 @@ def train(
         with View(rt, model, options) as view:
             for step in range(options.steps):
                 began = time.perf_counter()
-                loss = learn(rt, units, model, text, step=step)
+                parts = [learn(rt, units, model, text, step=step, part=part) for part in rt.micro_batches]
+                loss = sum(parts) / len(parts)
                 learnt = time.perf_counter()
                 report = rt.step()
                 view.show(step + 1, loss, report, learning=learnt - began, seconds=time.perf_counter() - began)
@@ -84,9 +87,11 @@ def train(
             view.summary()
 
 
-def learn(rt: zr.Runtime, units: dict[str, zr.Unit], model: ByteModel, text: ByteText, *, step: int) -> float:
-    """Hand in the gradients of this rank's rows, and return their loss in nats."""
-    x, y = text.batch(step, rt.rank, of=rt.size)
+def learn(
+    rt: zr.Runtime, units: dict[str, zr.Unit], model: ByteModel, text: ByteText, *, step: int, part: int
+) -> float:
+    """Hand in the gradients of one micro-batch, and return its loss in nats."""
+    x, y = text.batch(step, part, of=rt.micro_batch_count)
     saved = {}
     for name, unit in units.items():
         with unit.gathered() as p:
@@ -124,7 +129,7 @@ def computing_nbytes(model: ByteModel, *, rows: int) -> int:
     unit = max(sum(math.prod(shape) for shape in model.shapes(name).values()) for name in model.units)
     whole_unit = 2 * 4 * unit  # its parameters and its gradients, in float32
     activations = 14 * 4 * rows * CONTEXT * model.width * len(model.units)
-    return whole_unit + activations + 40 * 1024**2  # threads, blocks of the store, Python's objects, and gaps between
+    return whole_unit + activations + 48 * 1024**2  # threads, blocks of the store, Python's objects, and gaps between
 
 
 def refuse(group: zr.Group, options: argparse.Namespace, model: ByteModel, why: str | Exception) -> int:
@@ -263,7 +268,8 @@ def parse() -> argparse.Namespace:
     add("--disk", type=size, default="1TiB", help="that each rank may use (default: %(default)s)")
     add("--scratch", default=tempfile.gettempdir(), metavar="DIR", help="on the disk (default: %(default)s)")
     add("--steps", type=whole, default=5, help="to train (default: %(default)s)")
-    add("--rows", type=whole, default=4, help="texts of each rank in a step (default: %(default)s)")
+    add("--rows", type=whole, default=4, help="texts of each rank in a micro-step (default: %(default)s)")
+    add("--micro-steps", type=whole, default=1, help="micro-steps of a step, in the same memory (default: %(default)s)")
     add("--lr", type=float, help="learning rate (default: 0.1 over the model's width)")
     add("--no-offload", action="store_true", help="keep all of it in memory, and see it fail")
     return parser.parse_args()

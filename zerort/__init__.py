@@ -15,9 +15,11 @@
 Importing this imports NumPy, and neither MPI nor any framework. The rooms are drawn in ``docs/architecture.md``.
 """
 
-from zerort import errors, native, trace
+from typing import TYPE_CHECKING, Any
+
+from zerort import data, errors, native, trace
 from zerort.comm import Group, open_group
-from zerort.config import Budget, GroupOptions, Plan, Tier
+from zerort.config import Budget, GroupOptions, Plan, Tier, Wire
 from zerort.device import Ticket
 from zerort.engine import (
     OffloadOptions,
@@ -41,6 +43,9 @@ from zerort.optim import (
     warmup_linear,
 )
 
+if TYPE_CHECKING:
+    from zerort.publish import Reader
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -56,12 +61,15 @@ __all__ = [
     "Optimizer",
     "ParameterGroup",
     "Plan",
+    "Reader",
     "Runtime",
     "StepReport",
     "TensorSpec",
     "Ticket",
     "Tier",
     "Unit",
+    "Wire",
+    "data",
     "errors",
     "forecast",
     "mesh",
@@ -72,3 +80,12 @@ __all__ = [
     "warmup_cosine",
     "warmup_linear",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `Reader` when it is asked for: it brings the checkpoints along, which take their time."""
+    if name == "Reader":
+        from zerort.publish import Reader
+
+        return Reader
+    raise AttributeError(f"module 'zerort' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The protocols that the rooms share: what a device, a stream and an event must be able to do.
+"""The protocols that the rooms share: what a device, a stream and an event must be able to do; `is_of` a package.
 
 They are structural: the host fulfils them with NumPy and threads, a GPU with CuPy. The
 contract suites in `zerort.testing` say what an implementation must hold beyond its signatures.
@@ -14,7 +14,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Array", "Device", "DtypeLike", "Event", "Memory", "Stream"]
+__all__ = ["Array", "Device", "DtypeLike", "Event", "HostMemorySource", "Memory", "Stream", "is_of"]
 
 Array = npt.NDArray[Any]
 DtypeLike = npt.DTypeLike
@@ -22,11 +22,30 @@ DtypeLike = npt.DTypeLike
 T = TypeVar("T")
 
 
+def is_of(value: object, package: str) -> bool:
+    """Say whether a value is of a package, such as CuPy, by name alone: who does not use it need not have it.
+
+    >>> is_of(1.5, "cupy"), is_of(1.5, "builtins")
+    (False, True)
+    """
+    return type(value).__module__.partition(".")[0] == package
+
+
 class Memory(Protocol):
     """Where arrays come from: a device's own memory, or memory that somebody set aside."""
 
     def empty(self, numel: int, dtype: DtypeLike, *, alignment: int = ...) -> Any:
         """Return a 1-D array whose first byte stands at a multiple of ``alignment`` bytes."""
+
+
+class HostMemorySource(Protocol):
+    """Where host memory comes from that a GPU copies from and to: all ranks pin it, or none."""
+
+    def zeros(self, numel: int, dtype: DtypeLike) -> Any:
+        """Return a 1-D array of zeros that starts on a page. Every rank calls this; ``numel`` may differ."""
+
+    def free(self, array: Any) -> None:
+        """Let go of an array from here, as it came: no copy is under way. It stays readable."""
 
 
 class Event(Protocol):
@@ -79,6 +98,9 @@ class Device(Protocol):
 
     def named_stream(self, name: str) -> Stream:
         """Return the device's own stream for one kind of work, such as ``"copy in"``; always the same one."""
+
+    def memory(self) -> tuple[int, int]:
+        """Return (free, total) bytes of its memory."""
 
     def owns(self, array: Any) -> bool:
         """Say whether ``array`` lies in this device's memory."""

@@ -11,13 +11,15 @@ from peers.gloo import open_gloo
 from peers.work import ADAMW, Running, Work
 
 
-def build(work: Work) -> Running:
+def build(work: Work, *, compiled: bool = False) -> Running:
     open_gloo(work)
     mesh = init_device_mesh("cpu", (work.ranks,))
     model = work.model()
     for block in model.blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    if compiled:
+        model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
 
     def step(at: int) -> float:

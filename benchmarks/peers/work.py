@@ -119,6 +119,7 @@ METHODS = {
     "single": Method("single processes", "single", ("torch",)),
     "ddp": Method("DDP, fused AdamW", "ddp", ("torch",)),
     "fsdp2": Method("FSDP2, fused AdamW", "fsdp2", ("torch",)),
+    "fsdp2-compiled": Method("FSDP2, compiled", "fsdp2", ("torch",), {"compiled": True}),
     "deepspeed": Method("DeepSpeed ZeRO-3", "deepspeed_zero3", ("torch", "deepspeed")),
     **{
         f"zero{stage}": Method(f"zerort ZeRO-{stage}", "zerort_plans", ("torch", "zerort_torch"), {"stage": stage})
@@ -129,6 +130,9 @@ METHODS = {
     ),
     "zero3-nvme": Method(
         "zerort ZeRO-3, state on NVMe", "zerort_plans", ("torch", "zerort_torch"), {"stage": 3, "nvme": True}
+    ),
+    "zero3-compiled": Method(
+        "zerort ZeRO-3, compiled", "zerort_plans", ("torch", "zerort_torch"), {"stage": 3, "compiled": True}
     ),
     "zero3-clip": Method(
         "zerort ZeRO-3, clipped", "zerort_plans", ("torch", "zerort_torch"), {"stage": 3}, clip=CLIP_NORM

@@ -7,10 +7,12 @@ import zerort_torch as zt
 from peers.work import ADAMW, Running, Work
 
 
-def build(work: Work, *, stage: int, nvme: bool = False) -> Running:
+def build(work: Work, *, stage: int, nvme: bool = False, compiled: bool = False) -> Running:
     plan = zr.Plan.zero(stage, state=zr.Tier.NVME if nvme else zr.Tier.DEVICE)
     rt = zr.open(plan=plan, optimizer=zr.AdamW(**ADAMW), clip_norm=work.clip, scratch=".")
     model = zt.shard(work.model(), rt)
+    if compiled:
+        model.compile()
 
     def step(at: int) -> float:
         loss = model(*work.batch(at))

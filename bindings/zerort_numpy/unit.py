@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zerort.buffer import Views, gathering
-from zerort.engine import Runtime, TensorSpec, Unit
+from zerort import Runtime, TensorSpec, Unit
+from zerort.engine.binding import Frozen, Views, gathering
+from zerort.typing import Array
 from zerort_numpy.view import Life, View, as_view
-
-if TYPE_CHECKING:
-    from zerort.engine.model.tensors import Frozen
-    from zerort.typing import Array
 
 __all__ = ["NumpyUnit", "register"]
 

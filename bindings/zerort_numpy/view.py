@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zerort.buffer.views import stale_text, unit_title
+from zerort.engine.binding import stale_text, unit_title
 from zerort.errors import StaleViewError
 
 __all__ = ["Life", "View", "as_view"]

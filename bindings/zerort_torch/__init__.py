@@ -11,24 +11,38 @@
             print(model.head.weight.norm())
         weights = zt.full_state_dict(model)             # on rank 0, under torch's names
 
-    finding.py       which modules are units                  unit.py        parameters come and go
-    sharding.py      shard(): the hooks of forward            gradients.py   ready gradients → reductions, in one order
-    saved.py         what autograd keeps of a weight          state_dict.py  full weights in and out
-    access.py        gathered(), full_state_dict()            optimizer.py   torch's optimizers on shards
-    as_optimizer.py  a runtime for schedulers, frameworks     materialise.py meta device
-    buffers.py       running statistics, alike on all ranks   memory.py      DLPack, and on which stream
-    resting.py       what stands for a released parameter     guard.py       torch's optimizers are refused
-    strays.py        parameters that nobody would update      hooks.py       hooks on tensors are carried over
-    writes.py        writes to what is only to be read        support.py     what cannot be sharded
+    sharding.py      shard(): the hooks of forward            access.py      gathered(), full_state_dict(), gradients()
+    optimizer.py     torch's optimizers on shards             as_optimizer.py  a runtime for schedulers, frameworks
+    methods.py       register_forward_method()                consolidation.py  consolidate(): a plain model again
+    loading.py       an order of samples for a DataLoader
+
+    model/           units, buffers, state_dict, the meta device
+    parameters/      live while gathered, stand-ins while released
+    backward/        gradients into the sum over ranks, what autograd keeps
 
 Parameters lie where the runtime is: on the host, or on this rank's GPU (``zr.open(group=zr.open_group(kind="nccl"))``).
 
 Public hooks of torch only: nothing is patched, nothing is hung on tensors of the user's own.
 """
 
-from zerort_torch.access import full_state_dict, gathered
+from zerort_torch.access import full_state_dict, gathered, gradients
 from zerort_torch.as_optimizer import as_optimizer
+from zerort_torch.consolidation import consolidate
+from zerort_torch.loading import Collate, OrderSampler
+from zerort_torch.methods import register_forward_method
 from zerort_torch.optimizer import TorchOptimizer, optimizer
 from zerort_torch.sharding import shard
 
-__all__ = ["TorchOptimizer", "as_optimizer", "full_state_dict", "gathered", "optimizer", "shard"]
+__all__ = [
+    "Collate",
+    "OrderSampler",
+    "TorchOptimizer",
+    "as_optimizer",
+    "consolidate",
+    "full_state_dict",
+    "gathered",
+    "gradients",
+    "optimizer",
+    "register_forward_method",
+    "shard",
+]

@@ -14,13 +14,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from zerort.engine import Runtime
-from zerort.engine.report import StepReport
+from zerort import Optimizer, Runtime, StepReport
+from zerort.engine.binding import check_number
 from zerort.errors import CallError
-from zerort.optim import Optimizer
-from zerort.optim.checks import check_number
-from zerort_torch.gradients import gradients_of
-from zerort_torch.unit import TorchUnit
+from zerort_torch.backward.gradients import gradients_of
 
 __all__ = ["RuntimeOptimizer", "as_optimizer"]
 
@@ -34,7 +31,7 @@ def as_optimizer(rt: Runtime) -> RuntimeOptimizer:
     Raises:
         CallError: No trainable model is sharded yet.
     """
-    rt.context.check_open("as_optimizer")
+    gradients_of(rt).binding.check_open("as_optimizer")
     return RuntimeOptimizer(rt)
 
 
@@ -52,18 +49,17 @@ class RuntimeOptimizer(torch.optim.Optimizer):
     def __init__(self, rt: Runtime) -> None:
         self._rt = rt
         self._gradients = gradients_of(rt)
+        self._binding = binding = self._gradients.binding
         self._settings: list[Optimizer] = []  # of each group
         self._is_made = False
         groups: dict[int, dict[str, Any]] = {}
-        overrides = rt.context.run.lr_overrides
         for unit in self._gradients.units:
             for weight in unit.trained.values():
-                settings = _settings_of(unit, weight.section, weight.full)
+                settings = unit.optimizer_of(weight.local)
                 if id(settings) not in groups:
                     self._settings.append(settings)
-                    rate = overrides[id(settings)] if id(settings) in overrides else settings.lr_at(rt.updates + 1)
-                    groups[id(settings)] = {"params": [], "lr": rate}
-                groups[id(settings)]["params"].append(weight.resting)
+                    groups[id(settings)] = {"params": [], "lr": binding.rate_of(settings)}
+                groups[id(settings)]["params"].append(weight.released)
         if not groups:
             raise CallError("Expected zt.shard(model, rt) before zt.as_optimizer(rt), got a runtime without a model.")
         super().__init__(list(groups.values()), {})
@@ -78,7 +74,8 @@ class RuntimeOptimizer(torch.optim.Optimizer):
         Args:
             closure: Computes the loss and its gradients first, if it is given; its result is returned.
         """
-        if getattr(self, "grad_scale", None) is not None:
+        if hasattr(self, "found_inf"):  # GradScaler.step sets it, after unscale_ too
+            del self.found_inf, self.grad_scale  # which it does not do after an error
             raise CallError(
                 "Expected loss scaling by the runtime, got a torch.amp.GradScaler. Open it with "
                 "zr.open(loss_scale=zr.LossScale()), and call (loss * rt.loss_scale).backward()."
@@ -88,38 +85,37 @@ class RuntimeOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 result = closure()
         for settings, group, shown in zip(self._settings, self.param_groups, self._shown, strict=True):
-            if group["lr"] != shown or id(settings) in self._rt.context.run.lr_overrides:
+            if group["lr"] != shown:  # else the runtime has its way: rt.set_lr, or what was loaded
                 rate = float(group["lr"])
                 try:
                     check_number("the learning rate of a parameter group", rate)
                 except CallError as error:
-                    self._rt.complain(error)  # the other ranks are on their way into the step
+                    self._binding.complain(error)  # the other ranks are on their way into the step
                     raise
-                self._rt.context.run.lr_overrides[id(settings)] = rate
+                self._binding.set_rate(settings, rate)
         self.report = self._rt.step()
         for settings, group in zip(self._settings, self.param_groups, strict=True):
-            if id(settings) not in self._rt.context.run.lr_overrides:
-                group["lr"] = settings.lr_at(self._rt.updates + 1)
+            group["lr"] = self._binding.rate_of(settings)
         self._shown = [group["lr"] for group in self.param_groups]
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 (torch's signature)
-        """Drop the gradients since the last step, if there are any; then every rank calls this."""
-        if self._gradients.pending:
-            self._rt.discard_gradients()
+        """Drop the gradients since the last step. Every rank calls this.
+
+        The first call after a step does nothing on a rank that has no gradients, as in a loop that clears them for its
+        next batch. A further one drops them on all ranks, whoever has some; in a loop of ``rt.join`` the batch is done
+        with then, unless no rank had any.
+        """
+        if self._gradients.pending or self._gradients.is_cleared:
+            self._binding.clear_gradients()
+        else:
+            self._gradients.is_cleared = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse groups that come later: a runtime's are given to ``zr.open(param_groups=…)``."""
         if self._is_made:
             _refuse_groups()
         super().add_param_group(param_group)
-
-
-def _settings_of(unit: TorchUnit, section: int, full: str) -> Optimizer:
-    assert unit.unit is not None
-    state = unit.unit.sections[section].state
-    assert state is not None
-    return state.optimizer_of(full)
 
 
 def _refuse_groups() -> NoReturn:

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from zerort.engine.binding import ElementwiseOptimizer, StateSpec, check_lr, kernels_for
 from zerort.errors import CallError
-from zerort.optim import ElementwiseOptimizer, StateSpec, check_lr
-from zerort.optim.kernels import kernels_for
 from zerort.typing import Array
-from zerort_torch.memory import as_tensor, on_stream_of
+from zerort_torch.parameters.memory import as_tensor, on_stream_of
 
 __all__ = ["TorchOptimizer", "optimizer"]
 
@@ -78,7 +77,7 @@ class TorchOptimizer(ElementwiseOptimizer):
         with on_stream_of(param):
             self._update(param, grad, state, lr=lr, step=step, grad_scale=grad_scale)
         if copy_out is not None:
-            kernels_for(param).cast_into(copy_out, param)
+            kernels_for(param).round_master(copy_out, param)
 
     def _update(
         self, param: Array, grad: Array, state: Mapping[str, Array], *, lr: float, step: int, grad_scale: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -9,22 +10,31 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from zerort.comm.agreed import raise_together
-from zerort.engine import Runtime, TensorSpec
+from zerort import Runtime, TensorSpec
+from zerort.engine.binding import Attachment, Binding
 from zerort.errors import CallError, ZerortError
-from zerort_torch.buffers import SharedBuffers
-from zerort_torch.finding import FoundUnit, Units, find_units
-from zerort_torch.gradients import gradients_of
-from zerort_torch.guard import guard_optimizers
-from zerort_torch.hooks import carry_over, check_hooks, hooks_of
-from zerort_torch.materialise import Init, is_meta, materialise, materialise_buffers
-from zerort_torch.memory import as_array, check_device, check_torch, on_torchs_stream, share_memory, torch_device
-from zerort_torch.resting import RestingParameter, pickling_refusal
-from zerort_torch.saved import SavedWeights
-from zerort_torch.state_dict import hook_state_dict
-from zerort_torch.strays import Strays, kept_in_containers
-from zerort_torch.support import check_supported
-from zerort_torch.unit import TorchUnit
+from zerort_torch.backward.gradients import gradients_of
+from zerort_torch.backward.hooks import carry_over, check_hooks, hooks_of
+from zerort_torch.backward.saved import SavedWeights
+from zerort_torch.model.buffers import SharedBuffers
+from zerort_torch.model.compiled import hook_compiled
+from zerort_torch.model.finding import FoundUnit, Units, find_units
+from zerort_torch.model.materialise import Init, is_meta, materialise, materialise_buffers
+from zerort_torch.model.state_dict import hook_state_dict
+from zerort_torch.model.support import check_supported
+from zerort_torch.parameters.guard import guard_optimizers
+from zerort_torch.parameters.hidden import hidden
+from zerort_torch.parameters.memory import (
+    as_array,
+    check_device,
+    check_torch,
+    share_memory,
+    torch_device,
+)
+from zerort_torch.parameters.released import ReleasedParameter, pickling_refusal
+from zerort_torch.parameters.strays import Strays, kept_in_containers
+from zerort_torch.parameters.turns import Turns, places_of
+from zerort_torch.parameters.unit import TorchUnit
 
 __all__ = ["Sharding", "shard", "sharding_of", "units_within"]
 
@@ -34,10 +44,22 @@ Model = TypeVar("Model", bound="torch.nn.Module")
 class Sharding:
     """What a sharded model's modules and units have to do with each other."""
 
-    def __init__(self, rt: Runtime, units: list[TorchUnit]) -> None:
-        self.rt = rt
+    def __init__(self, binding: Binding, units: list[TorchUnit]) -> None:
+        self.binding = binding
         self.units = units
-        self.saved = SavedWeights(rt, units)
+        self.saved = SavedWeights(binding.rt, units)
+        self.handles: list[Any] = []
+        """Of all hooks on the model's modules: what has ``remove()``."""
+        self.attached: list[Attachment] = []
+        """What the runtime asks about this model."""
+        self.around: WeakKeyDictionary[Any, list[tuple[Callable[[], None], Callable[[], None]]]] = WeakKeyDictionary()
+        """What is done before and after a module's forward, from the outside in."""
+
+    def hook_forward(self, module: torch.nn.Module, enter: Callable[[], None], leave: Callable[[], None]) -> None:
+        """Have ``enter`` called before a module's forward, before what was hooked earlier, and ``leave`` after it."""
+        self.handles.append(module.register_forward_pre_hook(_Hook(enter), prepend=True))
+        self.handles.append(module.register_forward_hook(_Hook(leave), always_call=True))
+        self.around.setdefault(module, []).insert(0, (enter, leave))
 
 
 _shardings: WeakKeyDictionary[Any, Sharding] = WeakKeyDictionary()  # by module, of every module of a sharded model
@@ -65,6 +87,16 @@ def units_within(module: torch.nn.Module) -> Iterator[TorchUnit]:
             yield unit
 
 
+def unhook(model: torch.nn.Module, sharding: Sharding) -> None:
+    """Take away what `shard` hung on a model. Its parameters stay as they are: released."""
+    for handle in sharding.handles:
+        handle.remove()
+    for one in sharding.attached:
+        sharding.binding.detach(one)
+    for module in model.modules():
+        _shardings.pop(module, None)
+
+
 def shard(
     model: Model,
     rt: Runtime,
@@ -73,6 +105,7 @@ def shard(
     name: str = "",
     init: Init | None = None,
     broadcast: bool = False,
+    branches: bool = False,
 ) -> Model:
     """Hand a model's parameters to a runtime. Every rank calls this with the same model.
 
@@ -88,6 +121,9 @@ def shard(
         name: What to put before all names; for several models in one runtime.
         init: Gives a module's own parameters values, if they are on the meta device; None: ``reset_parameters()``.
         broadcast: Take rank 0's values instead of checking that all ranks have the same.
+        branches: Ranks may use different parameters, or none, in a forward of ``model`` and its backward. Where they
+            share memory they may anyway; elsewhere every rank then takes part in the gathers of all units, and
+            gradients are reduced after a backward pass, not during it.
 
     Returns:
         The model.
@@ -97,55 +133,58 @@ def shard(
     """
     if not isinstance(rt, Runtime):
         raise CallError(f"Expected a runtime, as zr.open() gives one, got {type(rt).__name__}: zt.shard(model, rt).")
-    rt.context.check_open("shard")
+    gradients = gradients_of(rt)
+    binding = gradients.binding
+    binding.check_open("shard")
     found: list[FoundUnit] = []
-    error: ZerortError | None = None
-    try:
+    with binding.agreed("shard", catching=ZerortError):
         check_torch(rt.device)
         share_memory(rt.device)
         found = _find(model, units, device=torch_device(rt.device))
-    except ZerortError as caught:
-        error = caught
-    raise_together(rt.world, error, name="shard")
-    gradients = gradients_of(rt)
-    lasting = set(model.state_dict())
+    hook_compiled(model)
+    persistent = set(model.state_dict())
     made: dict[str, TorchUnit] = {}
     originals = [(one.full, weakref.ref(one.value)) for unit in found for one in unit.parameters]
     unregistered = list(kept_in_containers(model))
     guard_optimizers((one.full, one.value) for unit in found for one in unit.parameters)
-    if rt.context.budget is not None:
-        _announce(rt, found, name=name)
+    _announce(binding, found, name=name)
     for one in found:
-        made[one.name] = unit = _register(rt, one, name=name, init=init, broadcast=broadcast)
+        made[one.name] = unit = _register(binding, one, name=name, init=init, broadcast=broadcast)
         gradients.add_unit(unit, spread=one.name == "" and len(found) > 1)
     meta_buffers = any(buffer.is_meta for buffer in model.buffers())
     materialise_buffers(model, init, device=torch_device(rt.device))
-    buffers = SharedBuffers(rt, model, name=name, lasting=lasting)
+    buffers = SharedBuffers(binding, model, name=name, persistent=persistent)
     if buffers:
-        rt.attachments.append(buffers)
+        binding.attach(buffers)
         if broadcast or meta_buffers:
-            with on_torchs_stream(rt.device):
+            with binding.stream():
                 buffers.send()
     for one in found:
-        made[one.name].lenders = tuple(made[lender] for lender in sorted(one.borrows))
+        made[one.name].tied_owners = tuple(made[owner] for owner in sorted(one.borrows))
     ordered = [made[one.name] for one in found]
-    sharding = Sharding(rt, ordered)
+    sharding = Sharding(binding, ordered)
+    if buffers:
+        sharding.attached.append(buffers)
     for module in model.modules():
         _shardings[module] = sharding
     for one, unit in zip(found, ordered, strict=True):
         for holder in dict.fromkeys(one.held_by):
-            _hold_during_forward(holder, unit.hold, unit.let_go)
-    _hook_model(model, sharding, gradients.begin_forward)
-    hook_state_dict(rt, ordered)
-    guard_optimizers((weight.full, weight.resting) for unit in ordered for weight in unit.weights)
-    strays = Strays(rt, model, ordered)
+            sharding.hook_forward(holder, unit.acquire, unit.release)
+    turns = None
+    if branches and rt.size > 1 and not all(unit.is_resident for unit in ordered):
+        turns = Turns(binding, dict(zip(ordered, places_of(model, found), strict=True)))
+    _hook_model(model, sharding, gradients.begin_forward, turns)
+    sharding.handles += hook_state_dict(rt, ordered)
+    guard_optimizers((weight.full, weight.released) for unit in ordered for weight in unit.weights)
+    strays = Strays(binding, model, ordered)
     for full, reference in originals:
         original = reference()
         if original is not None:
             strays.watch_object(original, full, "was before zt.shard(model, rt)")
     for full, one in unregistered:
         strays.watch_object(one, full, "holds")
-    rt.attachments.append(strays)
+    binding.attach(strays)
+    sharding.attached.append(strays)
     return model
 
 
@@ -154,7 +193,7 @@ def _find(model: object, units: Units, *, device: torch.device) -> list[FoundUni
         raise CallError(f"Expected a torch.nn.Module, got {type(model).__name__}.")
     check_supported(model)
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, RestingParameter) or model in _shardings:
+        if isinstance(parameter, ReleasedParameter) or model in _shardings:
             raise CallError(f"Expected a model that is not sharded yet, got one whose {name!r} is.")
         check_hooks(name, parameter)
         check_device(name, parameter.device, device)
@@ -164,55 +203,52 @@ def _find(model: object, units: Units, *, device: torch.device) -> list[FoundUni
     return found
 
 
-def _announce(rt: Runtime, found: Sequence[FoundUnit], *, name: str) -> None:
+def _announce(binding: Binding, found: Sequence[FoundUnit], *, name: str) -> None:
     """Tell the runtime of all units before the first one comes, so that a budget is shared out over all of them."""
-    units, frozen = {}, {}
-    for one in found:
-        if one.parameters:
-            full = _full_name(name, one)
-            values = {parameter.local: parameter.value for parameter in one.parameters}
-            units[full] = {
+    values = {
+        _full_name(name, one): {parameter.local: parameter.value for parameter in one.parameters}
+        for one in found
+        if one.parameters
+    }
+    binding.expect(
+        {
+            full: {
                 local: TensorSpec(tuple(value.shape), str(value.dtype).removeprefix("torch."))
-                for local, value in values.items()
+                for local, value in one.items()
             }
-            frozen[full] = [local for local, value in values.items() if not value.requires_grad].__contains__
-    rt.expect(units, frozen=frozen)
+            for full, one in values.items()
+        },
+        frozen={
+            full: {local for local, value in one.items() if not value.requires_grad}.__contains__
+            for full, one in values.items()
+        },
+    )
 
 
 def _full_name(name: str, found: FoundUnit) -> str:
     return ".".join(part for part in (name, found.name) if part)
 
 
-def _register(rt: Runtime, found: FoundUnit, *, name: str, init: Init | None, broadcast: bool) -> TorchUnit:
-    if not found.parameters:
-        return TorchUnit(None, found, rt=rt)
+def _register(binding: Binding, found: FoundUnit, *, name: str, init: Init | None, broadcast: bool) -> TorchUnit:
+    device = binding.rt.device
     hooks = hooks_of(found)  # before materialise, which makes new parameters
     meta = is_meta(found)
-    error: ZerortError | None = None
-    try:
-        if meta:
-            materialise(found, init, device=torch_device(rt.device))
-    except ZerortError as caught:
-        error = caught
-    raise_together(rt.world, error, name="shard")
+    if found.parameters:
+        with binding.agreed("shard", catching=ZerortError):
+            if meta:
+                materialise(found, init, device=torch_device(device))
     frozen = [parameter.local for parameter in found.parameters if not parameter.value.requires_grad]
-    with on_torchs_stream(rt.device):
-        unit = rt.register(
-            _full_name(name, found),
-            {parameter.local: as_array(parameter.value, rt.device) for parameter in found.parameters},
-            frozen=frozen.__contains__,
-            broadcast=broadcast or meta,
-        )
-        torch_unit = TorchUnit(unit, found, rt=rt)
-    for weight, mine in zip(torch_unit.weights, hooks, strict=True):
+    unit = binding.register(
+        _full_name(name, found) if found.parameters else found.name,
+        {parameter.local: as_array(parameter.value, device) for parameter in found.parameters},
+        frozen=frozen.__contains__,
+        broadcast=broadcast or meta,
+        make=functools.partial(TorchUnit, found=found, binding=binding),
+    )
+    for weight, mine in zip(unit.weights, hooks, strict=True):
         carry_over(mine, to=weight.live)
     found.parameters.clear()  # and with them the memory that the model came in
-    return torch_unit
-
-
-def _hold_during_forward(module: torch.nn.Module, hold: Callable[[], None], let_go: Callable[[], None]) -> None:
-    module.register_forward_pre_hook(_Hook(hold), prepend=True)
-    module.register_forward_hook(_Hook(let_go), always_call=True)
+    return unit
 
 
 class _Hook:
@@ -223,6 +259,7 @@ class _Hook:
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
 
+    @hidden
     def __call__(self, module: torch.nn.Module, *values: object) -> None:
         self._call()
 
@@ -233,13 +270,20 @@ class _Hook:
         raise pickling_refusal("the model")
 
 
-def _hook_model(model: torch.nn.Module, sharding: Sharding, begin: Callable[[], None]) -> None:
+def _hook_model(model: torch.nn.Module, sharding: Sharding, begin: Callable[[], None], turns: Turns | None) -> None:
     """Put round the whole model's forward what is not any unit's business."""
-    comes_and_goes = any(not unit.in_memory for unit in sharding.units)
+    comes_and_goes = any(not unit.is_resident for unit in sharding.units)
     if comes_and_goes:
-        sharding.rt.attachments.append(sharding.saved)
+        sharding.binding.attach(sharding.saved)
+        sharding.attached.append(sharding.saved)
+    if turns is not None:
+        sharding.binding.attach(turns)
+        sharding.attached.append(turns)
+        sharding.handles.append(turns)
 
     def enter() -> None:
+        if turns is not None:
+            turns.enter()
         if torch.is_grad_enabled():
             begin()
         if comes_and_goes:
@@ -248,5 +292,7 @@ def _hook_model(model: torch.nn.Module, sharding: Sharding, begin: Callable[[], 
     def leave() -> None:
         if comes_and_goes:
             sharding.saved.leave()
+        if turns is not None:
+            turns.leave()
 
-    _hold_during_forward(model, enter, leave)
+    sharding.hook_forward(model, enter, leave)

@@ -33,6 +33,6 @@ def close_and_count(group):
 """
 
 
-def ranks_that(pattern, output):
+def ranks_that(pattern: str, output: str) -> list[str]:
     """Return which ranks said something that matches."""
     return sorted(re.findall(rf"rank (\d) {pattern}", output))

@@ -82,7 +82,7 @@ def test_copies_are_measured_and_right(tmp_path):
         f"{way} on the {side}" for way in ("streamed", "copies alone,", "compute alone,") for side in ("device", "host")
     }
     assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in updates)
-    assert "update_on='auto' chooses the" in done.stdout
+    assert "faster here: zr.OffloadOptions(update_on=" in done.stdout
 
 
 def test_a_gpu_that_is_not_there_is_refused():

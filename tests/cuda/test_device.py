@@ -264,7 +264,7 @@ def test_a_frameworks_cache_gives_way_once(device):
 
 def test_torch_gives_back_what_it_keeps(device):
     torch = pytest.importorskip("torch")
-    memory = pytest.importorskip("zerort_torch.memory")
+    memory = pytest.importorskip("zerort_torch.parameters.memory")
     memory.share_memory(device)
     memory.share_memory(device)
     assert device._caches == [torch.cuda.empty_cache]

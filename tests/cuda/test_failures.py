@@ -208,7 +208,7 @@ def test_an_error_behind_the_meeting_breaks_the_group(job):
         import cupy
         group = open_group()
         numbers = cupy.zeros(2_000_000, np.int16)
-        hoard = group.empty((group._transport.device.memory()[0] - 1024**2) if rank == 1 else 1, "uint8")
+        hoard = group.zeros((group._transport.device.memory()[0] - 1024**2) if rank == 1 else 1, "uint8")
         try:
             group.all_reduce(numbers, out=numbers, name="counts").wait()
         except (RankFailedError, MemoryError) as error:
@@ -232,9 +232,9 @@ def test_a_gpu_without_memory_leaves_the_group_usable(job):
         """
         import cupy
         group = open_group()
-        hoard = group.empty(200 * 1024**2, "uint8")
+        hoard = group.zeros(200 * 1024**2, "uint8")
         try:
-            group.empty(100 * 1024**2 if rank == 1 else 1000, "uint8")
+            group.zeros(100 * 1024**2 if rank == 1 else 1000, "uint8")
         except DeviceMemoryError as error:
             say("rank", rank, "raised", "Expected 104,857,600 bytes on GPU 1" in str(error), "(rank 1)" in str(error))
         total = group.all_reduce(cupy.ones(10)).wait()

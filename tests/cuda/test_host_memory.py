@@ -3,20 +3,21 @@
 import os
 import threading
 import warnings
+from collections import Counter
 
 import numpy as np
 import pytest
 
 cupy = pytest.importorskip("cupy")
 
+
 import zerort as zr  # noqa: E402
 from zerort.comm import open_group  # noqa: E402
 from zerort.comm.transports.nccl.pinned import open_pinned  # noqa: E402
 from zerort.config import GroupOptions  # noqa: E402
-from zerort.engine.ledger import Ledger  # noqa: E402
 from zerort.engine.residence.host_memory import HostMemory  # noqa: E402
-from zerort.engine.residence.tiers import Tiers  # noqa: E402
 from zerort.errors import ClosedError  # noqa: E402
+from zerort.storage.session import StorageSession  # noqa: E402
 
 HOST, NVME = zr.Tier.HOST, zr.Tier.NVME
 SMALL, LARGE = 1024, 1024**2
@@ -52,7 +53,7 @@ def test_what_streams_from_a_disk_passes_through_pinned_memory(group, tmp_path, 
             rt.register(f"of {numel}", values(numel))
             step(rt)
             step(rt)
-            slots = rt.context.tiers._pipeline._workspace.slots
+            slots = rt.context.update_stream._pipeline._workspace.slots
             assert slots.slot_nbytes == nbytes
             assert slots.count
             assert all(is_pinned(slot.memory) for slot in slots)
@@ -95,12 +96,12 @@ def test_pinned_memory_that_grows_gives_the_smaller_one_back(group, tmp_path):
     with zr.open(group=group, plan=zr.Plan.zero(3, state=HOST), offload=offload, optimizer=optimizer) as rt:
         rt.register("small", values(SMALL))
         step(rt)
-        before, held = rt.context.stage._pinned, rt.context.host.nbytes
+        before, held = rt.context.staging._pinned, rt.context.host.nbytes
         assert is_pinned(before)
         rt.register("large", values(LARGE))
         assert not is_pinned(before)
         assert (
-            rt.context.host.nbytes - held == rt.context.stage._pinned.nbytes - before.nbytes + 4 * LARGE
+            rt.context.host.nbytes - held == rt.context.staging._pinned.nbytes - before.nbytes + 4 * LARGE
         )  # the momentum's
         step(rt)
         with rt.units["large"].gathered() as p:
@@ -134,8 +135,8 @@ def test_a_store_that_cannot_be_bridged_to_a_gpu_leaves_no_files(group, tmp_path
     part = group.split(0)
     host = HostMemory(part)
     part.close()
-    tiers = Tiers(group, scratch=tmp_path, options=zr.OffloadOptions(), ledger=Ledger(), host=host)
+    storage = StorageSession(group, scratch=tmp_path, options=zr.OffloadOptions(), traffic=Counter(), host=host)
     with pytest.raises(ClosedError):
-        tiers.prepare(4096, what="a value")
+        storage.prepare(4096, what="a value")
     assert os.listdir(tmp_path) == []
-    tiers.close()
+    storage.close()

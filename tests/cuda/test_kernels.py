@@ -16,7 +16,7 @@ from zerort import native  # noqa: E402
 from zerort.device.cuda.device import CudaDevice  # noqa: E402
 from zerort.device.cuda.kernel_module import KernelModule  # noqa: E402
 from zerort.errors import CallError  # noqa: E402
-from zerort.optim import SGD, AdamW, Lion, clip_factor, norm_of, square_sums, square_sums_of  # noqa: E402
+from zerort.optim import SGD, AdamW, Blocks, Lion, clip_factor, norm_of, square_sums, square_sums_of  # noqa: E402
 from zerort.optim import kernels_cuda as cuda  # noqa: E402
 from zerort.optim.kernels import kernels_for  # noqa: E402
 
@@ -78,6 +78,60 @@ def test_optimizers_give_the_hosts_bits(name, dtype, grad_dtype, copy_dtype, num
         assert_same_bits(state_there[key], array)
     if copy is not None:
         assert_same_bits(copy_there, copy)
+
+
+@pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize("name", ["adamw", "sgd-nesterov", "lion"])
+def test_masters_in_halves_have_the_hosts_bits(name, numel):
+    optimizer = OPTIMIZERS[name]
+    master = numbers(numel, seed=1)
+    upper, lower = np.empty(numel, DTYPES["bfloat16"]), np.empty(numel, np.uint16)
+    native.split_master(upper, lower, master)
+    upper_there, lower_there, master_there = put(np.zeros_like(upper)), put(np.zeros_like(lower)), put(master)
+    cuda.split_master(upper_there, lower_there, master_there)
+    state = {spec.name: np.zeros(numel, spec.dtype) for spec in optimizer.states_in("float32", (numel,))}
+    state_there = {key: put(array) for key, array in state.items()}
+    for step in range(1, STEPS + 1):
+        grad = numbers(numel, "bfloat16", seed=10 + step, spread=1.0)
+        settings = {"lr": optimizer.lr_at(step), "step": step, "grad_scale": 0.37}
+        optimizer.update_(lower, grad, state, **settings, copy_out=upper)
+        optimizer.update_(lower_there, put(grad), state_there, **settings, copy_out=upper_there)
+    assert_same_bits(upper_there, upper)
+    assert_same_bits(lower_there, lower)
+    native.join_master(master, upper, lower)
+    cuda.join_master(master_there, upper_there, lower_there)
+    assert_same_bits(master_there, master)
+    cuda.round_master(upper_there, master_there)
+    assert_same_bits(upper_there, upper)
+    with pytest.raises(CallError, match="Expected copy_out, the bfloat16 half"):
+        optimizer.update_(lower_there, put(grad), state_there, **settings, copy_out=None)
+
+
+@pytest.mark.parametrize("master", ["float32", "remainder"])
+@pytest.mark.parametrize("numel", [0, 33, 256, 5_003])
+def test_moments_in_blocks_have_the_hosts_bits(master, numel):
+    optimizer = AdamW(lr=3e-3, weight_decay=0.1, moments="int8")
+    param, upper, lower = numbers(numel, seed=1), np.empty(numel, DTYPES["bfloat16"]), np.empty(numel, np.uint16)
+    native.split_master(upper, lower, param)
+    here = lower if master == "remainder" else param
+    there, upper_there = put(here), put(upper)
+    payloads = [np.zeros(-(-numel // 256) * 260, np.uint8) for _ in range(2)]
+    payloads_there = [put(payload) for payload in payloads]
+    names = ("exp_avg.int8", "exp_avg_sq.int8")
+    for step in range(1, STEPS + 1):
+        grad = numbers(numel, "bfloat16", seed=10 + step, spread=1.0)
+        grad[grad.size // 2 :][:300:7] = np.inf if step == STEPS else 0
+        for array, copy, gradient, blocks in (
+            (here, upper, grad, payloads),
+            (there, upper_there, put(grad), payloads_there),
+        ):
+            state = {name: Blocks(payload, 2**33 + 512) for name, payload in zip(names, blocks, strict=True)}
+            optimizer.update_(array, gradient, state, lr=3e-3, step=step, grad_scale=0.37, copy_out=copy)
+    number = ~np.isnan(upper.astype(np.float32))
+    np.testing.assert_array_equal(there.get()[number], here[number])
+    np.testing.assert_array_equal(upper_there.get()[number], upper[number])
+    for payload_there, payload in zip(payloads_there, payloads, strict=True):
+        assert_same_bits(payload_there, payload)
 
 
 def test_the_copy_may_take_the_gradients_place():
@@ -298,4 +352,5 @@ def test_the_real_compiler_takes_every_kernel(told):
     oldest = {"sm_70"} if nvrtc.find_library().endswith(".12") else set()
     assert {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"} | oldest <= set(found)
     wanted = {f"{name}<{kind}>" for name in ("adamw", "sgd", "lion") for kind in ("float", "double")}
-    assert all(kernels == wanted | {"cast", "add", "measure"} for kernels in found.values()), found
+    wanted |= {"cast", "add", "measure", "split_master", "join_master", "adamw_blocks"}
+    assert all(kernels == wanted for kernels in found.values()), found

@@ -420,15 +420,3 @@ def test_what_makes_no_sense_is_refused(device, pinned):
         Staging(device, slot_nbytes=1, depth=0)
     with contextlib.ExitStack() as stack, pytest.raises(CallError, match="3 slots of 512, got uint8"):
         stack.enter_context(Staging(device, slot_nbytes=512, pinned=np.zeros(1000, np.uint8)))
-
-
-def test_speeds_are_measured_and_one_place_is_chosen(device, pinned):
-    from zerort.streaming.update_place import Traffic, choose_place, measure
-
-    memory = pinned.empty(1024**2, "uint8")
-    speeds = measure(device, pinned=memory)
-    assert min(speeds.copy_in, speeds.copy_out, speeds.host, speeds.device) > 0
-    there, here = device.empty(100, "float32"), pinned.empty(50, "float32")
-    traffic = Traffic.of([[ArrayTransfer(there), ArrayTransfer(here, read=False)]])
-    assert traffic == Traffic(host_read=0, host_written=200, device_read=400, device_written=400)
-    assert choose_place(traffic, speeds).place in PLACES

@@ -145,10 +145,10 @@ def _run(block: Block, folder: Path, ranks: int, env: Mapping[str, str]) -> str:
     if ranks:
         result = run_job(ranks, [script], timeout=300, cwd=folder, env=env)
         assert result.code == 0, f"{block}\n{result.output}"
-        return result.output
+        return str(result.output)
     done = subprocess.run(
         [sys.executable, script],
-        env=without_launcher() | env,
+        env=without_launcher() | dict(env),
         cwd=folder,
         capture_output=True,
         text=True,

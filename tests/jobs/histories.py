@@ -26,7 +26,7 @@ import numpy as np
 
 import zerort as zr
 from zerort.checkpoint import Value, load, save, verify
-from zerort.checkpoint.lease import Lease
+from zerort.checkpoint.files.lease import Lease
 from zerort.errors import CheckpointError, CheckpointInUseError
 from zerort.layout import FlatLayout, Partition
 

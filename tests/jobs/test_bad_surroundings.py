@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 from zerort.comm.bootstrap.environment import find_launcher, without_launcher
+from zerort.comm.neighbours import cpu_quotas
 from zerort.testing.jobs import wait_for_job
 
 PRELUDE = "import os, numpy as np, zerort as zr\ndef say(*w): os.write(1, (' '.join(map(str, w)) + chr(10)).encode())\n"
@@ -144,11 +145,11 @@ def test_too_little_shared_memory_is_said_on_every_rank(job, small_shm):
     options = zr.GroupOptions.from_environment(staging_nbytes=65536)
     group = zr.open_group(options=options)
     try:
-        group.empty(1 << 20, "float32")
+        group.zeros(1 << 20, "float32")
     except SharedMemoryError as error:
         say("rank", group.rank, "raised", error)
     say("still", group.all_reduce(np.ones(1)).wait()[0])
-    small = group.empty(100, "float32")
+    small = group.zeros(100, "float32")
     small[:] = 1
     say("small", group.all_reduce(small).wait()[0])
     """
@@ -284,6 +285,27 @@ def test_a_bad_variable_is_named(job):
     assert result.output.count("raised Expected ZERORT_TIMEOUT to be seconds above 0, got 'soon'.") == 2, result.output
 
 
+def test_ranks_that_are_bound_to_one_core_share_it_and_those_with_one_each_do_not(job):
+    granted = min([len(os.sched_getaffinity(0)), *cpu_quotas().values()])
+    if granted < 2:
+        pytest.skip(f"two ranks with a core each need 2 of them, and this process may use {granted:g}")
+    result = job(
+        2,
+        """
+        cores = sorted(os.sched_getaffinity(0))
+        from mpi4py import MPI
+        for mine in (cores[0], cores[MPI.COMM_WORLD.rank]):
+            os.sched_setaffinity(0, {mine})
+            with zr.open_group(kind="node") as group:
+                assert group.all_reduce(np.ones(3)).wait().sum() == 6
+                say("rank", group.rank, "shares" if "cores shared" in repr(group) else "has its own")
+        """,
+    )
+    assert result.code == 0, result.output
+    assert result.output.count("shares") == 2, result.output
+    assert result.output.count("has its own") == 2, result.output
+
+
 def test_importing_zerort_imports_no_mpi_and_no_framework():
     script = textwrap.dedent(
         """
@@ -319,7 +341,7 @@ except PermissionError:
     say("refused")
 MPI.COMM_WORLD.Barrier()
 with zr.open_group(kind="node") as group:
-    mine = group.empty(1000, np.float64)
+    mine = group.zeros(1000, np.float64)
     mine[:] = group.rank + 1
     assert (group.all_reduce(mine).wait() == 6).all()
     assert (group.all_reduce(np.ones(300_000)).wait() == 3).all()  # of its own, not shared

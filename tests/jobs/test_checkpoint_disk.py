@@ -15,7 +15,7 @@ JOB = """
 import inspect
 from unittest import mock
 from zerort.checkpoint import Value, load, save
-from zerort.checkpoint.room import expect_room
+from zerort.checkpoint.files.room import expect_room
 from zerort.layout import FlatLayout, Partition
 
 path, numel, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]

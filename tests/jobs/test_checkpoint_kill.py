@@ -55,7 +55,7 @@ def kill_at(number, *, only=None, calls=CALLS):
 LOOP = (
     STATE
     + """
-from zerort.checkpoint.sweep import wait_for_sweeps
+from zerort.checkpoint.files.sweep import wait_for_sweeps
 from zerort.testing import run_threads
 
 path = sys.argv[1]

@@ -108,7 +108,7 @@ from zerort.native.dtypes import numpy_dtype
 world, options = MPI.COMM_WORLD, zr.GroupOptions.from_environment()
 machine = world.Split(world.rank // 9, world.rank)
 with zr.Group(best_transport(world, name="world", options=options, kind="hierarchical", machine=machine)) as group:
-    arrays = [group.empty(10 * 610, numpy_dtype("bfloat16")) for _ in range(2)]
+    arrays = [group.zeros(10 * 610, numpy_dtype("bfloat16")) for _ in range(2)]
     for op in ("reduce_scatter", "all_reduce"):
         trials = our_trials(group, OPERATIONS[op], *arrays, Pattern("bfloat16", group.size))
         say(op, [trial.check() for trial in trials.values()])

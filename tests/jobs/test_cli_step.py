@@ -47,9 +47,9 @@ def test_two_ranks_under_every_plan(tmp_path: Path) -> None:
         assert (row["loss"] is None) == (plan == "floor")
     assert rows["zero0"]["ratio"] == rows["floor"]["floor_ratio"] == 1
     assert rows["zero3"]["loss"] == pytest.approx(rows["zero0"]["loss"], rel=OVER_STEPS)
-    resting = [rows[f"zero{stage}"]["resting_nbytes"] for stage in range(4)]
-    assert resting == sorted(resting, reverse=True)
-    assert resting[3] == pytest.approx(resting[0] / 2, rel=0.05)
+    at_rest = [rows[f"zero{stage}"]["at_rest_nbytes"] for stage in range(4)]
+    assert at_rest == sorted(at_rest, reverse=True)
+    assert at_rest[3] == pytest.approx(at_rest[0] / 2, rel=0.05)
     events = json.loads(trace.read_text())["traceEvents"]
     names = {event["name"] for event in events}
     assert {"zero0", "zero3", "floor", "pack block1", "reduce block1", "compute block0", "update"} <= names
@@ -71,6 +71,7 @@ def test_other_ranks_and_dtypes(words: tuple[str, ...]) -> None:
     answer = bench(*words)
     assert answer.returncode == 0, answer.stderr
     assert "# last losses: zero" in answer.stdout
+    assert ("zero2-local" in answer.stdout) == ("--micro-steps" in words)  # both ways to accumulate, side by side
 
 
 def test_plans_that_learn_something_else_fail_the_benchmark(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ def test_every_size_runs_and_all_that_failed_are_listed(tmp_path):
 
 
 FAKE = """#!/bin/sh
-for word; do part=$word; done
+shift
+part=$(echo "$*" | tr ' ' +)
 echo "part $part"
 case " $STUCK " in *" $part "*) echo $$ > pid-$part; exec sleep 1000 ;; esac
 case " $BROKEN " in *" $part "*) exit 1 ;; esac
@@ -75,7 +76,7 @@ def make_test(tmp_path):
     return start
 
 
-@pytest.mark.parametrize("broken", ["", "lint", "types test-ranks test-cpu"])
+@pytest.mark.parametrize("broken", ["", "lint", "types test-ranks+WITHOUT=1-4 test-ranks+SIZES=1 test-cpu"])
 def test_every_part_of_make_test_runs_and_all_that_failed_are_listed(make_test, broken):
     with make_test(BROKEN=broken) as process:
         output, _ = process.communicate(timeout=60)
@@ -83,10 +84,22 @@ def test_every_part_of_make_test_runs_and_all_that_failed_are_listed(make_test, 
     parts = {line.removeprefix("part ") for line in lines if line.startswith("part ")}
     assert parts == {
         *("lint", "contracts", "types", "test-unit", "test-cuda-alone", "test-jobs"),
-        *("test-ranks", "test-torch", "test-cuda-ranks", "test-cpu"),
+        *("test-ranks+SIZES=1", "test-torch-ranks+SIZES=1", "test-cuda-ranks+SIZES=1"),
+        *(
+            "test-torch-jobs",
+            "test-ranks+SIZES=4+MARK=smoke",
+            "test-ranks+WITHOUT=1-4",
+            "test-torch-ranks+WITHOUT=1-4",
+            "test-cuda-ranks+WITHOUT=1",
+            "test-cpu",
+        ),
     }
     assert bool(process.returncode) == bool(broken), output
-    assert lines[-1] == (f"*** FAILED with mpich: {broken}" if broken else "All of make test passed with mpich.")
+    told = lines[-1].replace(" WITHOUT=", "+WITHOUT=").replace(" SIZES=", "+SIZES=").replace(" MARK=", "+MARK=")
+    if broken:  # in the order in which they failed
+        assert sorted(told.removeprefix("*** FAILED with mpich: ").split()) == sorted(broken.split())
+    else:
+        assert told == "All of make test passed with mpich."
 
 
 def test_an_interrupt_ends_what_runs_beside_too(make_test, tmp_path):

@@ -144,3 +144,49 @@ def test_a_torch_example_says_that_torch_is_missing(example, tmp_path):
     assert result.code not in (0, 124)
     assert f"{example} needs torch, which is not installed: pip install torch" in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_server_takes_the_versions_of_a_trainer(tmp_path):
+    words = [sys.executable, EXAMPLES / "serve_reader.py", "serve", tmp_path / "feed", "--until", "4"]
+    with subprocess.Popen(words, env=without_launcher(), stdout=subprocess.PIPE, text=True) as server:
+        trained = run_job(2, [EXAMPLES / "serve_reader.py", "train", tmp_path / "feed", "--steps", "80"], timeout=100)
+        assert trained.code == 0, trained.output
+        assert "step  20: version 1, whole" in trained.output
+        served, _ = server.communicate(timeout=100)
+    found = re.findall(r"version (\d+) \(update (\d+)\): ([\d.]+)% of 500 points right", served)
+    assert [int(update) for _, update, _ in found] == [20 * int(version) for version, _, _ in found]
+    assert found[-1][0] == "4"
+    assert float(found[-1][2]) > 75
+
+
+def test_a_slow_rank_is_named_and_given_less(tmp_path):
+    """Every token counts once in an epoch, though shares change in the middle of one."""
+    script = [
+        EXAMPLES / "train_uneven.py",
+        "--documents",
+        "700",
+        "--epochs",
+        "4",
+        "--milliseconds",
+        "2",
+        "--plot",
+        tmp_path / "steps.png",
+    ]
+    result = run_job(3, script, timeout=100)
+    assert result.code == 0, result.output
+    assert re.search(r"step \d+: rank 1 on \S+ \(host\) is slow; shares by speed: \[", result.output), result.output
+    steps, tokens, expected = re.search(r"(\d+) steps, (\d+) of (\d+) tokens", result.output).groups()
+    assert tokens == expected
+    assert int(steps) == 48
+    assert (tmp_path / "steps.png").stat().st_size > 1000
+
+
+def test_codes_move_less_than_a_quarter():
+    words = ("--over", "all", "--steps", "2", "--width", "32", "--layers", "1")
+    result = run_job(2, [EXAMPLES / "train_slow_link.py", *words], timeout=100)
+    assert result.code == 0, result.output
+    shape = (
+        r"gather int8, reduce int4, feedback; .*, ([\d.]+)KiB through collectives \(uncoded: ([\d.]+)KiB\), loss [\d.]+"
+    )
+    moved, uncoded = map(float, re.search(shape, result.output).groups())
+    assert moved < 0.25 * uncoded

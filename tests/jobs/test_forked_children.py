@@ -38,20 +38,20 @@ with zr.open(
             step, lambda: rt.save(f"{DIRECTORY}/c"), lambda: rt.load(f"{DIRECTORY}/last"), rt.resume,
             lambda: unit.gathered().__enter__(),
             lambda: rt.register("other", {"w": np.ones(3)}), rt.discard_gradients, rt.group.barrier,
-            lambda: rt.group.all_reduce(np.ones(3)), lambda: rt.group.split(0), lambda: rt.group.empty(3, "float32"),
-            lambda: rt.context.tiers.store.create("v", 100), rt.context.tiers.store.flush, ticket.wait,
+            lambda: rt.group.all_reduce(np.ones(3)), lambda: rt.group.split(0), lambda: rt.group.zeros(3, "float32"),
+            lambda: rt.context.storage.store.create("v", 100), rt.context.storage.store.flush, ticket.wait,
         ):
             refused(verb)
         rt.close()
         rt.group.close()
-        rt.context.tiers.close()
+        rt.context.storage.close()
 
     step()
     before = files()
     for how in ("exit", "raise", "_exit", "return"):
         rt.group.barrier().wait()
         gate = threading.Event()
-        ticket = rt.context.tiers.stream.submit(gate.wait)  # under way while the child is made
+        ticket = rt.context.backings.gradient_stream.submit(gate.wait)  # under way while the child is made
         child = os.fork()
         if child == 0:
             look()
@@ -70,7 +70,7 @@ with zr.open(
         say("child", how, "ended with", code)
     else:
         gate = threading.Event()
-        ticket = rt.context.tiers.stream.submit(gate.wait)
+        ticket = rt.context.backings.gradient_stream.submit(gate.wait)
         worker = multiprocessing.get_context("fork").Process(target=look)
         worker.start()
         worker.join()

@@ -17,20 +17,19 @@ pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 @pytest.fixture
 def on_hosts(tmp_path):
-    """Run a script on several hosts: ``on_hosts(2, 3, code)`` for two hosts of three ranks."""
+    """Run a script on several hosts: ``on_hosts([3, 1], code)`` for one of three ranks and one of one."""
 
-    def run(hosts, ranks_per_host, code, timeout=150.0):
+    def run(ranks, code, timeout=150.0):
         script = tmp_path / "job.py"
         script.write_text(PRELUDE + textwrap.dedent(code))
-        with network.Hosts(hosts, tmp_path) as machines:
-            env = {"ZERORT_FLIGHT_DIR": str(tmp_path / "flights")}
-            return machines.run(ranks_per_host, [script], timeout=timeout, env=env)
+        env = {"ZERORT_FLIGHT_DIR": str(tmp_path / "flights")}
+        return network.run_on_hosts(ranks, [script], timeout=timeout, env=env)
 
     return run
 
 
-@pytest.mark.parametrize(("hosts", "ranks"), [(2, 2), (3, 2), (2, 1)])
-def test_every_byte_crosses_the_wire_once_per_pair_of_hosts(on_hosts, hosts, ranks):
+@pytest.mark.parametrize("ranks", network.shapes([2, 2], [1, 3], [1, 1]))
+def test_every_byte_crosses_the_wire_once_per_pair_of_hosts(on_hosts, ranks):
     code = """
     from zerort import trace
     group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=20.0))
@@ -48,13 +47,13 @@ def test_every_byte_crosses_the_wire_once_per_pair_of_hosts(on_hosts, hosts, ran
     assert (result == np.repeat(np.arange(n), numel // n)).all()
     say("all_gather sent", sent) if r == 0 else None
 
-    shards = group.empty_shared([numel // n] * n, "float32")
+    shards = group.zeros_shared([numel // n] * n, "float32")
     shards.mine[:] = r
     result, sent = wire(lambda: group.all_gather(shards.mine, out=shards.full))
     assert (shards.full == np.repeat(np.arange(n), numel // n)).all()
     say("shared all_gather sent", sent) if r == 0 else None
 
-    source = group.empty(numel, "float32")
+    source = group.zeros(numel, "float32")
     source[:] = r + 1
     result, sent = wire(lambda: group.reduce_scatter(source))
     assert (result == n * (n + 1) // 2).all()
@@ -65,13 +64,13 @@ def test_every_byte_crosses_the_wire_once_per_pair_of_hosts(on_hosts, hosts, ran
     say("all_reduce sent", sent) if r == 0 else None
     group.close()
     """
-    result = on_hosts(hosts, ranks, code)
+    result = on_hosts(ranks, code)
     assert result.code == 0, result.output
-    kind = "hierarchical" if ranks > 1 else "mpi"
-    assert result.output.count(f"Group('world', {kind}") == hosts * ranks, result.output
+    kind = "hierarchical" if max(ranks) > 1 else "mpi"
+    assert result.output.count(f"Group('world', {kind}") == sum(ranks), result.output
     sent = {verb: int(number) for verb, number in re.findall(r"^(\w[\w ]*) sent (\d+)$", result.output, re.MULTILINE)}
     # The bound: each host must get, or give away, what the other hosts hold: (hosts - 1) times the array, in all.
-    bound = (hosts - 1) * 120_000 * 4
+    bound = (len(ranks) - 1) * 120_000 * 4
     assert sent == {
         "all_gather": bound,
         "shared all_gather": bound,
@@ -80,27 +79,30 @@ def test_every_byte_crosses_the_wire_once_per_pair_of_hosts(on_hosts, hosts, ran
     }
 
 
-def test_a_missing_rank_on_another_host_is_named(on_hosts):
+@pytest.mark.parametrize("ranks", network.shapes([1, 2, 1]))
+def test_a_missing_rank_on_another_host_is_named(on_hosts, ranks):
     code = """
     group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=5.0))
     group.barrier(name="before").wait()
-    if group.rank == 3:
-        wait_for_gates(0, 1, 2)
+    last = group.size - 1
+    if group.rank == last:
+        wait_for_gates(*range(last))
     try:
         group.all_reduce(np.ones(8), name="loss").wait()
     except CollectiveTimeoutError as error:
         text = str(error)
-        good = "got no rank 3." in text and "rank 3: missing; last in #0 barrier() 'before'" in text
+        good = f"got no rank {last}." in text and f"rank {last}: missing; last in #0 barrier() 'before'" in text
         say("rank", group.rank, "told" if good or "got it later" in text else text)
     open_gate(group.rank)
     group.close()
     """
-    result = on_hosts(2, 2, code)
+    result = on_hosts(ranks, code)
     assert not result.timed_out, result.output
-    assert sorted(re.findall(r"rank (\d) told", result.output)) == ["0", "1", "2", "3"], result.output
+    assert sorted(map(int, re.findall(r"rank (\d+) told", result.output))) == list(range(sum(ranks))), result.output
 
 
-def test_a_mismatch_across_hosts_is_the_same_everywhere(on_hosts):
+@pytest.mark.parametrize("ranks", network.shapes([2, 2], [1, 2, 1]))
+def test_a_mismatch_across_hosts_is_the_same_everywhere(on_hosts, ranks):
     code = """
     group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=20.0))
     try:
@@ -110,20 +112,102 @@ def test_a_mismatch_across_hosts_is_the_same_everywhere(on_hosts):
     say("sum", group.all_reduce(np.ones(1)).wait()[0])
     group.close()
     """
-    result = on_hosts(2, 2, code)
+    result = on_hosts(ranks, code)
     assert result.code == 0, result.output
-    assert result.output.count("told True") == 4, result.output
-    assert result.output.count("sum 4.0") == 4
+    assert result.output.count("told True") == sum(ranks), result.output
+    assert result.output.count(f"sum {sum(ranks)}.0") == sum(ranks)
 
 
-def test_an_exception_on_one_host_ends_the_job_on_all(on_hosts):
+@pytest.mark.parametrize("ranks", network.shapes([1, 2]))
+def test_an_exception_on_one_host_ends_the_job_on_all(on_hosts, ranks):
     code = """
     group = zr.open_group()
     group.barrier().wait()
-    if group.rank == 3:
+    if group.rank == group.size - 1:
         raise KeyError("weights")
     group.barrier().wait()
     """
-    result = on_hosts(2, 2, code)
+    result = on_hosts(ranks, code)
     assert result.code not in (0, 124), result.output
-    assert "[rank 3] KeyError: 'weights'" in result.output
+    assert f"[rank {sum(ranks) - 1}] KeyError: 'weights'" in result.output
+
+
+@pytest.mark.parametrize("ranks", network.shapes([2, 1, 1]))
+def test_a_rank_that_dies_amid_a_large_call_ends_the_job_on_all_hosts(on_hosts, ranks):
+    """While pieces are on the wire: nobody waits for the rest of them."""
+    code = """
+    group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=60.0))
+    last = group.size - 1
+    source = np.ones(16 * 2**20, np.float32)
+    group.all_reduce(source).wait()
+    if group.rank == last:
+        exchange = group._transport._exchange
+        finish, count = exchange.finish, iter(range(100))
+        def dying(messages, *, sequence):
+            finish(messages, sequence=sequence)
+            if next(count) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+        exchange.finish = dying
+    try:
+        group.all_reduce(source).wait()
+    except CollectiveError as error:
+        say("rank", group.rank, "told", type(error).__name__)
+        group.close()
+    """
+    result = on_hosts(ranks, code, timeout=50.0)
+    assert result.code not in (0, 124), result.output
+
+
+def test_eight_hosts_keep_the_contract_and_name_alike_who_is_missing(on_hosts):
+    """On either way of greeting, whatever the network suggests; then one rank does not come."""
+    code = """
+    from zerort.comm.transports import mpi as transport
+    chosen = transport.is_direct
+
+    def check(group):
+        n, r = group.size, group.rank
+        counts = [3 * k + 1 for k in range(n)]
+        first, total = sum(counts[:r]), sum(counts)
+        for numel in (5, 3_000, 40_000):  # with the greeting; in rounds
+            mine = np.arange(numel, dtype=np.float64) + r
+            whole = n * np.arange(numel) + n * (n - 1) // 2
+            assert (group.all_reduce(mine).wait() == whole).all()
+            got = group.reduce(mine, root=3).wait()
+            assert (got is None) if r != 3 else (got == whole).all()
+            assert (group.broadcast(mine.copy(), root=5).wait() == np.arange(numel) + 5).all()
+        parts = np.arange(total, dtype=np.float64)
+        assert (group.reduce_scatter(parts, counts=counts).wait() == n * parts[first : first + counts[r]]).all()
+        assert (group.all_gather(parts[first : first + counts[r]], counts=counts).wait() == parts).all()
+        try:
+            group.all_reduce(np.ones(9 if r == 5 else 8)).wait()
+        except CollectiveMismatchError as error:
+            assert "rank 5: all_reduce(float64[9], sum)" in str(error), error
+        else:
+            raise AssertionError("no mismatch")
+        assert group.all_reduce(np.ones(1)).wait()[0] == n
+
+    for way in (True, False):
+        transport.is_direct = lambda network, hosts: way
+        with zr.open_group(options=zr.GroupOptions.from_environment(timeout=60.0)) as group:
+            check(group)
+    transport.is_direct = chosen
+    group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=3.0))
+    say("rank", group.rank, "kept the contract")
+    group.barrier(name="before").wait()
+    if group.rank == 6:
+        wait_for_gates(0, 1, 2, 3, 4, 5, 7)
+    try:
+        group.all_reduce(np.ones(8), name="loss").wait()
+    except CollectiveTimeoutError as error:
+        say("rank", group.rank, "told", str(error).splitlines()[0])
+    open_gate(group.rank)
+    group.close()
+    """
+    result = on_hosts([1] * 8, code)
+    assert not result.timed_out, result.output
+    assert result.output.count("kept the contract") == 8, result.output
+    told = dict(re.findall(r"rank (\d) told (.*)", result.output))
+    assert "got it later" in told.pop("6"), result.output
+    assert sorted(told) == list("0123457"), result.output
+    assert len(set(told.values())) == 1, result.output
+    assert "got no rank 6." in told["0"], result.output

@@ -134,7 +134,7 @@ def test_a_killed_rank_ends_the_job_and_leaves_nothing_behind(job, kind):
     code = (
         opened(timeout=300.0)
         + """
-array = group.empty(1 << 20, "float32")
+array = group.zeros(1 << 20, "float32")
 for step in range(1000000):
     if group.rank == 1 and step == 20:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -159,7 +159,7 @@ def told(text):
         os.kill(os.getpid(), signal.SIGKILL)
     return tell(text)
 memory._tell = told
-group.empty_shared([1000, 1000], "float32")
+group.zeros_shared([1000, 1000], "float32")
 """
     result = job(2, code)
     assert "dies, having said" in result.output
@@ -198,7 +198,7 @@ def test_an_error_in_the_middle_of_a_collective_reaches_all(job, kind):
     code = (
         opened(timeout=60.0)
         + """
-array = group.empty(300_000, "float32")
+array = group.zeros(300_000, "float32")
 array[:] = group.rank + 1
 group.barrier().wait()
 if group.rank == 1:
@@ -308,7 +308,7 @@ def test_deadlines_hold_inside_a_collective(job):
     code = """
 import threading
 group = zr.open_group(options=zr.GroupOptions(timeout=3.0))
-array = group.empty(100, "float32")
+array = group.zeros(100, "float32")
 if group.rank == 1:
     group._transport.end_barrier = lambda call: wait_for_gates(0)
 try:
@@ -337,7 +337,7 @@ if group.rank == 1:
     group._transport._node.allocate = go
 began = time.monotonic()
 try:
-    group.empty(1000, "float32")
+    group.zeros(1000, "float32")
 except (CollectiveError, MemoryError) as error:
     say("rank", group.rank, "after", int(time.monotonic() - began), "s:", str(error).splitlines()[0])
 open_gate(group.rank)

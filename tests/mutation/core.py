@@ -32,7 +32,7 @@ STAGES = {
     "comm": [
         "unit/comm",
         "2 ranks/test_groups.py",
-        "3 ranks/test_groups.py ranks/test_lanes.py",
+        "3 ranks/test_groups.py ranks/test_partners.py",
         "jobs/test_ranks_that_die.py jobs/test_last_words.py",
         "jobs/test_nothing_hangs.py",
     ],

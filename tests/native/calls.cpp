@@ -132,7 +132,7 @@ struct Round {
   int size;
   std::uint64_t number;
   Move move;
-  bool staged, alike, in_one, in_place, large;
+  bool staged, alike, in_one, in_place, large, whole;
   Dtype dtype;
   Reduction reduction;
   std::size_t width, count;  // elements of a rank's part
@@ -151,6 +151,7 @@ struct Round {
     width = zerort::itemsize(dtype);
     count = large ? kLarge : random.below(60);
     if (move == Move::all_reduce && large) count = kLarge / 2;
+    whole = move == Move::all_reduce && staged && !in_one && random.below(2) == 0;
   }
 
   // Elements of a source and of an out.
@@ -172,7 +173,7 @@ void make_call(Group& group, Peers& peers, Random& random, const Round& round) {
   std::vector<char> private_out(round.made() * round.width + (round.large ? kGuard : 0), char(0xa5));
   char* source = round.staged ? private_source.data() : group.given.data() + own;
   for (std::size_t k = 0; k < round.given(); k++) put(source + k * round.width, round.dtype, value_of(rank, k, round.number));
-  const bool anywhere = round.move != Move::all_reduce && !round.in_one && random.below(2) == 0;
+  const bool anywhere = round.whole || (round.move != Move::all_reduce && !round.in_one && random.below(2) == 0);
   Location out_place = {outs, own};
   char* out = group.results.data() + own;
   if (round.in_one) out = group.shared.data(), out_place = {one, 0};
@@ -180,7 +181,7 @@ void make_call(Group& group, Peers& peers, Random& random, const Round& round) {
   if (anywhere) out = private_out.data(), out_place = {kPrivate, reinterpret_cast<std::uint64_t>(out)};
   zerort::Route route = {round.staged ? Location{staging, 2 * own} : Location{sources, own},
                          out_place, round.staged ? group.capacity : 0, round.move, {}, {}, round.alike, round.width,
-                         round.dtype, round.reduction};
+                         round.dtype, round.reduction, round.whole ? round.made() * round.width : 0};
   for (int r = 0; r < round.size; r++) {
     const bool mine = round.move == Move::copy && !round.alike;
     route.takes.push_back({round.alike ? 0 : std::uint64_t(mine ? rank : r) * round.count, round.count});

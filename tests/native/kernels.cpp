@@ -5,12 +5,16 @@
 #include <mutex>
 
 #include "accumulate.h"
+#include "blocks.h"
 #include "cast.h"
+#include "changes.h"
 #include "crc32c.h"
 #include "doorbell.h"
 #include "finite.h"
 #include "harness.h"
+#include "masters.h"
 #include "memory.h"
+#include "moments.h"
 #include "optim.h"
 #include "reduce.h"
 #include "square.h"
@@ -85,6 +89,49 @@ void run_each(std::size_t numel, Random& random) {
   }
 }
 
+// Blocks and changes; positions that were made up are refused or stay within the target.
+void run_codecs(std::size_t numel, Random& random) {
+  for (const int bits : {8, 4}) {
+    const std::size_t blocks = (numel + zerort::block_numel(bits) - 1) / zerort::block_numel(bits);
+    const Tight source(numel * 4, 4, random), scales(blocks * zerort::scale_nbytes(bits), 4, random);
+    const Tight codes(zerort::code_nbytes(bits, numel), 1, random), out(numel * 4, 4, random);
+    for (const bool stochastic : {false, true})
+      zerort::encode_blocks(bits, reinterpret_cast<const float*>(source.data()), numel, 0, {stochastic, 1, 2},
+                            scales.data(), codes.data());
+    zerort::decode_blocks(bits, reinterpret_cast<float*>(out.data()), numel, scales.data(), codes.data());
+  }
+  for (const std::size_t width : {1, 2, 4, 8}) {
+    const Tight base(numel * width, width, random), now(numel * width, width, random), planes(numel * width, 1, random);
+    std::memcpy(now.data(), base.data(), numel / 2 * width);  // half of it is the same
+    const zerort::Changes found = zerort::find_changes(base.data(), now.data(), numel, width);
+    const Tight gaps(found.gap_nbytes, 1, random), bitmap((numel + 7) / 8, 1, random);
+    const Tight values(found.changed * width, width, random);
+    EXPECT(zerort::write_gaps(base.data(), now.data(), numel, width, found, gaps.data(), values.data()));
+    EXPECT(zerort::apply_gaps(base.data(), numel, width, found, gaps.data(), values.data()));
+    EXPECT(std::memcmp(base.data(), now.data(), numel * width) == 0);
+    const Tight other(numel * width, width, random);
+    const zerort::Changes more = zerort::find_changes(now.data(), other.data(), numel, width);
+    const Tight fresh(more.changed * width, width, random);
+    EXPECT(zerort::write_bitmap(now.data(), other.data(), numel, width, more, bitmap.data(), fresh.data()));
+    EXPECT(zerort::apply_bitmap(base.data(), numel, width, more, bitmap.data(), fresh.data()));
+    EXPECT(std::memcmp(base.data(), other.data(), numel * width) == 0);
+    const Tight made_up(found.gap_nbytes, 1, random), bits((numel + 7) / 8, 1, random);
+    zerort::apply_gaps(base.data(), numel, width, found, made_up.data(), values.data());
+    zerort::apply_bitmap(base.data(), numel, width, found, bits.data(), values.data());
+    zerort::split_planes(planes.data(), now.data(), numel, width);
+    zerort::join_planes(base.data(), planes.data(), numel, width);
+    EXPECT(std::memcmp(base.data(), now.data(), numel * width) == 0);
+  }
+}
+
+template <typename T>
+void optimize_each(const zerort::Update<T>& update, T* exp_avg, T* exp_avg_sq) {
+  zerort::adamw<T>(update, exp_avg, exp_avg_sq, {});
+  zerort::sgd<T>(update, exp_avg, zerort::Momentum::later, true, {});
+  zerort::sgd<T>(update, nullptr, zerort::Momentum::none, false, {});
+  zerort::lion<T>(update, exp_avg, {});
+}
+
 template <typename T>
 void optimize(std::size_t numel, Dtype dtype, Random& random) {
   for (unsigned g = 0; g < zerort::dtype_count; g++) {
@@ -92,15 +139,38 @@ void optimize(std::size_t numel, Dtype dtype, Random& random) {
     if (!zerort::updates_with(dtype, grad_dtype)) continue;
     const auto room = [&](std::size_t width) { return Tight(numel * width, width, random); };
     const Tight param = room(sizeof(T)), grad = room(zerort::itemsize(grad_dtype)), copy = room(2);
-    const Tight state1 = room(sizeof(T)), state2 = room(sizeof(T));
+    const Tight state1 = room(sizeof(T)), state2 = room(sizeof(T)), half = room(2);
     auto* exp_avg = reinterpret_cast<T*>(state1.data());
+    auto* exp_avg_sq = reinterpret_cast<T*>(state2.data());
+    auto* master = reinterpret_cast<T*>(param.data());
     const bool copies = zerort::copies_into(dtype, Dtype::bfloat16);
-    const zerort::Update<T> update = {reinterpret_cast<T*>(param.data()), grad.data(), grad_dtype,
-                                      copies ? copy.data() : nullptr, copies ? Dtype::bfloat16 : Dtype::uint8, numel};
-    zerort::adamw<T>(update, exp_avg, reinterpret_cast<T*>(state2.data()), {});
-    zerort::sgd<T>(update, exp_avg, zerort::Momentum::later, true, {});
-    zerort::sgd<T>(update, nullptr, zerort::Momentum::none, false, {});
-    zerort::lion<T>(update, exp_avg, {});
+    void* out = copies ? copy.data() : nullptr;
+    const Dtype out_dtype = copies ? Dtype::bfloat16 : Dtype::uint8;
+    optimize_each<T>({master, nullptr, grad.data(), grad_dtype, out, out_dtype, numel}, exp_avg, exp_avg_sq);
+    if (!copies) continue;
+    auto* remainder = reinterpret_cast<std::uint16_t*>(half.data());
+    optimize_each<T>({nullptr, remainder, grad.data(), grad_dtype, out, out_dtype, numel}, exp_avg, exp_avg_sq);
+  }
+}
+
+// A master weight comes back whole from its halves; moments are written and read within their blocks.
+void code_state(std::size_t numel, Random& random) {
+  const Tight source(numel * 4, 4, random), param(numel * 2, 2, random), remainder(numel * 2, 2, random);
+  const Tight back(numel * 4, 4, random);
+  auto* master = reinterpret_cast<float*>(source.data());
+  for (std::size_t k = 0; k < numel; k++) master[k] = float(random.below(20001)) / 16.0f - 600.0f;
+  auto* upper = reinterpret_cast<std::uint16_t*>(param.data());
+  auto* lower = reinterpret_cast<std::uint16_t*>(remainder.data());
+  auto* joined = reinterpret_cast<float*>(back.data());
+  zerort::split_master(upper, nullptr, master, numel);
+  zerort::split_master(upper, lower, master, numel);
+  zerort::join_master(joined, upper, lower, numel);
+  EXPECT(std::memcmp(joined, master, numel * 4) == 0);
+  const Tight payload((numel + zerort::moment_block - 1) / zerort::moment_block * zerort::moment_nbytes, 4, random);
+  for (const bool is_signed : {true, false}) {
+    for (std::size_t k = 0; k < numel && !is_signed; k++) master[k] = master[k] < 0 ? -master[k] : master[k];
+    zerort::encode_moments(payload.data(), master, numel, is_signed, 0, 1, 2);
+    zerort::decode_moments(joined, payload.data(), numel, is_signed);
   }
 }
 
@@ -124,8 +194,10 @@ void run_kernels(const Trial& trial, Figures& figures) {
   for (int k = 0; k < trial.rounds / 16 + 4; k++) {
     const std::size_t numel = k < 3 ? std::size_t(k) : random.below(600);
     run_each(numel, random);
+    run_codecs(numel, random);
     optimize<float>(numel, Dtype::float32, random);
     optimize<double>(numel, Dtype::float64, random);
+    code_state(numel, random);
     figures["kernels"] += 1;
   }
   // Pages are touched while another rank stores into them: nothing that it stored is undone.

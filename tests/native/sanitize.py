@@ -56,6 +56,7 @@ MUTANTS = [
     ),
     ("thread", "shortcut.h", "if (!parting) return kDone;", "if (parting || !parting) return kDone;"),
     ("thread", "shortcut.h", "peers_.half ^= 1;", "peers_.half = 0;"),
+    ("address", "shortcut.h", "0, out_.nbytes / route_.width);", "0, out_.nbytes / route_.width + 1);"),
     (
         "address",
         "crc32c.cpp",

@@ -32,10 +32,19 @@ def decode(dtype: str, data: bytes) -> Array:
     return np.array(numbers, dtype)
 
 
+def from_planes(frame: bytes, width: int) -> bytes:
+    """Return the elements of a zstd frame that has their first bytes, then their second ones, and so on."""
+    import zstandard
+
+    planes = zstandard.ZstdDecompressor().decompress(frame)
+    numel = len(planes) // width
+    return bytes(planes[byte * numel + element] for element in range(numel) for byte in range(width))
+
+
 def read_checkpoint(directory: str | Path) -> tuple[dict[str, Any], dict[tuple[str, str], Array]]:
     """Return the manifest's body and every tensor, by kind and name; every checksum is compared."""
     text = (Path(directory) / "manifest.json").read_bytes()
-    head = re.match(rb'\{"format":"zerort-checkpoint","version":1,"crc32c":"([0-9a-f]{8})",\n', text)
+    head = re.match(rb'\{"format":"zerort-checkpoint","version":[12],"crc32c":"([0-9a-f]{8})",\n', text)
     assert head is not None, text[:80]
     assert crc32c(text[: head.start(1)] + b"00000000" + text[head.end(1) :]) == int(head[1], 16), "manifest.json"
     body = json.loads(text)["body"]
@@ -45,11 +54,12 @@ def read_checkpoint(directory: str | Path) -> tuple[dict[str, Any], dict[tuple[s
     for kind, named in body["kinds"].items():
         for name, (dtype, shape, extents) in named.items():
             parts, at = [], 0
-            for file, offset, first, numel, checksum in extents:
-                data = files[file][offset : offset + numel * struct.calcsize(FORMATS[dtype])]
+            for file, offset, first, numel, checksum, *compressed in extents:
+                nbytes = numel * struct.calcsize(FORMATS[dtype])
+                data = files[file][offset : offset + (compressed[0] if compressed else nbytes)]
                 assert first == at, (kind, name, "has a gap or an overlap", extents)
                 assert crc32c(data) == checksum, (kind, name, first)
-                parts.append(data)
+                parts.append(from_planes(data, nbytes // numel) if compressed else data)
                 at += numel
             assert at == math.prod(shape), (kind, name, "is not whole")
             tensors[kind, name] = decode(dtype, b"".join(parts)).reshape(shape)

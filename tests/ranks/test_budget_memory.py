@@ -76,9 +76,9 @@ def test_peak_memory_stays_within_the_budget(options, scratch, share):
                     unit.reduce({"w": gradient})
                 assert rt.step().updated
             memory = rt.memory()
-        mine = memory.resting + memory.buckets + memory.gathered + memory.streaming
+        mine = memory.at_rest + memory.buckets + memory.gathered + memory.streaming
         assert mine <= budget.memory
-        assert memory.resting + memory.nvme == NBYTES
+        assert memory.at_rest + memory.nvme == NBYTES
         grown = WORLD.allreduce(most[0] - before)
     assert grown <= WORLD.size * (budget.memory + BESIDES_NBYTES), f"{grown / MIB:.0f} MiB, {memory}"
     assert grown >= 0.5 * WORLD.size * budget.memory  # else nothing was measured
@@ -91,7 +91,7 @@ def test_bytes_are_those_of_the_forecast_where_ranks_share_no_memory(options, sc
     settings = {"optimizer": zr.AdamW(lr=0.1), "offload": offload}
     whole = zr.forecast(specs, plan=zr.Plan.zero(3), size=WORLD.size, one_memory=WORLD.size == 1, **settings)
     for share in (1.0, 0.8):
-        held = share * (whole.resting + whole.buckets + whole.gathered) + whole.streaming
+        held = share * (whole.at_rest + whole.buckets + whole.gathered) + whole.streaming
         budget = zr.Plan.fit(host=int(held) + 80_000, nvme="1GiB")
         with open_group(kind="mpi", options=options) as group:
             with zr.open(plan=budget, group=group, scratch=scratch, **settings) as rt:

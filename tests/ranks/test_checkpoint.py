@@ -53,7 +53,7 @@ def values_of(group, *, filled, kinds=KINDS, weights=None, window=False):
         layout = FlatLayout.build(SHAPES, dtype=dtype)
         partition = Partition.build(layout.numel, group.size, weights=weights, alignment=64)
         if window:
-            mine = group.empty(partition.counts[group.rank], dtype)
+            mine = group.zeros(partition.counts[group.rank], dtype)
         else:
             mine = np.empty(partition.counts[group.rank], numpy_dtype(dtype))
         mine[:] = expected(kind, dtype, layout)[partition.of(group.rank).slice] if filled else 0

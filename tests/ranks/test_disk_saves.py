@@ -7,6 +7,7 @@ import tempfile
 import numpy as np
 import pytest
 from mpi4py import MPI
+from runs import assert_same, weights
 
 import zerort as zr
 from zerort import trace
@@ -39,7 +40,7 @@ def where():
         shutil.rmtree(path)
 
 
-def open_runtime(group, plan=EVERYTHING, *, numel=NUMEL, **options):
+def open_with_unit(group, plan=EVERYTHING, *, numel=NUMEL, **options):
     rt = zr.open(plan=plan, group=group, optimizer=zr.AdamW(lr=0.1), create_scratch=True, **options)
     rt.register("unit", {"w": np.linspace(-1, 1, numel, dtype=np.float32), "b": np.ones(7, np.float32)})
     return rt
@@ -54,23 +55,12 @@ def train(rt, numbers):
         rt.step()
 
 
-def weights(rt):
-    with rt.units["unit"].gathered() as p:
-        return {name: np.array(value) for name, value in p.items()}
-
-
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-
-
 @pytest.mark.filterwarnings("ignore:.*leaves out")  # one of the directories, if the disk was slow for a moment
 def test_a_striped_run_is_saved_without_a_copy_and_loads_anywhere(group, where):
     path = os.path.join(where, "checkpoint")
-    with open_runtime(group, scratch=[os.path.join(where, "a"), os.path.join(where, "b")]) as rt:
+    with open_with_unit(group, scratch=[os.path.join(where, "a"), os.path.join(where, "b")]) as rt:
         train(rt, range(2))
-        rt.context.tiers.wait_written()  # the last update is written
+        rt.context.update_stream.wait_written()  # the last update is written
         before = trace.counters()
         rt.save(path)
         moved = {name: count - before.get(name, 0) for name, count in trace.counters().items()}
@@ -89,7 +79,7 @@ def test_a_striped_run_is_saved_without_a_copy_and_loads_anywhere(group, where):
         assert_same(weights(rt), at_save)
         train(rt, [2])
         assert_same(weights(rt), later)
-    with open_runtime(group, zr.Plan.zero(1)) as rt:
+    with open_with_unit(group, zr.Plan.zero(1)) as rt:
         rt.load(path)
         assert_same(weights(rt), at_save)
         train(rt, [2])
@@ -106,7 +96,7 @@ def test_a_striped_run_is_saved_without_a_copy_and_loads_anywhere(group, where):
 def test_a_disk_that_fails_under_one_rank_costs_all_of_them_one_step(group, where, plan, at):
     settings = {"numel": 9000, "scratch": os.path.join(where, "a"), "last_step": os.path.join(where, "last")}
     options = zr.OffloadOptions(chunk_nbytes=8192, threads=2, retries=0)
-    with open_runtime(group, plan, offload=options, **settings) as rt:
+    with open_with_unit(group, plan, offload=options, **settings) as rt:
         train(rt, range(2))
         group.barrier().wait()
         with injected(f"eio@{at}:op=write:times=all:file=-r{WORLD.size - 1}-"), pytest.raises(StorageError):
@@ -114,7 +104,7 @@ def test_a_disk_that_fails_under_one_rank_costs_all_of_them_one_step(group, wher
         assert rt.resume().updates == rt.updates == 2
         train(rt, range(2, 4))
         found = weights(rt)
-    with open_runtime(group, zr.Plan.zero(3), numel=9000) as rt:
+    with open_with_unit(group, zr.Plan.zero(3), numel=9000) as rt:
         train(rt, range(4))
         assert_same(found, weights(rt))
     assert verify(settings["last_step"]) == []

@@ -1,6 +1,8 @@
 """What shared memory costs a machine, measured as the sum of the ranks' proportional set sizes."""
 
+import contextlib
 import gc
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from mpi4py import MPI
 
 import zerort as zr
 from zerort.comm import open_group
+from zerort.errors import RankFailedError
 
 WORLD = MPI.COMM_WORLD
 pytestmark = pytest.mark.mpi
@@ -26,11 +29,47 @@ def machine_nbytes():
     return total
 
 
+@contextlib.contextmanager
+def without_memory(*, here):
+    """Let this process have no more memory than it has, but for a little, if it is ``here``."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as pages:
+        has = int(pages.read().split()[0]) * resource.getpagesize()
+    if here:
+        resource.setrlimit(resource.RLIMIT_AS, (has + NBYTES // 4, before[1]))
+    kept = []  # all that malloc has left of tests before this one
+    with contextlib.suppress(MemoryError):
+        while here:
+            kept.append(np.empty(NBYTES, np.uint8))
+    try:
+        yield
+    finally:
+        kept.clear()
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_reduced_gradients_that_do_not_fit_on_one_rank_fail_on_all(options):
+    """Nobody waits for the rank that has no memory left, and the run goes on."""
+    with (
+        open_group(options=options) as group,
+        zr.open(plan=zr.Plan.zero(0), optimizer=zr.SGD(lr=0.1), group=group) as rt,
+    ):
+        gradient = np.ones(NBYTES // 4, np.float32)
+        line = rt.register("line", {"w": np.zeros_like(gradient)})
+        line.reduce({"w": gradient})
+        assert line.reduced_gradients()["w"][0] == 1.0  # memory that is given back in the background is, from here on
+        with pytest.raises((MemoryError, RankFailedError), match="Unable to allocate"):  # noqa: SIM117
+            with without_memory(here=group.rank == group.size - 1):
+                line.reduced_gradients()
+        assert line.reduced_gradients()["w"][-1] == 1.0
+        assert rt.step().updated
+
+
 def test_a_shared_gather_costs_the_machine_its_bytes_once(options):
     with open_group(kind="node", options=options) as group:
         counts = [NBYTES // 4 // group.size] * group.size
         before = machine_nbytes()
-        shards = group.empty_shared(counts, "float32")
+        shards = group.zeros_shared(counts, "float32")
         shards.mine[:] = group.rank
         group.all_gather(shards.mine, out=shards.full).wait()
         assert shards.full.sum() == sum(range(group.size)) * counts[0]  # every rank has read all of it
@@ -47,7 +86,7 @@ def test_freed_windows_go_back_to_the_machine(options):
     with open_group(kind="node", options=options) as group:
         before = machine_nbytes()
         for _ in range(5):
-            array = group.empty(NBYTES // 4, "float32")
+            array = group.zeros(NBYTES // 4, "float32")
             array[:] = 1
             group.barrier().wait()
             group.free(array)

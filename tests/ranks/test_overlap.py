@@ -7,22 +7,17 @@ import time
 import numpy as np
 import pytest
 from mpi4py import MPI
+from runs import open_hosts
 
 import zerort as zr
 from zerort import trace
-from zerort.comm import Group, open_group
-from zerort.comm.bootstrap.opening import best_transport
+from zerort.comm import open_group
 from zerort.testing.tolerance import rounding
 
 WORLD = MPI.COMM_WORLD
 pytestmark = pytest.mark.mpi
 
 UNITS, NUMEL = 5, 5000
-
-
-def open_hosts(options):
-    machine = WORLD.Split(WORLD.rank // 2, WORLD.rank)
-    return Group(best_transport(WORLD, name="hosts", options=options, kind="hierarchical", machine=machine))
 
 
 @pytest.fixture(params=["node", "over_mpi", "hosts"])

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 from mpi4py import MPI
+from runs import assert_same, open_hosts, weights
 
 import zerort as zr
-from zerort.comm import Group, open_group
-from zerort.comm.bootstrap.opening import best_transport
+from zerort.comm import open_group
+from zerort.testing.ties_contract import TiesContract
 
 WORLD = MPI.COMM_WORLD
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size > 4, reason="1 to 4 ranks")]
@@ -28,11 +29,6 @@ OPTIMIZERS = {
     # Only some tensors have state.
     "sgd": {"optimizer": zr.SGD(lr=1e-2, momentum=0.9), "param_groups": [zr.ParameterGroup("*.w", momentum=0.0)]},
 }
-
-
-def open_hosts(options):
-    machine = WORLD.Split(WORLD.rank // 2, WORLD.rank)
-    return Group(best_transport(WORLD, name="hosts", options=options, kind="hierarchical", machine=machine))
 
 
 TRANSPORTS = {
@@ -89,20 +85,6 @@ def train(rt, dtype, *, steps=STEPS, seed=1):
         report = rt.step()
         assert report.updated
     return weights(rt), report
-
-
-def weights(rt):
-    found = {}
-    for unit in rt.units.values():
-        with unit.gathered() as p:
-            found.update({f"{unit.name}.{name}": np.array(value) for name, value in p.items()})
-    return found
-
-
-def assert_same_bits(found, expected):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name].view(np.uint8), value.view(np.uint8), err_msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +156,7 @@ def test_every_plan_gives_the_same_bits(group, scratch, in_memory, case):
     ) as rt:
         found, report = train(rt, case.dtype)
         memory = rt.memory()
-    assert_same_bits(found, expected)
+    assert_same(found, expected)
     assert bool(memory.nvme) == bool(report.bytes_tiered) == ("nvme" in report.stalls) == bool(case.on_disk)
     for part in ("parameter", "gradient", "state"):
         assert (getattr(memory, part) == 0) == (part in case.on_disk), part
@@ -187,4 +169,12 @@ def test_state_that_some_tensors_have(group, scratch, in_memory):
     expected = in_memory(bfloat16, "sgd")
     plan = zr.Plan.zero(3, state=NVME)
     with zr.open(plan=plan, group=group, clip_norm=2.0, scratch=scratch, offload=SMALL, **OPTIMIZERS["sgd"]) as rt:
-        assert_same_bits(train(rt, bfloat16)[0], expected)
+        assert_same(train(rt, bfloat16)[0], expected)
+
+
+@pytest.mark.skipif(WORLD.size != 3, reason="threads and GPUs run it at other numbers of ranks")
+@pytest.mark.parametrize("group", TRANSPORTS, indirect=True)
+class TestTies(TiesContract):
+    """Units that share a parameter."""
+
+    orders = TiesContract.orders[::5]  # the first and the last

@@ -4,14 +4,15 @@ In float64 over steps; in float32 over the first one; see `zerort.testing.tolera
 """
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
 from mpi4py import MPI
+from runs import open_hosts
 
 import zerort as zr
-from zerort.comm import Group, open_group
-from zerort.comm.bootstrap.opening import best_transport
+from zerort.comm import open_group
 from zerort.testing.tolerance import OVER_STEPS, rounding
 from zerort.workload.byte_model import ByteModel
 from zerort.workload.byte_text import ByteText
@@ -54,17 +55,14 @@ def reference(model, text):
     return losses, run.parameters(), run.norms
 
 
-def open_hosts(options):
-    machine = WORLD.Split(WORLD.rank // 2, WORLD.rank)
-    return Group(best_transport(WORLD, name="hosts", options=options, kind="hierarchical", machine=machine))
-
-
 TRANSPORTS = {
     "node": lambda options: open_group(kind="node", options=options),
     "queued": lambda options: open_group(kind="node", options=dataclasses.replace(options, eager_nbytes=0)),
     "over_mpi": lambda options: open_group(kind="mpi", options=options),
     "hosts": open_hosts,
 }
+if len(set(WORLD.allgather(os.uname().nodename))) > 1:  # tests/jobs/test_hosts_suites.py
+    TRANSPORTS = {"network": lambda options: open_group(options=options)}
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
@@ -106,16 +104,20 @@ def test_the_first_step_in_float32_is_the_references(stage, group, model, text, 
         np.testing.assert_allclose(walk.reports[0].grad_norm, norms[0], rtol=bound)
 
 
-@pytest.mark.parametrize(("stage", "micro_steps"), [(1, 2), (2, 3), (3, 2)])
-def test_micro_steps_are_the_reference_and_cost_no_communication(stage, micro_steps, group, model, text, reference):
+@pytest.mark.parametrize(
+    ("stage", "micro_steps", "accumulate"), [(1, 2, "local"), (2, 3, "local"), (2, 3, "sharded"), (3, 2, "sharded")]
+)
+def test_micro_steps_are_the_reference(stage, micro_steps, accumulate, group, model, text, reference):
     losses, parameters, _ = reference
-    with zr.open(plan=zr.Plan.zero(stage), group=group, clip_norm=1.0, micro_steps=micro_steps, **DECAY) as rt:
+    options = {"clip_norm": 1.0, "micro_steps": micro_steps, "accumulate": accumulate, **DECAY}
+    with zr.open(plan=zr.Plan.zero(stage), group=group, **options) as rt:
         walk = Walk(rt, model, text, dtype="float64")
         np.testing.assert_allclose(walk.train(STEPS), losses, rtol=OVER_STEPS)
         assert relative(walk.parameters(), parameters) < OVER_STEPS
         moved = walk.reports[-1].bytes_moved
         flat = sum(section.layout.nbytes for unit in walk.units.values() for section in unit.sections)
-        assert moved.get("reduce_scatter", 0) == (flat if rt.size > 1 else 0)
+        times = 1 if accumulate == "local" else micro_steps
+        assert moved.get("reduce_scatter", 0) == (times * flat if rt.size > 1 else 0)
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -136,18 +136,82 @@ def test_zero_grad_of_the_optimizer_drops_gradients(rt):
     assert optimizer.report.updated
 
 
-@pytest.mark.filterwarnings("ignore:The gradients of a sharded model:RuntimeWarning")
+def test_zero_grad_drops_the_gradients_of_ranks_that_have_some(rt):
+    """In a loop that clears for every batch, a further call drops: on all ranks, also on one that has none."""
+    model = zt.shard(make(GPT), rt)
+    optimizer = zt.as_optimizer(rt)
+    for step in range(3):
+        optimizer.zero_grad()
+        with zt.gathered(model):
+            if rt.rank == 0:
+                model(*text(2, 50 + step)).backward()
+        optimizer.zero_grad()
+        model(*text(2, step)).backward()
+        optimizer.step()
+    found = zt.full_state_dict(model, root=None)
+    with zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=LR), group=rt.group) as alone:
+        other = zt.shard(make(GPT), alone)
+        for step in range(3):
+            other(*text(2, step)).backward()
+            alone.step()
+        assert all(torch.equal(found[name], one) for name, one in zt.full_state_dict(other, root=None).items())
+
+
+def test_ranks_that_step_while_others_drop_are_named(rt):
+    if rt.size == 1:
+        pytest.skip("one rank does as itself does")
+    model = zt.shard(make(GPT), rt)
+    optimizer = zt.as_optimizer(rt)
+    with zt.gathered(model):
+        if rt.rank == 0:
+            model(*text(2, 0)).backward()
+    if rt.rank:
+        optimizer.zero_grad()  # the first: nothing to clear here
+    go_on = optimizer.step if rt.rank else optimizer.zero_grad
+    with pytest.raises(UnitStateError, match=r"got rank 0 of \d to drop them\. Call rt\.discard_gradients\(\)"):
+        go_on()
+    model(*text(2, 1)).backward()
+    optimizer.step()
+    assert optimizer.report.updated
+
+
 def test_what_the_optimizer_cannot_do_is_refused(rt):
     with pytest.raises(CallError, match=r"Expected zt.shard\(model, rt\) before zt.as_optimizer"):
         zt.as_optimizer(rt)
-    model = zt.shard(make(GPT), rt)
+    zt.shard(make(GPT), rt)
     optimizer = zt.as_optimizer(rt)
     with pytest.raises(CallError, match=r"add_param_group.*zr.open\(param_groups="):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-    scaler = torch.amp.GradScaler("cpu")
+
+
+@pytest.mark.filterwarnings("ignore:The gradients of a sharded model:RuntimeWarning")
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_grad_scaler_is_refused(rt, unscales):
+    model = zt.shard(make(GPT), rt)
+    optimizer, scaler = zt.as_optimizer(rt), torch.amp.GradScaler("cpu")
     scaler.scale(model(*text(2, 0))).backward()
+    if unscales:
+        scaler.unscale_(optimizer)
     with pytest.raises(CallError, match=r"got a torch.amp.GradScaler.*zr.LossScale"):
         scaler.step(optimizer)
+    rt.discard_gradients()
+    model(*text(2, 0)).backward()
+    optimizer.step()  # without it, goes on
+    assert optimizer.report.updated
+
+
+def test_a_grad_scaler_beside_the_runtimes_step_is_refused_by_torch(rt):
+    """Nothing tells its scale from another factor of the loss; its update() misses an optimizer."""
+    model, scaler = zt.shard(make(GPT), rt), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model(*text(2, 0)).backward()
+    plain = zt.gradients(model)
+    rt.discard_gradients()
+    scaler.scale(model(*text(2, 0))).backward()
+    scaled = zt.gradients(model)
+    assert all(torch.equal(scaled[name], 1024.0 * value) for name, value in plain.items())
+    assert rt.step().updated
+    with pytest.raises(AssertionError, match="No inf checks"):
+        scaler.update()
 
 
 # -- requires_grad off and on ----------------------------------------------------------------------------------------
@@ -238,7 +302,7 @@ def test_models_that_cannot_be_sharded_are_refused(rt):
     ]:
         with pytest.raises(CallError, match=message):
             zt.shard(model, rt)
-        assert not any("Resting" in type(value).__name__ for value in model.parameters())
+        assert not any("OffloadedArray" in type(value).__name__ for value in model.parameters())
 
 
 def test_a_lazy_module_can_be_sharded_after_its_first_forward(rt):

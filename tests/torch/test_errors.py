@@ -12,8 +12,8 @@ import zerort as zr
 import zerort_torch as zt
 from zerort.comm import open_group
 from zerort.errors import CallError, CollectiveError, StaleViewError, UnitStateError
-from zerort_torch.memory import check_device
-from zerort_torch.resting import RestingParameter
+from zerort_torch.parameters.memory import check_device
+from zerort_torch.parameters.released import ReleasedParameter
 
 pytestmark = pytest.mark.mpi
 
@@ -72,7 +72,7 @@ def test_parameters_elsewhere_are_refused():
 
 
 def test_a_stand_in_lies_where_its_parameter_did():
-    assert RestingParameter("w", torch.empty(3, device="meta")).stand_in().device.type == "meta"
+    assert ReleasedParameter("w", torch.empty(3, device="meta")).stand_in().device.type == "meta"
 
 
 def test_an_optimizer_over_the_models_own_parameters_is_refused(rt):
@@ -136,7 +136,7 @@ def test_steps_and_backwards_are_counted(rt):
     rt.discard_gradients()
     model(*text(2, 0)).backward()
     assert rt.step().updated
-    with zt.gathered(model), pytest.raises(UnitStateError, match=r"outside zt.gathered"):
+    with zt.gathered(model), pytest.raises(UnitStateError, match=r"outside gathered"):
         rt.step()
 
 

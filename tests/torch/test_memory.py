@@ -116,7 +116,8 @@ def rss():
         return int(statm.read().split()[1]) * 4096
 
 
-def test_nothing_leaks_over_two_hundred_steps(group):
+def test_nothing_leaks_from_step_to_step(group):
+    """A leak grows in every window of steps; the allocators of torch and libc grow in some of them."""
     with zr.open(plan=zr.Plan.zero(3), group=group) as rt:
         model = zt.shard(make(lambda: GPT(layers=2)), rt)
 
@@ -127,9 +128,11 @@ def test_nothing_leaks_over_two_hundred_steps(group):
             gc.collect()
             return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects()), rss()
 
-        (tensors, before), (tensors_after, after) = steps(20), steps(200 if group.one_memory else 40)
-        assert tensors_after == tensors
-        assert after - before < 4 * 2**20
+        count = 50 if group.one_memory else 10
+        windows = [steps(count) for _ in range(6)]
+        tensors, resident = zip(*windows[1:], strict=True)
+        assert len(set(tensors)) == 1
+        assert min(np.diff(resident)) < count * 8 * 2**10
 
 
 def test_a_closed_runtime_lets_the_model_go(node):

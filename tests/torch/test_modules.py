@@ -11,7 +11,7 @@ from training import LR, assert_same, losses_of, make, make_wide, train_plain, t
 import zerort as zr
 import zerort_torch as zt
 from zerort.testing.tolerance import OVER_STEPS
-from zerort_torch.finding import find_units
+from zerort_torch.model.finding import find_units
 
 pytestmark = pytest.mark.mpi
 

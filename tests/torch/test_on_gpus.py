@@ -10,7 +10,7 @@ from training import LR, assert_same, make_wide, train_plain, train_sharded
 import zerort as zr
 import zerort_torch as zt
 from zerort.comm import open_group
-from zerort_torch.memory import torch_device
+from zerort_torch.parameters.memory import torch_device
 
 pytestmark = pytest.mark.mpi
 

@@ -100,7 +100,7 @@ def test_a_budget_is_shared_out_over_the_whole_model(group, scratch):
     with zr.open(optimizer=zr.AdamW(lr=LR), group=group) as rt:
         zt.shard(make(deep), rt)
         whole = WORLD.bcast(rt.memory())
-    budget = zr.Plan.fit(host=int(0.5 * whole.resting) + whole.buckets + whole.gathered + 100_000, nvme="1GiB")
+    budget = zr.Plan.fit(host=int(0.5 * whole.at_rest) + whole.buckets + whole.gathered + 100_000, nvme="1GiB")
     with zr.open(plan=budget, optimizer=zr.AdamW(lr=LR), group=group, scratch=scratch, offload=OFFLOAD) as rt:
         model = zt.shard(make(deep), rt)
         tiers = [section.tiers for unit in rt.units.values() for section in unit.sections]
@@ -108,6 +108,6 @@ def test_a_budget_is_shared_out_over_the_whole_model(group, scratch):
         assert tiers[-1].state is NVME
         assert train_sharded(model, rt, 4, batches=text).tolist() == losses
         memory = rt.memory()
-        assert memory.resting + memory.buckets + memory.gathered + memory.streaming <= budget.memory
+        assert memory.at_rest + memory.buckets + memory.gathered + memory.streaming <= budget.memory
         found = zt.full_state_dict(model, root=None)
         assert all(torch.equal(found[name], weights[name]) for name in weights)

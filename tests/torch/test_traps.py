@@ -380,3 +380,26 @@ def test_a_unit_of_empty_tensors(group, scratch, plan):
         model = zt.shard(make_wide(WithEmpty), rt, units=(Empty, nn.Linear))
         assert_same(train_sharded(model, rt, 3, batches=points), expected)
         assert model.state_dict()["empty.none"].shape == (0, 3)
+
+
+# -- transforms of torch.func ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own jvp
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda model, x: torch.func.grad(lambda one: model.blocks[0](one).square().sum())(x),
+        lambda model, x: torch.func.vmap(model.blocks[0].up)(x),
+        lambda model, x: torch.func.vjp(model.blocks[0], x)[1](torch.ones_like(x))[0],
+        lambda model, x: torch.func.jvp(model.blocks[1].up, (x,), (torch.ones_like(x),))[1],
+    ],
+    ids=["grad", "vmap", "vjp", "jvp"],
+)
+def test_transforms_over_inputs_compute_as_in_plain_torch(rt, transform):
+    """Of inputs: gradients of parameters are autograd's alone, by ``backward()``."""
+    x = torch.rand(2, 4, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    plain, model = make_wide(GPT), zt.shard(make_wide(GPT), rt)
+    torch.testing.assert_close(transform(model, x), transform(plain, x), rtol=1e-12, atol=1e-14)
+    model(*text(2, 0)).backward()
+    assert rt.step().updated

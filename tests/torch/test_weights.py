@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from models import CNN, GPT, lora_gpt, text
+from models import CNN, GPT, images, lora_gpt, text
 from mpi4py import MPI
 from training import LR, assert_same, make, make_wide, train_plain, train_sharded
 
@@ -240,3 +240,22 @@ def test_a_meta_module_that_cannot_reset_itself_wants_init(node):
             zt.shard(first, rt)
         model = zt.shard(second, rt, init=lambda module: torch.nn.init.ones_(module.scale))
         assert model(torch.ones(4)).item() == 4
+
+
+def test_readers_have_parameters_and_buffers(group, directory):
+    """In bfloat16 the floats, as they are the counts of batch norm; at a whole version and at a delta."""
+    reader = zr.Reader(directory)
+    with opened(group) as rt:
+        model = zt.shard(make(CNN), rt)
+        feed = rt.publish(directory)
+        for _ in range(2):
+            feed.push().wait()
+            wanted = zt.full_state_dict(model, root=None)
+            if rt.rank == 0:
+                found = reader.update()
+                assert set(found) == set(wanted)
+                for name, tensor in wanted.items():
+                    expected = tensor.bfloat16().view(torch.int16) if tensor.is_floating_point() else tensor
+                    assert found[name].tobytes() == expected.numpy().tobytes(), name
+            rt.group.barrier().wait()
+            train_sharded(model, rt, 1, batches=images)

@@ -1,4 +1,4 @@
-"""Unit tests may import what several of them share: tier_runs.py. How busy a machine is fails no example."""
+"""Unit tests may import what several of them share, such as seams.py. How busy a machine is fails no example."""
 
 import os
 import sys

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zerort.checkpoint.manifest import FORMAT, VERSION
+from zerort.checkpoint.format.manifest import FORMAT, VERSION
 from zerort.native import crc32c
 
 OTHERS: tuple[Any, ...] = (None, True, 0, -1, 1.5, 10**30, "", "x", [], [0], {}, {"x": 0})
@@ -17,7 +17,8 @@ OTHERS: tuple[Any, ...] = (None, True, 0, -1, 1.5, 10**30, "", "x", [], [0], {},
 
 def body_of(path: Path) -> dict[str, Any]:
     """Return the body of a checkpoint's manifest."""
-    return json.loads((path / "manifest.json").read_bytes())["body"]
+    body: dict[str, Any] = json.loads((path / "manifest.json").read_bytes())["body"]
+    return body
 
 
 def text_of(body: Any, *, version: int = VERSION) -> bytes:

@@ -20,8 +20,8 @@ import pytest
 from manifest_files import OTHERS, sealed, text_of
 
 import zerort as zr
-from zerort.checkpoint import lease
-from zerort.checkpoint.manifest import decode
+from zerort.checkpoint.files import lease
+from zerort.checkpoint.format.manifest import decode
 from zerort.cli.plan.models import read_model
 from zerort.comm.guard.call import Call
 from zerort.comm.guard.standing import Standing

@@ -99,7 +99,7 @@ def trial(tmp_path_factory):
     [
         ("layout/placement.py", "if collective is not None:", "layout/test_placement"),
         ("checkpoint/reader.py", "- address_of(self.out)) % PAGE_NBYTES != 0", "checkpoint/test_reader"),
-        ("comm/guard/folded.py", "return is_ours(filename) and binding", "comm/test_folded"),
+        ("comm/guard/folded.py", "return is_ours(filename) and is_binding(filename)", "comm/test_folded"),
     ],
 )
 def test_a_mutant_is_caught_and_the_copy_is_whole_again(trial, file, instead, tests):

@@ -1,32 +1,50 @@
 """Flat buffers: one 1-D array for many tensors, how it lies over the ranks, and how it is moved.
 
 redistribute.py   the placement table as code: which collective turns one placement into another
-tree.py           sums in one fixed pairwise tree, whichever rank computed what
-gatherable.py     ranges that ranks hold, and the whole that they look at
-flat.py           FlatBuffer: pack, view, restore, release
+gather.py         how ranges become the whole: as they are, or as codes that every rank decodes
+leaves.py         one fixed pairwise tree over a step's micro-batches, and which rank computes which
+tree.py           sums in it of whole gradients, whichever rank computed what
+folding.py        the same of shards: slices are folded as they arrive
+reduce.py         sums over ranks of what travels as codes
 bucket.py         GradientBucket: fills tensor by tensor, fires its reduction when full
+sinks.py          where the sum of its reductions is kept until the step
 kernels.py        what buckets compute with, on the host or on a GPU
 views.py          tensors by name, for as long as their buffer is gathered
 """
 
-from zerort.buffer.bucket import GradientBucket
-from zerort.buffer.flat import FlatBuffer
-from zerort.buffer.gatherable import Gatherable
+from zerort.buffer.bucket import GradientBucket, TiedRange
+from zerort.buffer.folding import FoldedShard, Folding
+from zerort.buffer.gather import PLAIN, CodedGather, RangeGather
 from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
+from zerort.buffer.leaves import Leaves, insert
 from zerort.buffer.redistribute import redistribute
+from zerort.buffer.reduce import CodedReduce, sent_nbytes
+from zerort.buffer.sinks import GradientSink, ReduceInto, SummedShard, TiedSums
 from zerort.buffer.tree import TreeSum, tree_reduce_scatter
 from zerort.buffer.views import Views, gathering, unit_title
 
 __all__ = [
     "HOST_KERNELS",
+    "PLAIN",
     "BucketKernels",
-    "FlatBuffer",
-    "Gatherable",
+    "CodedGather",
+    "CodedReduce",
+    "FoldedShard",
+    "Folding",
     "GradientBucket",
+    "GradientSink",
+    "Leaves",
+    "RangeGather",
+    "ReduceInto",
+    "SummedShard",
+    "TiedRange",
+    "TiedSums",
     "TreeSum",
     "Views",
     "gathering",
+    "insert",
     "redistribute",
+    "sent_nbytes",
     "tree_reduce_scatter",
     "unit_title",
 ]

@@ -2,31 +2,30 @@
 
     add(name, gradient) … add(name, gradient)      written where they belong, in the bucket's dtype
     fire()                                         PARTIAL → the plan's placement, on the group's stream
-                                                   behind it, with copies of the model: the sum over those
+    end_step()                                     behind the last: the sum over copies of the model
     finish_reduce()                                → the placement that the optimizer needs, before the step
 
-A bucket that rests SHARDED lives in a slot from the first gradient to the end of the reduction; from then to the step
-this rank's range of the sum is kept. Any other is resident: a whole array per rank, which also sums the rounds
-(micro-steps) that are reduced at once. A `tree` bucket sums its rounds in one fixed pairwise tree, and is reduced by
-`finish_reduce`.
-
-[Note: late memory]
-Memory is fullest when backward begins: all activations are there, and no gradient. Each unit's gradients take the place
-of its activations. So a shard is allocated when its reduction is fired and freed after the step, as activations are;
-one that stayed would be added to the peak. It is private: nobody but its owner reads or writes it. Slots do the same
-where ranks can read each other's memory in place (decision 0033).
+A bucket that is SHARDED lives in a slot from the first gradient of a micro-step to the end of its reduction; every
+micro-step is reduced, and its `GradientSink` keeps this rank's range of the sum. A `whole` one is an array per rank, in
+which micro-steps are summed until the last is reduced (decision 0087). With a `tree` micro-steps are leaves of one
+fixed pairwise tree: a SHARDED bucket sends slices unsummed to a sink that folds them, a `whole` one sums them in the
+tree and is reduced by `finish_reduce`. Another unit's gradients of a tensor have a bucket of their own, whose sink is
+the tensor's range of this one's sum (`TiedRange`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, Protocol, SupportsInt
+from dataclasses import replace
+from typing import Any, SupportsInt
 
 import numpy as np
 
 from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
+from zerort.buffer.leaves import Leaves
 from zerort.buffer.redistribute import redistribute
+from zerort.buffer.reduce import CodedReduce
+from zerort.buffer.sinks import GradientSink, ReduceInto, SummedShard
 from zerort.buffer.tree import TreeSum
 from zerort.comm import Group
 from zerort.device import Ticket
@@ -35,17 +34,7 @@ from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
-__all__ = ["GradientBucket", "GradientSink"]
-
-
-class GradientSink(Protocol):
-    """Where a summed gradient rests, if that is not in memory."""
-
-    def put(self, reduce_into: Callable[[Array], Ticket[Array]], /) -> Ticket[Array]:
-        """Start a reduction into memory of its own and put the result away; done when it is."""
-
-    def reset(self) -> None:
-        """Forget the last one, and what went wrong with it."""
+__all__ = ["GradientBucket", "TiedRange"]
 
 
 class GradientBucket:
@@ -57,15 +46,17 @@ class GradientBucket:
         group: The ranks whose gradients are summed.
         placement: How gradients rest until the step: REPLICATED, PARTIAL or SHARDED.
         needed: How the optimizer wants them: REPLICATED or SHARDED.
-        micro_steps: Rounds of gradients that are summed before they are reduced.
+        micro_steps: Rounds of gradients per step.
         slots: Where gradients are collected.
-        sink: Puts the sum away where it is SHARDED, instead of keeping it in memory.
-        tree: Sum in one fixed pairwise tree, at the step.
-        resident: Keep a whole array even where a slot would do: for gradients that come from several places.
+        sink: Keeps the sum where it is SHARDED; None: in memory. With a tree it has to fold slices.
+        tree: The leaves of a fixed pairwise tree: a micro-step is one of them. Dealt in turn, unless the bucket is
+            whole.
+        whole: Sum micro-steps in a whole array even where gradients are SHARDED, and reduce once.
         name: What to call it in errors and traces.
         traffic: Where moved bytes are counted, by collective.
         kernels: Those of the group's device.
         replicas: The ranks that hold the same range of other copies of the model; None: there is one.
+        codec: How gradients travel as codes; None: they travel as they are.
     """
 
     def __init__(
@@ -79,56 +70,84 @@ class GradientBucket:
         slots: Slots,
         sink: GradientSink | None = None,
         micro_steps: int = 1,
-        tree: bool = False,
-        resident: bool = False,
+        tree: Leaves | None = None,
+        whole: bool = False,
         name: str = "",
         traffic: Counter[str] | None = None,
         kernels: BucketKernels = HOST_KERNELS,
         replicas: Group | None = None,
+        codec: CodedReduce | None = None,
     ) -> None:
         self.layout = layout
         self.name = name
         self.dtype = numpy_dtype(layout.dtype)
-        self._partition = partition
         self._group = group
         self._replicas = replicas
+        self._codec = codec
         self._placement = placement
         self._needed = needed
         self._slots = slots
         self._traffic = traffic
         self._kernels = kernels
         self._device = group.device
+        self._own = partition.of(group.rank).slice
+        whole = whole or placement is not Placement.SHARDED
+        self._copy = 0 if replicas is None else replicas.rank
         self._tree: TreeSum | None = None
-        if tree:
+        if tree is not None and whole:
             self._tree = TreeSum(
-                micro_steps,
+                tree,
+                self._copy * group.size + group.rank,
                 numel=layout.numel,
                 dtype=self.dtype,
                 device=self._device,
                 kernels=kernels,
                 empty=self._empty,
+                replicas=replicas,
             )
-        self._own = partition.of(group.rank).slice
-        keep_whole = resident or micro_steps > 1 or tree or placement is not Placement.SHARDED
-        self._resident = group.empty(layout.numel, self.dtype, name=name) if keep_whole else None
-        self.sink = None if keep_whole else sink
-        """What puts the sum away; None if it stays in memory."""
-        self._leaf: Array | None = self._empty(layout.numel, self.dtype) if tree else None
-        self.needs_slots = not keep_whole or (micro_steps > 1 and not tree)
+        self._dealt = None if whole else tree  # leaves whose slices a sink folds
+        self._resident = group.zeros(layout.numel, self.dtype, name=name) if whole else None
+        self.sink: GradientSink | None = None
+        """What keeps this rank's range of the sum; None if gradients are whole."""
+        self._cut(partition, sink)
+        self.needs_slots = not whole or (micro_steps > 1 and tree is None)
         """Whether gradients may be collected in slots."""
-        self.leaves_slots_busy = not keep_whole
+        self.leaves_slots_busy = not whole
         """Whether a slot is still read after the bucket has fired."""
         self._gaps = _gaps_of(layout)
         self._slot: Slot | None = None
-        self.fires = placement is not Placement.PARTIAL and not tree
-        """Whether `fire` calls the other ranks: once, and once more over the copies of the model."""
+        self.fires = placement is not Placement.PARTIAL and self._tree is None
+        """Whether `fire` calls the other ranks of a copy of the model."""
+        self.fires_over_copies = self.fires and self._dealt is None
+        """Whether `end_step` calls the copies."""
+        self.reduces_micro_steps = not whole
+        """Whether every micro-step is fired, or the last one alone."""
         self.reduction: Ticket[Array] | None = None
         """The sum over one copy of the model, from when it was fired."""
+        self._fired: list[Ticket[Array]] = []  # of this step
         self._over_copies: Ticket[Array] | None = None  # the same, summed in place over all copies
         self._unheard: list[tuple[Group, Ticket[Array]]] = []  # of those two, what nobody has waited for
         self._unsummed: Array | None = None  # this copy's sum, until it is summed over all
         self._read: Ticket[Array] | None = None  # done when the slot is no longer read
         self.reset()
+
+    def _cut(self, partition: Partition, sink: GradientSink | None) -> None:
+        self._partition = partition
+        self._own = partition.of(self._group.rank).slice
+        if self._resident is None and sink is None:
+            numel = partition.counts[self._group.rank]
+            sink = SummedShard(numel, self.dtype, device=self._device, kernels=self._kernels)
+        self.sink = sink if self._resident is None else None
+
+    def recut(self, partition: Partition, *, sink: GradientSink | None) -> None:
+        """Give the ranks other ranges of the next sums. Every rank calls this, between steps.
+
+        Args:
+            partition: Which rank holds which range from now on.
+            sink: Keeps this rank's range where it is SHARDED; None: in memory.
+        """
+        self.reset()
+        self._cut(partition, sink)
 
     def reset(self) -> None:
         """Forget all gradients."""
@@ -139,12 +158,13 @@ class GradientBucket:
         for group, ticket in self._unheard:
             group.disregard(ticket)
         self._unheard.clear()
+        self._fired.clear()
         self.reduction = self._read = self._over_copies = self._unsummed = None
-        self._present: set[str] = set()  # in this round
+        self._present: set[str] = set()  # in this micro-step
         self._unseen = False  # gradients came that nobody has looked at
         self.seen: set[str] = set()
-        """Names that had a gradient in any round since the last reset."""
-        self.rounds = 0
+        """Names that had a gradient in any micro-step since the last reset."""
+        self.micro_steps = 0
         """Rounds of gradients that are complete."""
         self._nonfinite: list[tuple[str, SupportsInt]] = []  # tensors, or "" for all; where, or the promise of it
         self._placed = Placement.PARTIAL
@@ -166,21 +186,21 @@ class GradientBucket:
     def nbytes(self) -> int:
         """Bytes that this rank holds from the reduction to the step; all the time, if the bucket is resident."""
         if self._resident is None:
-            return 0 if self.sink is not None else self._partition.counts[self._group.rank] * self.dtype.itemsize
-        leaf = 0 if self._leaf is None else self._leaf.nbytes
-        return self._resident.nbytes + leaf + (0 if self._tree is None else self._tree.nbytes)
+            assert self.sink is not None
+            return self.sink.nbytes
+        return self._resident.nbytes + (0 if self._tree is None else self._tree.nbytes)
 
     # -- filling ---------------------------------------------------------------------------------------------------
 
     def views(self) -> dict[str, Array]:
-        """Return writable arrays for all gradients of this round: nothing is copied later, unless to sum rounds."""
-        whole = self._apart() if self.rounds and self._leaf is None else self._collecting()
+        """Return writable arrays for all gradients of this micro-step: copied later only if it is added to others."""
+        whole = self._apart() if self._sums_micro_steps() else self._collecting()
         self._present = {extent.name for extent in self.layout.extents}
         self._unseen = True
         return {extent.name: whole[extent.slice].reshape(extent.shape) for extent in self.layout.extents}
 
     def add(self, name: str, gradient: Array, *, donate: bool = False) -> None:
-        """Take one gradient of this round; one that comes twice is summed (a tensor that was used twice).
+        """Take one gradient of this micro-step; one that comes twice is summed (a tensor that was used twice).
 
         Args:
             name: Whose it is.
@@ -192,7 +212,7 @@ class GradientBucket:
         if donate and self._is_all(flat):
             self._slot = self._slots.lease(flat.nbytes, memory=flat.view(np.uint8))
             found = self._kernels.check(flat)
-        elif name in self._present or self._sums_rounds():
+        elif name in self._present or self._sums_micro_steps():
             place = self._collecting()[self.layout.of(name).slice]
             self._add(place, flat)
             found = self._kernels.check(place)
@@ -206,11 +226,18 @@ class GradientBucket:
 
     @property
     def filling(self) -> bool:
-        """Whether gradients of a round that is not closed are here."""
+        """Whether gradients of a micro-step that is not closed are here."""
         return bool(self._present)
 
-    def end_round(self) -> None:
-        """Close this round: what has no gradient counts as zero. Nothing is communicated."""
+    def drop_micro_step(self) -> None:
+        """Forget the gradients that were written through `views` in this micro-step: they count as zero."""
+        self._present, self._unseen = set(), False
+        if self._slot is not None and self._resident is not None:
+            self._slot.release()
+            self._slot = None
+
+    def end_micro_step(self) -> None:
+        """Close this micro-step: what has no gradient counts as zero. Nothing is communicated."""
         if self._slot is not None and self._resident is not None:  # written through views, beside the sum so far
             apart = self._apart()
             for gap in self._gaps:  # the slot may hold another bucket's gradients there
@@ -219,7 +246,7 @@ class GradientBucket:
             self._kernels.add_into(self._resident, apart)
             self._slot.release()
             self._slot = None
-        elif not self._sums_rounds():
+        elif not self._sums_micro_steps():
             whole = self._collecting()
             for extent in self.layout.extents:
                 if extent.name not in self._present:
@@ -231,32 +258,32 @@ class GradientBucket:
         elif self._unseen:
             self._find_nonfinite(self._collecting())
         if self._tree is not None:
-            assert self._leaf is not None
-            self._tree.add(self._leaf)
+            assert self._resident is not None
+            self._tree.add(self._resident)
         self.seen |= self._present
         self._present, self._unseen = set(), False
-        self.rounds += 1
+        if self.reduces_micro_steps:
+            self._placed = Placement.PARTIAL
+        self.micro_steps += 1
 
     def _empty(self, numel: int, dtype: np.dtype[Any]) -> Array:
         """Return memory of this rank's own: on GPUs all ranks get it or none, for one may have less left."""
         if self._device.in_host_memory:
             alone: Array = self._device.empty(numel, dtype)
             return alone
-        return self._group.empty(numel, dtype, name=self.name)
+        return self._group.zeros(numel, dtype, name=self.name)
 
     def _is_all(self, flat: Array) -> bool:
         """Say whether ``flat`` is as good as a slot that it would be copied into."""
         in_slot = self._resident is None and self._slot is None and not self._slots.persistent
         return in_slot and flat.size == self.layout.numel and flat.dtype == self.dtype
 
-    def _sums_rounds(self) -> bool:
-        """Say whether this round's gradients go on top of the rounds before."""
-        return self.rounds > 0 and self._leaf is None
+    def _sums_micro_steps(self) -> bool:
+        """Say whether this micro-step's gradients go on top of those before."""
+        return self.micro_steps > 0 and self._tree is None and self._resident is not None
 
     def _collecting(self) -> Array:
-        """Return where gradients go: the whole of this round's, or of all rounds' sum."""
-        if self._leaf is not None:
-            return self._leaf
+        """Return where gradients go: the whole of this micro-step's, or of all micro-steps' sum."""
         return self._apart() if self._resident is None else self._resident
 
     def _apart(self) -> Array:
@@ -267,18 +294,25 @@ class GradientBucket:
     # -- reducing --------------------------------------------------------------------------------------------------
 
     def fire(self) -> None:
-        """Start to turn this rank's sum into what rests until the step. Every rank calls this."""
-        if self._tree is not None:
-            assert self._resident is not None
-            self._device.put(self._tree.result(), out=self._resident)
-            self._tree.clear()
+        """Start to turn this rank's micro-step, or the sum of them, into what rests until the step. All ranks do."""
         if self._tree is None:
             self._move(self._placement)
-            if self._replicas is not None and self._replicas.runs_ahead:
-                self._sum_over_copies()
         if self._slot is not None:
             self._slot.release(after=self._read)  # gpu-wait: no_order_of_streams_changes_a_walk [after=self._read -> ]
             self._slot = self._read = None  # the sum may be put away by now: nothing here keeps its memory
+
+    def reduce_within(self, reduce_into: ReduceInto, within: slice) -> Ticket[Array]:
+        """Start another bucket's reduction and add it to a range of this one's sum, which is SHARDED."""
+        assert self.sink is not None
+        self.reduction = self.sink.put(reduce_into, within=within)
+        if self._replicas is not None:
+            self._unsummed = self.sink.array
+        return self.reduction
+
+    def end_step(self) -> None:
+        """Start what follows the last round, once it is fired: the sum over copies of the model. All ranks do."""
+        if self._tree is None and self._replicas is not None and self._replicas.runs_ahead:
+            self._sum_over_copies()
 
     def finish_reduce(self) -> Array:
         """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""
@@ -286,11 +320,12 @@ class GradientBucket:
             self._move(self._needed)
         self._sum_over_copies()
         self._move(self._needed)
-        return self._arrived()
+        summed = self._arrived()
+        return summed if self.sink is None else self.sink.total(summed, name=self.name)
 
     def wait(self) -> None:
         """Wait for what was fired; raise what went wrong with it."""
-        for ticket in (self.reduction, self._over_copies):
+        for ticket in (*self._fired, self._over_copies):
             if ticket is not None:
                 ticket.wait()  # not-gpu: for its error; `finish_reduce` orders what is computed
         self._unheard.clear()
@@ -325,37 +360,53 @@ class GradientBucket:
             source = self._arrived()
         else:
             source = self._apart() if self._resident is None else self._resident
+        in_place = False
 
-        def reduce_into(out: Array) -> Ticket[Array]:
-            if self._replicas is not None and self._placed is Placement.PARTIAL:
-                self._unsummed = out
+        def reduce_into(out: Array | None = None) -> Ticket[Array]:
+            nonlocal in_place
+            in_place = out is None
             self._read = redistribute(
                 self._group,
                 source,
                 placement=self._placed,
                 to=to,
                 partition=self._partition,
-                out=out,
+                out=source[self._own] if out is None else out,
                 name=self.name,
-                tree=None if self._tree is None else self._kernels,
+                tree=self._tree,
+                senders=self._senders(),
                 padding=self.layout.numel - self.layout.end,
                 traffic=self._traffic,
+                codec=self._feeding(),
             )
             return self._read
 
-        if to is not Placement.SHARDED:
-            self.reduction = reduce_into(source)
-        elif self.sink is not None:
+        was_partial = self._placed is Placement.PARTIAL
+        if self.sink is not None:
             self.reduction = self.sink.put(reduce_into)
+            if in_place:
+                self._read = self.reduction
         else:
-            self.reduction = reduce_into(source[self._own] if self._resident is not None else self._new_shard())
+            self.reduction = reduce_into(source if to is not Placement.SHARDED else None)
+        self._fired.append(self.reduction)
         self._placed = to
-        if self._replicas is not None:  # a step may end before it is waited for
+        if self._replicas is not None or self.reduces_micro_steps:  # a step may end before it is waited for
             self._unheard.append((self._group, self.reduction))
+        if self._replicas is not None and self._tree is None and was_partial:  # a tree is summed over them by itself
+            summed = source if to is not Placement.SHARDED else source[self._own]
+            self._unsummed = summed if self.sink is None else self.sink.array
 
-    def _new_shard(self) -> Array:
-        shard: Array = self._device.scratch(self._partition.counts[self._group.rank], self.dtype)
-        return shard
+    def _feeding(self) -> CodedReduce | None:
+        """Return the codec, told which tensors had no gradient in this step so far."""
+        if self._codec is None or self._codec.residual is None:
+            return self._codec
+        return replace(self._codec, unfed=tuple(e.slice for e in self.layout.extents if e.name not in self.seen))
+
+    def _senders(self) -> range | None:
+        """Return the ranks that have a leaf in the micro-step that was closed last, if slices travel unsummed."""
+        if self._dealt is None:
+            return None
+        return range(len(self._dealt.of_micro_step(self._copy, self.micro_steps - 1)))
 
     def _find_nonfinite(self, whole: Array) -> None:
         self._nonfinite.append(("", self._kernels.look_for_nonfinite(whole)))
@@ -376,6 +427,34 @@ class GradientBucket:
     def __repr__(self) -> str:
         filled = f"{len(self._present)} of {len(self.layout.extents)} filled"
         return f"GradientBucket({self.name!r}, {self._placement}, {filled})"
+
+
+class TiedRange:
+    """A tensor's range in the sum of the bucket that holds it: the sink of another unit's gradients of it.
+
+    Args:
+        home: The bucket that holds the tensor.
+        within: Which elements of this rank's range are the tensor's.
+    """
+
+    array = None
+    nbytes = 0
+
+    def __init__(self, home: GradientBucket, within: slice) -> None:
+        self._home = home
+        self._within = within
+
+    def put(self, reduce_into: ReduceInto, *, within: slice | None = None) -> Ticket[Array]:
+        """Add a reduction to the sum; see `GradientSink.put`."""
+        assert within is None
+        return self._home.reduce_within(reduce_into, self._within)
+
+    def total(self, summed: Array, *, name: str) -> Array:
+        """Return what was summed; see `GradientSink.total`."""
+        return summed
+
+    def reset(self) -> None:
+        """Do nothing: the sum is the other bucket's."""
 
 
 def _gaps_of(layout: FlatLayout) -> tuple[slice, ...]:

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from zerort.buffer.kernels import BucketKernels
-from zerort.buffer.tree import tree_all_reduce, tree_reduce_scatter
+from zerort.buffer.reduce import CodedReduce
+from zerort.buffer.tree import TreeSum, tree_all_reduce, tree_reduce_scatter
 from zerort.comm import Group
 from zerort.comm.arrays import address_of_any
 from zerort.device import Done, Ticket
@@ -67,9 +67,11 @@ def redistribute(
     partition: Partition,
     out: Array,
     name: str = "",
-    tree: BucketKernels | None = None,
+    tree: TreeSum | None = None,
+    senders: range | None = None,
     padding: int = 0,
     traffic: Counter[str] | None = None,
+    codec: CodedReduce | None = None,
 ) -> Ticket[Array]:
     """Turn ``source``, which lies as ``placement`` says, into ``out``, which lies as ``to`` says.
 
@@ -81,16 +83,28 @@ def redistribute(
         partition: Which rank holds which range.
         out: 1-D: the whole, or my range if ``to`` is SHARDED. It may be the very place in ``source`` (in place).
         name: What to call this in errors and traces.
-        tree: What to sum with in one fixed pairwise tree, instead of in rank order. See `zerort.buffer.tree`.
+        tree: What to sum instead of ``source``, in one fixed pairwise tree. See `zerort.buffer.tree`.
+        senders: Ranks whose ranges are put side by side into ``out`` instead of being summed; of PARTIAL to SHARDED.
         padding: Elements at the end of the whole that only make ranges equally long: they are not counted.
         traffic: Where the bytes of the larger side are counted, by collective.
+        codec: How PARTIAL becomes SHARDED, if summands travel as codes.
 
     Raises:
         PlanError: There is no such move.
     """
     collective = transition(placement, to=to)
+    if senders is not None:
+        assert collective is Collective.REDUCE_SCATTER
+        if traffic is not None and group.size > 1:
+            traffic["all_to_all"] += source.nbytes - padding * source.itemsize
+        counts = tuple(partition.counts if rank in senders else (0,) * group.size for rank in range(group.size))
+        given = source if group.rank in senders else source[:0]
+        return group.all_to_all(given, out=out, counts=counts, name=name, eager=False)
+    if codec is not None and collective is Collective.REDUCE_SCATTER:
+        return codec.start(group, source, out=out, partition=partition, name=name, padding=padding, traffic=traffic)
     if traffic is not None and group.size > 1 and collective not in _STILL:
-        traffic[collective.name.lower()] += max(source.nbytes, out.nbytes) - padding * source.itemsize
+        times = 1 if tree is None else tree.leaves.exchanges
+        traffic[collective.name.lower()] += times * (max(source.nbytes, out.nbytes) - padding * source.itemsize)
     if tree is not None and collective in _TREE_MOVES:
-        return _TREE_MOVES[collective](group, source, out, partition, name, kernels=tree)
+        return _TREE_MOVES[collective](group, tree, out, partition, name)
     return _MOVES[collective](group, source, out, partition, name)

@@ -1,13 +1,12 @@
 """Sharded checkpoints: written by every rank at once, read back by any number of ranks, checked to the byte.
 
-    save(path, group, values, meta=…)     value.py  extents.py  writer.py   what lies where, and how it gets there
-                                          save.py   directory.py lease.py   own, agree, write, commit; sweep.py cleans
-                                          links.py  room.py                 files that are taken over as they are
-    load(path, group, values)             load.py   reader.py   casts.py    by tensor name, resharded, converted
-    read_manifest(path)                   manifest.py schema.py             one JSON file; it is the checkpoint
-    verify(path)   export(path, out)      verify.py export.py safetensors.py
-                                          failure.py                        errors on all ranks
+    save(path, group, values, meta=…)     save.py                own, agree, write, commit
+                                          assemble.py            the manifest, from what every rank has written
+    load(path, group, values)             load.py   reader.py    by tensor name, resharded, converted
+    verify(path)   export(path, out)      verify.py export.py    without a group
+                                          value.py  failure.py   what is saved; errors on all ranks
 
+`format/` is what stands in the files, `files/` the directory that they lie in.
 A checkpoint is a directory: a data file per saving rank and one ``manifest.json``, renamed into place when everything
 else is on the disk. No pickle.
 """
@@ -15,13 +14,13 @@ else is on the disk. No pickle.
 # not-gpu: between the host and a disk
 from __future__ import annotations
 
-from zerort.checkpoint.directory import exists, read_manifest
 from zerort.checkpoint.export import export
+from zerort.checkpoint.files.directory import exists, read_manifest
+from zerort.checkpoint.format.manifest import DataFile, Manifest, StoredExtent, StoredTensor
 from zerort.checkpoint.load import load
-from zerort.checkpoint.manifest import DataFile, Manifest, StoredExtent, StoredTensor
 from zerort.checkpoint.reader import Damage
 from zerort.checkpoint.save import Saved, save
-from zerort.checkpoint.value import JSON, Resting, Value, as_json
+from zerort.checkpoint.value import JSON, OffloadedArray, Value, as_json
 from zerort.checkpoint.verify import verify
 
 __all__ = [
@@ -29,7 +28,7 @@ __all__ = [
     "Damage",
     "DataFile",
     "Manifest",
-    "Resting",
+    "OffloadedArray",
     "Saved",
     "StoredExtent",
     "StoredTensor",

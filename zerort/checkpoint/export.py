@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from zerort.checkpoint.casts import FLOATS, can_convert
 from zerort.checkpoint.failure import free_nbytes, room_error, storage_error
-from zerort.checkpoint.manifest import Manifest, StoredTensor
+from zerort.checkpoint.format.casts import FLOATS, can_convert
+from zerort.checkpoint.format.manifest import Manifest, StoredTensor
+from zerort.checkpoint.format.safetensors import plan_file
 from zerort.checkpoint.reader import Damage, Fetch, ShardFiles, damage_error, deliver, open_checkpoint, span_of
-from zerort.checkpoint.safetensors import plan_file
 from zerort.errors import CallError
 from zerort.layout import itemsize
 from zerort.native.dtypes import numpy_dtype

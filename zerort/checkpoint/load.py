@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from zerort import trace
-from zerort.checkpoint.casts import FLOATS, can_convert
-from zerort.checkpoint.directory import MOST_REPLACED, is_replaced, read_manifest, replaced_too_often
 from zerort.checkpoint.failure import storage_error, with_progress_watch
-from zerort.checkpoint.manifest import Manifest
+from zerort.checkpoint.files.directory import MOST_REPLACED, is_replaced, read_manifest, replaced_too_often
+from zerort.checkpoint.format.casts import FLOATS, can_convert
+from zerort.checkpoint.format.manifest import Manifest
 from zerort.checkpoint.reader import Damage, Fetch, ShardFiles, damage_error, fetch_all
 from zerort.checkpoint.value import Value, check_values
 from zerort.comm.agreed import expect_same, gather_json, raise_together
@@ -159,7 +159,7 @@ def plan_fetches(manifest: Manifest, values: Sequence[Value], rank: int) -> Iter
                 if isinstance(value.mine, np.ndarray):
                     yield fetch._replace(out=value.mine[at : at + last - first])
                 else:
-                    yield fetch._replace(resting=(value.mine, at, last - first))
+                    yield fetch._replace(offloaded=(value.mine, at, last - first))
 
 
 def _check_model(path: str, manifest: Manifest, values: Sequence[Value], *, strict: bool) -> None:

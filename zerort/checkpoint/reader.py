@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerort.checkpoint.casts import convert
-from zerort.checkpoint.directory import MOST_REPLACED, is_replaced, read_manifest, replaced_too_often
-from zerort.checkpoint.extents import LARGE_NBYTES, PAGE_NBYTES, round_up
-from zerort.checkpoint.manifest import DataFile, Manifest, StoredExtent
-from zerort.checkpoint.value import Resting
+from zerort.checkpoint.files.directory import MOST_REPLACED, is_replaced, read_manifest, replaced_too_often
+from zerort.checkpoint.format.casts import convert
+from zerort.checkpoint.format.compression import decompressed, expect_reader
+from zerort.checkpoint.format.extents import LARGE_NBYTES, PAGE_NBYTES, round_up
+from zerort.checkpoint.format.manifest import DataFile, Manifest, StoredExtent
+from zerort.checkpoint.value import OffloadedArray
 from zerort.errors import CorruptCheckpointError
 from zerort.layout import itemsize
 from zerort.native import address_of, crc32c
@@ -67,31 +68,33 @@ class Fetch(NamedTuple):
     """The first wanted element, counted in the extent."""
     out: Array | None = None
     """Where the wanted elements go, 1-D; None only checks."""
-    resting: tuple[Resting, int, int] | None = None
+    offloaded: tuple[OffloadedArray, int, int] | None = None
     """What is not in memory, and where in it the wanted elements go: first and how many; then there is no `out`."""
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the stored extent."""
-        return self.extent.numel * itemsize(self.dtype)
+        """Return the bytes that the extent takes in its file."""
+        return self.extent.stored_nbytes or self.extent.numel * itemsize(self.dtype)
 
     def landed(self) -> Fetch:
         """Return the same fetch with memory for its elements, if they rest elsewhere."""
-        if self.resting is None:
+        if self.offloaded is None:
             return self
-        values, _, numel = self.resting
+        values, _, numel = self.offloaded
         return self._replace(out=np.empty(numel, values.dtype))
 
     def put_away(self) -> None:
         """Put what has landed where it rests."""
-        if self.resting is not None and self.out is not None:
-            values, first, _ = self.resting
+        if self.offloaded is not None and self.out is not None:
+            values, first, _ = self.offloaded
             values.write(first, self.out).wait()
 
     @property
     def in_phase(self) -> bool:
         """Whether whole pages of the file are whole pages of `out`, and enough of them."""
         if self.out is None or self.out.nbytes < LARGE_NBYTES or str(self.out.dtype) != self.dtype:
+            return False
+        if self.extent.stored_nbytes:
             return False
         return (self.extent.offset + self.skip * self.out.itemsize - address_of(self.out)) % PAGE_NBYTES == 0
 
@@ -115,6 +118,8 @@ class ShardFiles:
         self.fetches: list[Fetch] = []
         self._files: dict[int, BlockFile] = {}
         self._names = manifest.files
+        if any(fetch.extent.stored_nbytes and (fetch.out is not None or fetch.offloaded) for fetch in fetches):
+            expect_reader()
         reasons: dict[int, str] = {}
         with ExitStack() as stack:
             for index in sorted({fetch.extent.file for fetch in fetches}):
@@ -263,9 +268,15 @@ def deliver(files: ShardFiles, run: Sequence[Fetch], buffer: Array, *, on_damage
         if at + fetch.nbytes > count:
             on_damage(files.damage_of(fetch, f"Expected {fetch.nbytes} bytes, got {max(0, count - at)}."))
             continue
-        found = _sum_and_deliver(buffer[at : at + fetch.nbytes], fetch)
+        stored = buffer[at : at + fetch.nbytes]
+        found = crc32c(stored) if fetch.extent.stored_nbytes else _sum_and_deliver(stored, fetch)
         if found != fetch.extent.crc32c:
             on_damage(files.damage_of(fetch, f"Expected checksum {fetch.extent.crc32c:08x}, got {found:08x}."))
+        elif fetch.extent.stored_nbytes and fetch.out is not None:
+            try:
+                _decompress(stored, fetch, fetch.out)
+            except ValueError as error:
+                on_damage(files.damage_of(fetch, f"Expected {error}."))
 
 
 def span_of(run: Sequence[Fetch]) -> tuple[int, int]:
@@ -319,6 +330,13 @@ def _read_into_place(files: ShardFiles, fetch: Fetch, buffer: Array) -> int | No
     out[: low - first] = before[first - begin :]
     out[high - first :] = behind[: last - high]
     return checksum
+
+
+def _decompress(stored: Array, fetch: Fetch, out: Array) -> None:
+    """Deliver the wanted elements of a compressed extent whose checksum was right."""
+    expect_reader()
+    elements = decompressed(stored, dtype=numpy_dtype(fetch.dtype), numel=fetch.extent.numel)
+    convert(elements[fetch.skip : fetch.skip + out.size], out=out)
 
 
 def _sum_and_deliver(stored: Array, fetch: Fetch) -> int:

@@ -14,19 +14,19 @@ succeeds.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import functools
 import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 
 import numpy as np
 
 from zerort import trace
-from zerort.checkpoint.directory import (
+from zerort.checkpoint.assemble import Head, assemble
+from zerort.checkpoint.failure import fail_together, storage_error, with_progress_watch
+from zerort.checkpoint.files.compressed import CompressedFile
+from zerort.checkpoint.files.directory import (
     commit_manifest,
     data_name,
     delete_save,
@@ -36,21 +36,20 @@ from zerort.checkpoint.directory import (
     read_manifest,
     stale_names,
 )
-from zerort.checkpoint.extents import Shard, plan_shard
-from zerort.checkpoint.failure import fail_together, storage_error, with_progress_watch
-from zerort.checkpoint.lease import Lease
-from zerort.checkpoint.links import LinkedExtent, Links, linkable, make_links, ranges_of
-from zerort.checkpoint.manifest import VERSION, DataFile, Manifest, StoredExtent, StoredTensor, encode
-from zerort.checkpoint.room import expect_room
-from zerort.checkpoint.sweep import sweep, wait_for_sweeps
+from zerort.checkpoint.files.lease import Lease
+from zerort.checkpoint.files.links import LinkedExtent, Links, linkable, make_links, ranges_of
+from zerort.checkpoint.files.room import expect_room
+from zerort.checkpoint.files.sweep import sweep, wait_for_sweeps
+from zerort.checkpoint.files.writer import WrittenExtent, write_shard
+from zerort.checkpoint.format.compression import check_compression
+from zerort.checkpoint.format.extents import Shard, plan_shard
+from zerort.checkpoint.format.manifest import DataFile, encode
 from zerort.checkpoint.value import JSON, LinkableFile, Value, as_json, check_values, describe_values
-from zerort.checkpoint.writer import write_shard
 from zerort.comm.agreed import expect_same, gather_json
 from zerort.comm.group import Group
 from zerort.errors import CallError, CheckpointError, StorageError
 from zerort.storage.files import disk
 from zerort.storage.files.blocks import BlockFile, worker_count
-from zerort.typing import Array
 
 __all__ = ["Saved", "save"]
 
@@ -82,6 +81,7 @@ def save(
     progress: JSON = None,
     kept: str | None = None,
     lease: Lease | None = None,
+    compress: str | None = None,
 ) -> Saved:
     """Write a checkpoint, which replaces the one at ``path`` when all of it is on the disk, and not before.
 
@@ -93,6 +93,7 @@ def save(
         progress: What is this rank's own: random state, data position.
         kept: A directory in which the same values are saved after each step: it must find room after this save, too.
         lease: The right to save there, of a caller who keeps it for longer; taken for this save alone if None.
+        compress: ``"zstd"``: byte planes of each tensor, compressed; for slow storage. Nothing is linked then.
 
     Raises:
         CallError: Values, meta or progress cannot be saved, or differ between the ranks.
@@ -102,7 +103,8 @@ def save(
     """
     where = os.path.abspath(os.fspath(path))
     with trace.span("checkpoint.save", track="checkpoint", path=where):
-        return _Save(where, group, values, meta=meta, progress=progress, lease=lease).run(kept=kept)
+        one = _Save(where, group, values, meta=meta, progress=progress, lease=lease, compress=compress)
+        return one.run(kept=kept)
 
 
 class _Save:
@@ -117,8 +119,10 @@ class _Save:
         meta: Mapping[str, JSON],
         progress: JSON,
         lease: Lease | None,
+        compress: str | None,
     ) -> None:
         self._began = time.perf_counter()
+        self._compress = compress
         self._path = path
         self._group = group
         self._values = values
@@ -133,6 +137,7 @@ class _Save:
         self._is_tight = False  # the next step needs the room of the checkpoint before this one
 
     def _check(self, meta: Mapping[str, JSON], progress: JSON) -> tuple[JSON, JSON]:
+        check_compression(self._compress)
         check_values(self._values, rank=self._group.rank, size=self._group.size, writable=False)
         if not isinstance(meta, Mapping):
             raise CallError(f"Expected meta to be a mapping, got {type(meta).__name__}. Pass a dict.")
@@ -167,29 +172,34 @@ class _Save:
         expect_same(group, path, what="the checkpoint's path", error=CallError)
         expect_same(group, describe_values(self._values), what="the values to save", error=CallError)
         expect_same(group, self._meta, what="meta", error=CallError)
+        expect_same(group, self._compress, what="compress", error=CallError)
         phases = [value.phase for value in self._values]
         self._make_directory()
-        held = with_progress_watch(group, lambda: linkable(self._values, path), path=path, name="save links")
+        links_of = [] if self._compress else self._values
+        held = with_progress_watch(group, lambda: linkable(links_of, path), path=path, name="save links")
         linked = {at: ranges_of(some, width=self._values[at].mine.dtype.itemsize) for at, some in held.items()}
         shard = plan_shard(self._values, group.rank, phases=phases, linked=linked)
         changing = [some for at, some in held.items() if not self._values[at].is_frozen]
         taken = sum(one.extent.nbytes for some in changing for one in some)
-        head = [new_token(), socket.gethostname(), shard.nbytes, self._progress, phases, [*linked.items()], taken]
-        heads = gather_json(group, head, name="save heads")
-        token, hosts, sizes = heads[0][0], [head[1] for head in heads], [head[2] for head in heads]
+        head = Head(new_token(), socket.gethostname(), shard.nbytes, self._progress, phases, [*linked.items()], taken)
+        heads = [Head(*told) for told in gather_json(group, head, name="save heads")]
+        token, hosts, sizes = heads[0].token, [head.host for head in heads], [head.nbytes for head in heads]
         files = [DataFile(data_name(rank, token), nbytes) for rank, nbytes in enumerate(sizes) if nbytes]
-        self._check_room(written=sum(sizes), linked=sum(head[6] for head in heads), kept=kept)
+        self._check_room(written=sum(sizes), linked=sum(head.taken for head in heads), kept=kept)
         threads = worker_count(hosts.count(hosts[group.rank]))
         with trace.span("checkpoint.write", track="checkpoint", nbytes=shard.nbytes, threads=threads):
-            checksums, direct = self._write(shard, token, hosts, files, threads, held)
+            written, nbytes, direct = self._write(shard, token, hosts, files, threads, held)
+        if self._compress:  # known only now
+            sizes = gather_json(group, nbytes, name="save sizes")
+            files = [DataFile(data_name(rank, token), nbytes) for rank, nbytes in enumerate(sizes) if nbytes]
         links = [
             Links([DataFile(*file) for file in told[0]], [LinkedExtent(*extent) for extent in told[1]])
             for told in gather_json(group, self._links, name="save links")
         ]
         files += [file for one in links for file in one.files]
         with trace.span("checkpoint.commit", track="checkpoint"):
-            removed = self._commit(checksums, token, files, heads, links)
-        trace.count("checkpoint.written_nbytes", shard.nbytes)
+            removed = self._commit(written, token, files, heads, links)
+        trace.count("checkpoint.written_nbytes", nbytes)
         trace.count("checkpoint.linked_nbytes", taken)
         return Saved(
             path=path,
@@ -232,17 +242,18 @@ class _Save:
         files: list[DataFile],
         threads: int,
         held: Mapping[int, Sequence[LinkableFile]],
-    ) -> tuple[list[int], bool]:
+    ) -> tuple[list[WrittenExtent], int, bool]:
+        """Write this rank's file; return where its extents are, its bytes, and whether it went past the page cache."""
         group = self._group
         name = os.path.join(self._path, data_name(group.rank, token))
-        file: BlockFile | None = None
+        file: BlockFile | CompressedFile | None = None
         answers = True  # the disk does
 
         def create() -> None:
             nonlocal file
             if shard.nbytes:
                 try:
-                    file = BlockFile(name, create_nbytes=shard.nbytes)
+                    file = CompressedFile(name) if self._compress else BlockFile(name, create_nbytes=shard.nbytes)
                 except FileNotFoundError:
                     raise self._not_shared(group.rank, hosts) from None
                 except OSError as error:
@@ -252,22 +263,25 @@ class _Save:
             if group.rank == 0:
                 self._see(files, hosts)
 
-        def write() -> list[int]:
+        def write() -> list[WrittenExtent]:
             self._links = make_links(self._values, held, path=self._path, rank=group.rank, token=token, threads=threads)
             if file is None:
                 return []
             try:
-                checksums = write_shard(file, shard, self._values, threads=threads)
+                if isinstance(file, CompressedFile):
+                    written = file.write(shard, self._values, threads=threads)
+                else:
+                    written = write_shard(file, shard, self._values, threads=threads)
                 file.sync()
             except OSError as error:
                 raise storage_error(error, path=self._path, needed=sum(one.nbytes for one in files)) from error
-            return checksums
+            return written
 
         try:
             with_progress_watch(group, create, path=self._path, name="save create")
             with_progress_watch(group, look, path=self._path, name="save look")
-            checksums = with_progress_watch(group, write, path=self._path, name="save write")
-            return checksums, file is not None and file.direct
+            written = with_progress_watch(group, write, path=self._path, name="save write")
+            return written, 0 if file is None else file.nbytes, file is not None and file.direct
         except (CheckpointError, StorageError, CallError, OSError, MemoryError) as error:
             # All ranks agreed that this save failed, or this one cannot go on: none of them will commit it. After a
             # group's own failure they may not agree; then the files stay, and the next save deletes them. So they do
@@ -308,23 +322,27 @@ class _Save:
 
     def _commit(
         self,
-        checksums: list[int],
+        written: list[WrittenExtent],
         token: str,
         files: list[DataFile],
-        heads: list[list[JSON]],
+        heads: list[Head],
         links: Sequence[Links],
     ) -> list[str]:
         """Rank 0 makes the save count. From here on only rank 0 deletes: it alone knows whether the rename happened."""
         group = self._group
-        counts = [int(count) for count in group.all_gather(np.array([len(checksums)]), name="save counts").wait()]
-        sums = group.all_gather(np.array(checksums, np.uint32), counts=counts, name="save checksums").wait()
+        mine = np.array(written, np.int64).reshape(-1)
+        counts = [int(count) for count in group.all_gather(np.array([mine.size]), name="save counts").wait()]
+        rows = group.all_gather(mine, counts=counts, name="save extents").wait().reshape(-1, len(WrittenExtent._fields))
 
         def commit() -> list[str]:
             if group.rank:
                 return []
             try:
-                self._see(files, [head[1] for head in heads], full=True)
-                text = encode(self._manifest(heads, sums, files, links))
+                self._see(files, [head.host for head in heads], full=True)
+                manifest = assemble(
+                    self._values, heads, rows, files, links, meta=self._meta, is_compressed=self._compress is not None
+                )
+                text = encode(manifest)
                 # Listed before the fence: what somebody writes who takes over later cannot be among it.
                 stale = stale_names(self._path, keep=[file.name for file in files])
                 commit_manifest(self._path, text, token=token, fence=self._fence)
@@ -347,49 +365,6 @@ class _Save:
                 return
         delete_save(self._path, token)
 
-    def _manifest(
-        self, heads: list[list[JSON]], sums: Array, files: list[DataFile], links: Sequence[Links]
-    ) -> Manifest:
-        rows: dict[tuple[str, str], list[StoredExtent]] = {
-            (value.kind, extent.name): [] for value in self._values for extent in value.layout.extents
-        }
-        kinds = [value.kind for value in self._values]
-        indices = {file.name: index for index, file in enumerate(files)}
-        token = heads[0][0]
-        checksums = iter(sums.tolist())
-        for rank, head in enumerate(heads):
-            index = indices.get(data_name(rank, token), -1)
-            for one in plan_shard(self._values, rank, phases=head[4], linked=dict(head[5])).extents:
-                row = StoredExtent(index, one.offset, one.first, one.numel, next(checksums))
-                rows[kinds[one.value], one.name].append(row)
-            for link in links[rank].extents:
-                index = indices[links[rank].files[link.file].name]
-                row = StoredExtent(index, link.offset, link.first, link.numel, link.crc32c)
-                rows[kinds[link.value], link.name].append(row)
-        tensors: dict[str, dict[str, StoredTensor]] = {kind: {} for kind in kinds}
-        for value in self._values:
-            for extent in value.layout.extents:
-                extents = tuple(sorted(rows[value.kind, extent.name], key=lambda row: row.first))
-                tensors[value.kind][extent.name] = StoredTensor(value.layout.dtype, extent.shape, extents)
-        return Manifest(
-            format=VERSION,
-            created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            zerort=_zerort_version(),
-            ranks=self._group.size,
-            meta=self._meta,
-            progress=tuple(head[3] for head in heads),
-            files=tuple(files),
-            tensors=tensors,
-        )
-
 
 def _is_stuck(error: BaseException) -> bool:
     return isinstance(error, StorageError) and error.is_stuck
-
-
-@functools.cache  # metadata keeps what it reads of every directory on the path, anew whenever one of them changes
-def _zerort_version() -> str:
-    try:
-        return metadata.version("zerort")
-    except metadata.PackageNotFoundError:
-        return "unknown"  # a source tree on the path, not installed

@@ -2,7 +2,7 @@
 
 A value comes with the integers that say where everything lies: its `FlatLayout` names the tensors, its `Partition` the
 ranks. So a checkpoint is written by tensor name, and read back under any other layout and partition. What rests below
-memory (`Resting`) passes through it block by block.
+memory (`OffloadedArray`) passes through it block by block.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
     "PAGE_NBYTES",
     "Linkable",
     "LinkableFile",
-    "Resting",
+    "OffloadedArray",
     "Value",
     "as_json",
     "check_values",
@@ -41,7 +41,7 @@ JSON = Any
 
 
 @runtime_checkable
-class Resting(Protocol):
+class OffloadedArray(Protocol):
     """A 1-D array of which not all is in memory. Any thread may read and write it."""
 
     @property
@@ -69,10 +69,10 @@ class LinkableFile(NamedTuple):
 
 
 @runtime_checkable
-class Linkable(Resting, Protocol):
+class Linkable(OffloadedArray, Protocol):
     """Values of which some, or all, are in files that a checkpoint can take over as they are."""
 
-    def files_in(self, directory: str) -> Sequence[LinkableFile]:
+    def linkable_files(self, directory: str) -> Sequence[LinkableFile]:
         """Return the files that can have a second name in a directory."""
 
 
@@ -86,7 +86,7 @@ class Value:
     """Where each tensor lies in the flat buffer; its dtype is that of `mine`."""
     partition: Partition
     """Which rank holds which range of the buffer."""
-    mine: Array | Resting
+    mine: Array | OffloadedArray
     """This rank's range: 1-D, ``partition.counts[rank]`` elements. A load fills it in place."""
     is_frozen: bool = False
     """Whether no step changes it: then files that are linked need no room for others."""
@@ -131,7 +131,7 @@ def check_values(values: Sequence[Value], *, rank: int, size: int, writable: boo
 def _check_mine(value: Value, numel: int, *, writable: bool) -> None:
     mine: Any = value.mine
     is_array = isinstance(mine, np.ndarray)
-    if not (mine.ndim == 1 and mine.flags.c_contiguous if is_array else isinstance(mine, Resting)):
+    if not (mine.ndim == 1 and mine.flags.c_contiguous if is_array else isinstance(mine, OffloadedArray)):
         got = f"shape {mine.shape}, strides {mine.strides}" if is_array else type(mine).__name__
         raise CallError(f"Expected {value.kind!r} as a contiguous 1-D NumPy array, got {got}. Pass the flat shard.")
     if str(mine.dtype) != value.layout.dtype or mine.size != numel:

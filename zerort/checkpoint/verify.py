@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from zerort.checkpoint.failure import storage_error
-from zerort.checkpoint.manifest import Manifest
+from zerort.checkpoint.format.manifest import Manifest
 from zerort.checkpoint.reader import Damage, Fetch, fetch_all, open_checkpoint
 from zerort.storage.files.blocks import worker_count
 

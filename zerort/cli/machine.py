@@ -14,6 +14,7 @@ import numpy as np
 import zerort
 from zerort import native
 from zerort.config import format_bytes
+from zerort.device.host.memory import available_nbytes
 
 __all__ = ["available_nbytes", "core_count", "describe_machine", "library_title", "machine_lines"]
 
@@ -21,15 +22,6 @@ __all__ = ["available_nbytes", "core_count", "describe_machine", "library_title"
 def core_count() -> int:
     """Return how many cores this process may run on."""
     return len(os.sched_getaffinity(0))
-
-
-def available_nbytes() -> int:
-    """Return the bytes that new arrays can have before this machine swaps or kills."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise OSError("Expected a line MemAvailable in /proc/meminfo, got none.")
 
 
 def describe_machine() -> dict[str, Any]:

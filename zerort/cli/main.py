@@ -12,6 +12,7 @@ zerort bench checkpoint
 zerort bench nvme
 zerort bench offload
 zerort bench copies
+zerort bench hosts
 zerort plan MODEL                         0: it fits             1: it does not
 zerort ckpt inspect PATH                  0: it is fine          1: it is damaged
 zerort ckpt verify PATH                   2: it is not a checkpoint

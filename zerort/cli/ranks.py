@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from zerort.comm.bootstrap.environment import find_launcher, without_launcher
 
-__all__ = ["Finished", "run_here", "run_ranks"]
+__all__ = ["Finished", "ending_as_exit", "run_command", "run_here", "run_ranks"]
 
 _GRACE = 5.0
 """Seconds that a launcher gets to end its ranks."""
@@ -55,17 +55,24 @@ def run_ranks(
         BootstrapError: There is no launcher.
     """
     command = [*find_launcher().command(ranks), sys.executable, *words]
-    return _run(command, capture=capture, timeout=timeout, env={**(env or {}), **os.environ})
+    return run_command(command, capture=capture, timeout=timeout, env={**(env or {}), **os.environ})
 
 
 def run_here(words: list[str], *, timeout: float) -> Finished:
     """Run ``python words…`` as one process that knows of no launcher, and keep what it prints."""
-    return _run([sys.executable, *words], capture=True, timeout=timeout, env=without_launcher())
+    return run_command([sys.executable, *words], capture=True, timeout=timeout, env=without_launcher())
 
 
-def _run(command: list[str], *, capture: bool, timeout: float | None, env: dict[str, str] | None = None) -> Finished:
+def run_command(
+    command: list[str],
+    *,
+    capture: bool = False,
+    timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Finished:
+    """Run any command in a session of its own, as `run_ranks` does, in the environment that is given."""
     pipe = subprocess.PIPE if capture else None
-    with _sigterm_as_exit():
+    with ending_as_exit():
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -108,8 +115,8 @@ def _session(leader: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
-    """Let SIGTERM leave through the same door as Ctrl-C: a killed parent must not leave ranks behind."""
+def ending_as_exit() -> Iterator[None]:
+    """Let SIGTERM leave through the same door as Ctrl-C: a killed parent must not leave ranks or hosts behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

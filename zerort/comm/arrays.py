@@ -1,18 +1,20 @@
 """Arrays that are not NumPy's: what a group must know of them to carry them, and how any array is looked at.
 
 A transport that reaches other memory than the host's names it with a `DeviceArrays`; its groups then take both kinds of
-arrays.
+arrays. A framework's tensors of the host are taken as the arrays that they lie on, once its binding has told how
+(`accept_tensors`).
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from zerort.native import address_of
 
-__all__ = ["DeviceArrays", "address_of_any", "is_writeable"]
+__all__ = ["DeviceArrays", "Tensors", "accept_tensors", "address_of_any", "is_writeable", "tensors_like"]
 
 
 class DeviceArrays(Protocol):
@@ -39,3 +41,30 @@ def address_of_any(array: Any) -> int:
 def is_writeable(array: Any) -> bool:
     """Say whether an array can be written to; those on a device always can."""
     return not isinstance(array, np.ndarray) or array.flags.writeable
+
+
+class Tensors(NamedTuple):
+    """A framework's tensors in host memory."""
+
+    to_array: Callable[[Any], Any]
+    """Returns a tensor as an array over the same memory; raises `CallError` for one that is not the host's."""
+    from_array: Callable[[Any], Any]
+    """Returns an array as a tensor over the same memory."""
+
+
+_tensors: dict[str, Tensors] = {}  # by package
+
+
+def accept_tensors(package: str, tensors: Tensors) -> None:
+    """Have groups take the tensors of a framework from now on, given by the name of its package."""
+    _tensors[package] = tensors
+
+
+def tensors_like(*values: Any) -> Tensors | None:
+    """Return what converts the first of ``values`` that is a framework's tensor; None if none is."""
+    for value in values:
+        if not isinstance(value, np.ndarray) and value is not None:
+            found = _tensors.get(type(value).__module__.partition(".")[0])
+            if found is not None:
+                return found
+    return None

@@ -106,6 +106,7 @@ class Collectives:
         out: Array | None = None,
         counts: Sequence[Sequence[int]] | None = None,
         name: str = "",
+        eager: bool = True,
     ) -> Ticket[Array]:
         """Give each rank its part of ``source`` and put what comes from each rank side by side.
 
@@ -114,8 +115,9 @@ class Collectives:
             out: Where what arrives goes, in rank order; a new array if None. Not in place.
             counts: ``counts[s][d]`` elements go from rank s to rank d, on every rank the same; None splits evenly.
             name: What to call this in errors and traces.
+            eager: As in `all_gather`.
         """
-        return self._calls.launch("all_to_all", checks.fill_all_to_all, name, source, out, counts)
+        return self._calls.launch("all_to_all", checks.fill_all_to_all, name, source, out, counts, eager=eager)
 
     def barrier(self, *, name: str = "") -> Ticket[None]:
         """Wait until every rank is here."""

@@ -1,7 +1,7 @@
 """`Group`: ranks that talk. The one class that users hold, whatever carries its bytes.
 
     all_gather  reduce_scatter  all_reduce  broadcast  reduce  all_to_all  barrier    each returns a Ticket
-    empty  empty_shared  free  split  save_trace  close                               each has happened when it returns
+    zeros  zeros_shared  free  split  save_trace  close                               each has happened when it returns
 
 A `Launcher` checks arguments, numbers the calls and keeps them in order on one stream; a `Transport` carries them out.
 A rank whose arguments are wrong still meets the others, so that all of them raise (decisions 0002, 0003, 0012).
@@ -59,7 +59,9 @@ class Group(Collectives):
     then and there (`GroupOptions.eager_nbytes`), so ranks must take several groups in the same order, too.
 
     Arrays are C-contiguous and are taken as 1-D: NumPy's, or CuPy's as well if the group is NCCL's. A verb that returns
-    a Ticket may not have happened yet: leave its arrays alone until ``ticket.wait()`` has returned.
+    a Ticket may not have happened yet: leave its arrays alone until ``ticket.wait()`` has returned. Tensors of the host
+    are taken as they lie, without a copy, once their framework's binding is imported (``zerort_torch``): a result is
+    ``out`` itself if it was given, or else a new tensor.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -91,12 +93,12 @@ class Group(Collectives):
 
     @property
     def one_memory(self) -> bool:
-        """Whether all ranks share memory, so that the group as a whole holds an `empty_shared` array once."""
+        """Whether all ranks share memory, so that the group as a whole holds a `zeros_shared` array once."""
         return self._transport.one_memory
 
     @property
     def reads_in_place(self) -> bool:
-        """Whether arrays of a rank's own are as good in collectives as those of `empty`, or nearly so."""
+        """Whether arrays of a rank's own are as good in collectives as those of `zeros`, or nearly so."""
         return self._transport.reads_in_place
 
     @property
@@ -111,7 +113,7 @@ class Group(Collectives):
 
     @property
     def device(self) -> Device:
-        """Whose memory `empty` and `empty_shared` return, and whose arrays collectives are made for."""
+        """Whose memory `zeros` and `zeros_shared` return, and whose arrays collectives are made for."""
         return self._transport.device
 
     def after(self, ticket: Ticket[Any]) -> None:
@@ -171,7 +173,7 @@ class Group(Collectives):
 
     # -- memory, parts, end ----------------------------------------------------------------------------------------
 
-    def empty(self, numel: int, dtype: DtypeLike, *, name: str = "") -> Array:
+    def zeros(self, numel: int, dtype: DtypeLike, *, name: str = "") -> Array:
         """Return a zeroed 1-D array of this rank's own that the other ranks of its node can read where it lies.
 
         Collectives over such arrays move nothing that need not move. Every rank calls this; ``numel`` may differ. The
@@ -189,9 +191,9 @@ class Group(Collectives):
             kind = numpy_dtype(dtype)
             return self._transport.allocate(numel * kind.itemsize).view(kind)
 
-        return self._together("empty", name, fill, make)
+        return self._together("zeros", name, fill, make)
 
-    def empty_shared(self, counts: Sequence[int], dtype: DtypeLike, *, name: str = "") -> SharedShards:
+    def zeros_shared(self, counts: Sequence[int], dtype: DtypeLike, *, name: str = "") -> SharedShards:
         """Return an array of ``sum(counts)`` elements that the ranks of a node hold once, and this rank's shard of it.
 
         ``group.all_gather(shards.mine, out=shards.full, counts=counts)`` makes every shard visible and copies nothing
@@ -210,10 +212,10 @@ class Group(Collectives):
             first = sum(shares[: self.rank])
             return SharedShards(full, full[first : first + shares[self.rank]])
 
-        return self._together("empty_shared", name, fill, make)
+        return self._together("zeros_shared", name, fill, make)
 
     def free(self, array: Array, *, name: str = "") -> None:
-        """Give the memory of an array from `empty` or `empty_shared` back. Every rank calls this for its array."""
+        """Give the memory of an array from `zeros` or `zeros_shared` back. Every rank calls this for its array."""
 
         def fill(call: Call, rank: int, size: int, given: Given) -> None:
             call.numel = self._transport.window_of(array)  # all ranks must mean the same one

@@ -7,7 +7,6 @@ A call that was made before, with the same arrays from the same line, takes the 
 and now: the first lines of `launch` are what a small collective costs in Python (decisions 0004, 0013).
 """
 
-# not-gpu: what a group over GPUs waits for is said where it is called
 from __future__ import annotations
 
 import contextlib
@@ -18,6 +17,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from zerort import trace
+from zerort.comm.arrays import tensors_like
 from zerort.comm.guard import checks
 from zerort.comm.guard.call import INVALID, Call, call_site, users_frame
 from zerort.comm.guard.checks import Given
@@ -54,7 +54,7 @@ class Launcher:
         self._transport = transport
         # Calls up to this size run at once, on the thread that makes them.
         self._eager_nbytes = {
-            "any thread": transport.options.eager_nbytes,
+            "any thread": transport.eager_nbytes,
             "own thread": -1,
             "caller": sys.maxsize,
         }[transport.runs_on]
@@ -87,11 +87,15 @@ class Launcher:
         if type(counts) is list:  # which could not be looked up
             counts = tuple(counts)
         code = frame.f_code
-        key = (op, id(source), id(out), id(code), frame.f_lasti, counts, root, reduction, name)
+        is_new = out is None and source is not None  # the result is an array of ours
+        key: tuple[Any, ...] | None
         try:
+            key = (op, id(source), id(out), id(code), frame.f_lasti, counts, root, reduction, name)
+            if is_new:
+                key = (op, source.shape, source.dtype, *key[3:])
             known = self._known.get(key)
-        except TypeError:
-            known = key = None  # type: ignore[assignment]
+        except (TypeError, AttributeError):  # no array, say, or counts that cannot be looked up: it is told later
+            known = key = None
         progress, has_turn = STALE, False
         try:
             if (
@@ -105,7 +109,12 @@ class Launcher:
                 and (has_turn := self._turn.acquire(False))  # noqa: FBT003 (a keyword costs as much again)
             ):
                 if not self._queue:
-                    progress = known.shortcut.run(self._sequence, source, out)
+                    if is_new:
+                        made = known.shortcut.run_new(self._sequence, source)
+                        kind = type(made)  # a number; how far it came, and its out; or its out when it is done
+                        progress, out = made if kind is tuple else (made, None) if kind is int else (DONE, made)
+                    else:
+                        progress = known.shortcut.run(self._sequence, source, out)
                 # None, in the line that releases it: no interrupt comes between.
                 has_turn = bool(self._turn.release())  # type: ignore[func-returns-value]
                 if progress == DONE:
@@ -114,10 +123,11 @@ class Launcher:
                     return Done(out)
                 if progress != STALE:
                     # Not found anew: to the shortcut another array in the same place is as good as the one before.
-                    call = self._number(known.call.take(source, out))
+                    call = known.call.take_new(source, out) if is_new else known.call.take(source, out)
+                    self._number(call)
                     work = functools.partial(self._perform, call, None, progress)
                     return self._stream.submit(work, name=op, eager=True)
-                known.shortcut = None
+                known.renew_shortcut()
             limit = self._eager_nbytes if eager else self._least_eager_nbytes
             return self._launch(op, fill, key, code, name, Given(source, out, counts, root, reduction), limit, after)
         except BaseException as error:
@@ -144,7 +154,10 @@ class Launcher:
     ) -> Ticket[Any]:
         """Make a call that has no shortcut."""
         source, out = given.source, given.out
-        repeats = key is not None and (out is not None or source is None)
+        tensors = tensors_like(source, out)
+        if tensors is not None:
+            fill, key = functools.partial(checks.fill_tensors, fill=fill, tensors=tensors), None
+        repeats = key is not None
         usable = repeats and not self._closed and self._transport.broken is None
         call = self._prepared.find(key, source, out) if usable else None
         if call is None:
@@ -155,17 +168,17 @@ class Launcher:
             self._number(call)
         title = f"{op} {name}" if name and trace.is_enabled() else op
         work = functools.partial(self._perform, call)
+        if after is not None:
+            work = functools.partial(self._perform_after, after, call)
         # A call over a device's arrays lets go of them when it is queued; the device is not done with them then.
         if call.where:  # these take turns in the order of the program, on the GPU, too: they come after what was before
             keep = (call.source, call.out)
             return self._stream.submit(work, name=title, keep=keep, eager=call.nbytes <= eager_nbytes)
-        if after is not None:
-            work = functools.partial(self._perform_after, after, call)
         return self._host_stream.submit(work, name=title, eager=call.nbytes <= eager_nbytes)
 
     def _perform_after(self, earlier: Ticket[Any], call: Call) -> Any:
         with contextlib.suppress(Exception):  # whoever waits for it is told; the ranks of this call meet all the same
-            earlier.wait()
+            self._transport.device.order_after(earlier)  # gpu-wait: each_units_sum_over_copies_follows
         return self._perform(call)
 
     def disregard(self, ticket: Ticket[Any]) -> None:
@@ -173,6 +186,7 @@ class Launcher:
 
         def look() -> None:
             with contextlib.suppress(Exception):
+                # not-gpu: for its error
                 ticket.wait()
 
         if ticket.done():
@@ -191,6 +205,7 @@ class Launcher:
         call = self._new_call(op, name, fill, given)
         work = functools.partial(self._perform, call, make)
         try:
+            # not-gpu: the host needs what is made
             made: T = self._stream.submit(work, name=op, eager=self._eager_nbytes >= 0).wait()
         except BaseException as error:
             self._leave(op, error, has_turn=False)
@@ -199,6 +214,7 @@ class Launcher:
 
     def after(self, ticket: Ticket[Any]) -> None:
         """Make the next calls wait for ``ticket``."""
+        # not-gpu: what a group over GPUs waits for is said where it is called
         ticket.on(self._stream)
 
     def close(self) -> None:
@@ -248,8 +264,10 @@ class Launcher:
                 transport.fail(call, error)
             if entry is not None:
                 flights.end(entry, f"failed: {type(error).__name__}")
+            # not-gpu: no synchronisation: what the call delivers
             call.finish()
             raise
         flights.end(entry)
         trace.count(call.op)
+        # not-gpu: no synchronisation: what the call delivers
         return call.finish() if make is None else made

@@ -2,15 +2,19 @@
 
 A training loop makes the same calls over the same arrays again and again; checking them anew each time would cost more
 than a small collective itself. A call is known again by its arrays' identity and the line that makes it, and its arrays
-still have to lie where they lay (decision 0011).
+still have to lie where they lay (decision 0011). One without an out is known by its source's shape and dtype: its
+result is a new array each time, or one that nobody refers to any more (decision 0108).
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
+
+import numpy as np
 
 from zerort.comm.arrays import address_of_any, is_writeable
 from zerort.comm.guard.call import Call
@@ -21,6 +25,9 @@ __all__ = ["Prepared", "PreparedCalls"]
 
 _CAPACITY = 256
 """Calls to remember; one that makes more different ones is checked anew."""
+
+_RENEWALS = 8
+"""Shortcuts to make for one call without an out, before it goes without."""
 
 
 class _Known:
@@ -46,7 +53,7 @@ class _Known:
 class Prepared:
     """A call to be made again."""
 
-    __slots__ = ("call", "code", "nbytes", "out", "shortcut", "source")
+    __slots__ = ("_renewals", "call", "code", "nbytes", "out", "shortcut", "source")
 
     def __init__(self, call: Call, code: CodeType, source: Array | None, out: Array | None) -> None:
         self.call = call
@@ -56,6 +63,12 @@ class Prepared:
         self.out = _Known(out, call.out_address)
         self.shortcut: Any = None
         """The transport's faster way; None if it was not asked yet, False if it has none."""
+        self._renewals = 0
+
+    def renew_shortcut(self) -> None:
+        """Have the shortcut made anew: it has become stale. Not for ever, if sources of one shape take turns here."""
+        self._renewals += 1
+        self.shortcut = None if self.call.make is None or self._renewals < _RENEWALS else False
 
 
 class PreparedCalls:
@@ -81,12 +94,17 @@ class PreparedCalls:
         if known is None:
             return None
         call = known.call
-        if (
-            call.sequence >= 0  # still under way: each call under way needs an object of its own
-            or not known.source.still(source)
-            or not known.out.still(out)
-            or (out is not None and not is_writeable(out))
-        ):
+        if call.sequence >= 0:  # still under way: each call under way needs an object of its own
+            return None
+        if call.make is not None:
+            assert source is not None
+            if not (isinstance(source, np.ndarray) and source.flags.c_contiguous and source.flags.aligned):
+                return None
+            call.take_new(source, call.make())
+            if known.shortcut is None:
+                known.shortcut = self._transport.shortcut(call) or False
+            return call
+        if not (known.source.still(source) and known.out.still(out) and (out is None or is_writeable(out))):
             return None
         call.take(source, out)
         if known.shortcut is None or (known.shortcut and call.shortcut is None):  # none yet, or it has become stale
@@ -96,12 +114,20 @@ class PreparedCalls:
 
     def keep(self, key: tuple[Any, ...], code: CodeType, call: Call, source: Array | None, out: Array | None) -> None:
         """Remember a call whose arguments were found good."""
+        if out is None and source is not None:
+            if call.result is not None and not call.where:
+                call.make = functools.partial(np.empty, call.result.shape, call.result.dtype)
+                self._keep(key, Prepared(call, code, None, None))
+            return
         # Otherwise they are wrong, or views made for this call; or equal dtypes that are not one object.
         if call.complaint or call.source is not source or call.out is not out:
             return
         if source is not None and out is not None and source.dtype is not out.dtype:
             return
-        self.known[key] = Prepared(call, code, source, out)
+        self._keep(key, Prepared(call, code, source, out))
+
+    def _keep(self, key: tuple[Any, ...], prepared: Prepared) -> None:
+        self.known[key] = prepared
         if len(self.known) > _CAPACITY:
             del self.known[next(iter(self.known))]  # the oldest
 

@@ -68,6 +68,8 @@ class Transport(abc.ABC):
         self.size = size
         self.name = name
         self.options = options
+        self.eager_nbytes = options.eager_nbytes
+        """Calls up to this size are done soon enough for the thread that makes them."""
         self.device: Device = HostDevice()
         """Whose memory `allocate` returns."""
         self.device_arrays: DeviceArrays | None = None
@@ -110,7 +112,8 @@ class Transport(abc.ABC):
     def shortcut(self, call: Call) -> Any:
         """Return a faster way to make this very call again, or None.
 
-        Its ``run(sequence, source, out)`` returns `DONE`, `STALE`, or how far it came, for `resume`.
+        Its ``run(sequence, source, out)`` returns `DONE`, `STALE`, or how far it came, for `resume`. For a call without
+        an out its ``run_new(sequence, source)`` returns the result, `STALE`, or how far it came with the array for it.
         """
         return None
 

@@ -10,17 +10,22 @@
 
     plan.py        Plan: what lives where
     budget.py      Budget: how much there is of each memory, instead of tiers (`Plan.fit`)
-    group.py       GroupOptions, and what the environment can set (`ENVIRONMENT`)
+    group.py       GroupOptions: how a group works
+    offload.py     OffloadOptions: how values stream between memories and a disk
+    environment.py every environment variable that is read; the options of `zr.open` are in engine/options.py
     sizes.py       bytes as people write them
+    wire.py        Wire: in which form bytes travel between ranks
 
 All values are frozen and prove themselves.
 """
 
 from zerort.config.budget import Budget
-from zerort.config.group import ENVIRONMENT, GroupOptions, Variable, parse_switch
+from zerort.config.environment import ENVIRONMENT, Variable, parse_switch
+from zerort.config.group import GroupOptions
 from zerort.config.plan import Plan
 from zerort.config.residence import ZERO, Residence, Tier
 from zerort.config.sizes import format_bytes, parse_bytes
+from zerort.config.wire import Wire
 
 __all__ = [
     "ENVIRONMENT",
@@ -31,6 +36,7 @@ __all__ = [
     "Residence",
     "Tier",
     "Variable",
+    "Wire",
     "format_bytes",
     "parse_bytes",
     "parse_switch",

@@ -1,22 +1,20 @@
-"""`GroupOptions`: how a group works, and the environment that can set it (`ENVIRONMENT`).
-
-Frozen, and proven when made.
-"""
+"""`GroupOptions`: how a group works. Frozen, proven when made, set by the environment (environment.py)."""
 
 from __future__ import annotations
 
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from zerort.config.sizes import parse_bytes
+from zerort.config.environment import ENVIRONMENT, options_from
 from zerort.errors import CallError
 
-__all__ = ["ENVIRONMENT", "GroupOptions", "Variable", "parse_switch"]
+__all__ = ["STAGING_NBYTES", "GroupOptions"]
+
+STAGING_NBYTES: Final = 4 * 1024**2
+"""The default of `GroupOptions.staging_nbytes`."""
 
 _LINE: Final = 64  # bytes: a cache line, and whole elements of every dtype
 
@@ -30,6 +28,7 @@ def _default_flight_dir() -> str:
 class GroupOptions:
     """How a group communicates. The defaults suit most machines; all ranks of a group need the same values.
 
+    >>> from zerort.config import parse_bytes
     >>> GroupOptions(timeout=60, staging_nbytes=parse_bytes("1MiB")).staging_nbytes
     1048576
     """
@@ -38,10 +37,14 @@ class GroupOptions:
     """Seconds that a rank waits for the others before the group breaks."""
 
     eager_nbytes: int = 1024**2
-    """Bytes. Collectives up to this size run on the caller's thread while the stream is idle; 0: only barriers do."""
+    """Bytes. Collectives up to this size run on the caller's thread while the stream is idle; 0: only barriers do.
 
-    staging_nbytes: int = 4 * 1024**2
-    """Bytes of one rank's staging slab in the node's shared window; a multiple of 64."""
+    Between hosts, and wherever ranks talk over MPI, at most 64 KiB: what travels in one exchange."""
+
+    staging_nbytes: int = STAGING_NBYTES
+    """Bytes of one rank's staging slab in the node's shared window; a multiple of 64.
+
+    The default is less where a host has more than 8 ranks: 64 MiB for all of them. Another value is kept as it is."""
 
     message_nbytes: int = 1024**3
     """Bytes of the largest single MPI message; a multiple of 64 below 2 GiB, where MPI's counts end."""
@@ -94,19 +97,7 @@ class GroupOptions:
         Raises:
             CallError: If a variable does not read as what its field takes; the message names it.
         """
-        values = dict(overrides)
-        for name, variable in ENVIRONMENT.items():
-            text = os.environ.get(name, "").strip()
-            if not text or variable.field in overrides:
-                continue
-            try:
-                values[variable.field] = variable.parse(text)
-                cls(**{variable.field: values[variable.field]})  # proves this field alone, so that its name is known
-            except ValueError as error:
-                raise CallError(
-                    f"Expected {name} to be {variable.expects}, got {text!r}. Correct or unset it. ({error})"
-                ) from None
-        return cls(**values)
+        return options_from(ENVIRONMENT, cls, overrides)
 
 
 def _check_int(what: str, value: object, *, minimum: int, maximum: int | None = None, multiple: int = 1) -> None:
@@ -116,49 +107,3 @@ def _check_int(what: str, value: object, *, minimum: int, maximum: int | None = 
     raise CallError(
         f"Expected {what} to be {bounds}{f' and a multiple of {multiple}' * (multiple > 1)}, got {value!r}."
     )
-
-
-def parse_switch(text: str) -> bool:
-    """Read a switch: 1 or 0, true or false, yes or no, on or off.
-
-    Raises:
-        CallError: It reads as neither.
-    """
-    switches = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if text.lower() not in switches:
-        raise CallError(f"Expected one of {', '.join(switches)}; got {text!r}.")
-    return switches[text.lower()]
-
-
-class Variable(NamedTuple):
-    """One environment variable: which field it sets, and how."""
-
-    field: str
-    """The field of `GroupOptions`."""
-
-    parse: Callable[[str], Any]
-    """Turns the text into the field's value; raises ValueError."""
-
-    expects: str
-    """What the text has to be, as a noun phrase."""
-
-    help: str
-    """What the field does, in one line."""
-
-
-_SIZE: Final = "a size such as '4MiB' or '256K'"
-ENVIRONMENT: Final[Mapping[str, Variable]] = MappingProxyType(
-    {
-        "ZERORT_TIMEOUT": Variable("timeout", float, "seconds above 0", "how long a rank waits for the others"),
-        "ZERORT_EAGER_BYTES": Variable("eager_nbytes", parse_bytes, _SIZE, "up to here, run on the caller's thread"),
-        "ZERORT_STAGING_BYTES": Variable("staging_nbytes", parse_bytes, _SIZE, "one rank's slab in the node's window"),
-        "ZERORT_MESSAGE_BYTES": Variable("message_nbytes", parse_bytes, _SIZE, "the largest single MPI message"),
-        "ZERORT_EXCHANGE_BYTES": Variable("exchange_nbytes", parse_bytes, _SIZE, "one block of a network exchange"),
-        "ZERORT_SHM_DIR": Variable("shm_dir", str, "an absolute path", "memory that the ranks of a node share"),
-        "ZERORT_FLIGHT_DIR": Variable("flight_dir", str, "a path", "where flight records are dumped"),
-        "ZERORT_FLIGHT_LENGTH": Variable("flight_length", int, "a count above 0", "calls a flight record remembers"),
-        "ZERORT_CROSS_MEMORY": Variable("cross_memory", parse_switch, "1 or 0", "let ranks read each other's memory"),
-        "ZERORT_FULL_TRACEBACK": Variable("full_traceback", parse_switch, "1 or 0", "show errors with all frames"),
-    }
-)
-"""Every environment variable that zerort reads."""

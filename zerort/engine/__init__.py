@@ -2,22 +2,26 @@
 
 opening.py  opening_checks.py           all ranks open a runtime alike, or all raise
 runtime.py                              `Runtime`: register, step, save, load, resume, memory, close
-options.py  offload_options.py          how it trains; option_names.py answers names that are not ours
+properties.py  closing.py               what it says of itself; how it ends
+options.py                              how it trains; option_names.py answers names that are not ours
+coding.py                               which formats values travel in (`zr.Wire`)
 mesh.py                                 which ranks share shards, and which hold copies
 context.py                              `Context`: what all parts of an open runtime share
-ledger.py  stopping.py                  bytes and waits counted; signals that ask to stop
-report.py  binding.py                   what a step tells; what a framework binding adds
+stopping.py                             signals that ask to stop
+report.py                               what a step tells
+binding.py  attachment.py               what a framework binding may use, and what it adds to a step
 
 model/       what is gathered and reduced          step/      agree, measure, update, refresh
 residence/   where bytes are                       sizing/    how many there are, and what fits
-persist/     checkpoints of a runtime
+persist/     checkpoints of a runtime              batches/   orders taken, ranks joined, means
+rebalance/   shards cut anew while a run goes on
 """
 
-from zerort.engine.binding import Attachment
+from zerort.config.offload import OffloadOptions
+from zerort.engine.attachment import Attachment
 from zerort.engine.mesh import Mesh, mesh
 from zerort.engine.model.tensors import TensorSpec
 from zerort.engine.model.unit import Unit
-from zerort.engine.offload_options import OffloadOptions
 from zerort.engine.opening import open
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.report import MemoryReport, Restored, StepReport

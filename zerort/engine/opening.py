@@ -9,17 +9,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, NoReturn
 
-from zerort.comm import Group
+from zerort.comm import Group, open_group
 from zerort.comm.agreed import expect_same, raise_together
-from zerort.config import Budget, Plan, Tier
-from zerort.engine.mesh import Mesh, mesh
-from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
+from zerort.config import Budget, Plan, Tier, Wire
+from zerort.config.offload import OffloadOptions, Scratch, scratch_directories
+from zerort.engine.mesh import Mesh, MeshShape
 from zerort.engine.opening_checks import check_nouns, check_ranks
 from zerort.engine.option_names import unknown_options
-from zerort.engine.options import RuntimeOptions
+from zerort.engine.options import Accumulate, RuntimeOptions, keeps_whole_gradients
 from zerort.engine.runtime import Runtime
 from zerort.errors import PlanError, ZerortError
-from zerort.optim import AdamW, ElementwiseOptimizer, LossScale, Optimizer, ParameterGroup
+from zerort.layout import Placement
+from zerort.optim import AdamW, ElementwiseOptimizer, LossScale, Optimizer, ParameterGroup, TensorOptimizer, settings_of
 from zerort.storage.files.mounts import expect_directory
 
 __all__ = ["open"]
@@ -31,16 +32,18 @@ def open(
     *,
     param_groups: Sequence[ParameterGroup] = (),
     group: Group | None = None,
-    mesh: Mesh | None = None,
+    mesh: MeshShape | None = None,
+    device: Literal["host", "cuda"] | None = None,
     micro_steps: int = 1,
+    accumulate: Accumulate | None = None,
     reduction: Literal["mean", "sum"] = "mean",
     clip_norm: float | None = None,
     loss_scale: LossScale | float | None = None,
     nonfinite: Literal["raise", "skip"] = "raise",
     gradient_dtype: str | None = None,
-    deterministic: bool = False,
     virtual_shards: int | None = None,
     shard_weights: Sequence[float] | None = None,
+    wire: Wire | None = None,
     prefetch: int = 1,
     buckets: int = 2,
     scratch: Scratch | None = None,
@@ -55,18 +58,25 @@ def open(
         plan: What lives where, or a budget: `Plan.zero`, `Plan.fit`. ZeRO-3 if None.
         optimizer: How parameters are updated; AdamW with a learning rate of 1e-3 if None.
         param_groups: Other settings for some parameters, by name.
-        group: The ranks; left open when the runtime closes. All of the job's if None.
-        mesh: The ranks as `zerort.mesh` arranges them, instead of a group; closed with the runtime.
-        micro_steps: Calls of `Unit.reduce` that are summed locally before anything is communicated.
+        group: The ranks, in a group of your own, which stays open when the runtime closes. If None, the runtime opens
+            one of all of the job's ranks, and closes it.
+        mesh: How the ranks are arranged, as `zerort.mesh` says; all of them share one copy of the model if None.
+        device: Where a runtime that opens its own group computes: on the host, or ``"cuda"``, on a GPU for each rank of
+            a host. With a group, its device; on the host if None.
+        micro_steps: Calls of `Unit.reduce` per unit and step, whose gradients are summed.
+        accumulate: How they are summed: "sharded", over the ranks in every micro-step, with the memory that the plan
+            says; "local", one communication per step, with whole gradients on every rank. None: "sharded" where the
+            plan shards gradients.
         reduction: Whether gradients are averaged over ranks and micro-steps, or summed.
         clip_norm: Largest norm of all gradients together; None: not clipped.
         loss_scale: What losses are multiplied by before backward: a `LossScale`, which is dynamic, a fixed number, or
             None.
         nonfinite: What NaN or infinity in a gradient does without loss scaling: `NonFiniteError`, or a skipped update.
         gradient_dtype: What gradients are summed in; None: the parameter's dtype, but float32 for float16 on GPUs.
-        deterministic: Give the same bits on any number of ranks; needs ``virtual_shards``.
-        virtual_shards: How many micro-batches a step has, over all ranks, with ``deterministic``.
+        virtual_shards: How many micro-batches a step has, over all ranks: the same bits on any number of ranks up to
+            this.
         shard_weights: How much of every shard each rank takes, by capacity; None: alike.
+        wire: How values travel between ranks, such as ``zr.Wire(gather="int8")``; None: as they are.
         prefetch: Units that are gathered ahead of the one in use.
         buckets: Gradient buckets that may be in flight at once.
         scratch: The directory for what rests on NVME, or several; None: as ``ZERORT_SCRATCH`` says, or the system's for
@@ -84,18 +94,19 @@ def open(
         PlanError: The plan cannot be served here, or ranks came with different arguments; on every rank.
         StorageError: ``scratch`` is not there; on every rank.
     """
-    check_ranks(group, mesh)
+    check_ranks(group, mesh, device)
     settings = functools.partial(
         RuntimeOptions,
         micro_steps=micro_steps,
+        accumulate=accumulate,
         reduction=reduction,
         clip_norm=clip_norm,
         loss_scale=loss_scale,
         nonfinite=nonfinite,
         gradient_dtype=gradient_dtype,
-        deterministic=deterministic,
         virtual_shards=virtual_shards,
         shard_weights=shard_weights,
+        wire=wire,
         prefetch=prefetch,
         buckets=buckets,
         scratch=scratch,
@@ -103,7 +114,7 @@ def open(
         offload=offload,
         last_step=last_step,
     )
-    ranks = _mesh_of(group) if mesh is None else mesh
+    ranks = _open_mesh(group, MeshShape() if mesh is None else mesh, device)
     try:
         runtime, error = None, None  # type: Runtime | None, Exception | None
         try:
@@ -140,11 +151,19 @@ _OR_ELSE: Final = ", or zr.open(create_scratch=True)"
 
 def _describe(group: ParameterGroup, optimizer: Optimizer) -> list[Any]:
     """Return a parameter group for JSON: whom it means, and with which settings."""
-    return [repr(ParameterGroup(group.match)), replace(optimizer, **group.overrides).describe()]  # type: ignore[type-var]
+    return [repr(ParameterGroup(group.match)), settings_of(group, optimizer).describe()]
 
 
-def _mesh_of(group: Group | None) -> Mesh:
-    return mesh(group=group)
+def _open_mesh(group: Group | None, shape: MeshShape, device: str | None) -> Mesh:
+    """Make the groups of a mesh, over the caller's ranks, or over all of the job's on a device."""
+    given = group if shape.group is None else shape.group
+    world = open_group(kind="nccl" if device == "cuda" else None) if given is None else given
+    try:
+        return shape.build(world, owns_world=given is None)
+    except BaseException:
+        if given is None:
+            world.close()
+        raise
 
 
 def _prepare(
@@ -162,17 +181,27 @@ def _prepare(
     if isinstance(plan, Budget):
         plan = Plan.zero(plan.stage)
     on_gpus = not ranks.shard.device.in_host_memory
+    is_whole = keeps_whole_gradients(
+        plan,
+        micro_steps=settings.micro_steps,
+        accumulate=settings.accumulate,
+        in_tree=settings.virtual_shards is not None,
+    )
     if plan.gradient.tier is Tier.NVME or (plan.gradient.tier is Tier.HOST and on_gpus):
-        _check_resting_gradient(ranks, settings, plan.gradient.tier, free=Tier.DEVICE if on_gpus else Tier.HOST)
+        free = Tier.DEVICE if on_gpus else Tier.HOST
+        _check_offloaded_gradient(ranks, settings, plan.gradient.tier, is_whole=is_whole, free=free)
     if settings.shard_weights is not None and len(settings.shard_weights) != ranks.shard.size:
         raise PlanError(
             f"Expected one weight for each of {ranks.shard.size} ranks that share the model, got "
             f"{len(settings.shard_weights)}: {settings.shard_weights!r}."
         )
-    if on_gpus:
-        _check_optimizer_of_gpus(optimizer)
-    if settings.deterministic:
-        _check_deterministic(ranks, optimizer, settings)
+    if settings.wire is not None:
+        _check_wire(ranks, plan, settings, settings.wire)
+    for one in (optimizer, *(settings_of(group, optimizer) for group in param_groups)):
+        if on_gpus:
+            _check_optimizer_of_gpus(one)
+        if settings.virtual_shards is not None:
+            _check_deterministic(ranks, one, settings)
     return Runtime(ranks, plan=plan, budget=budget, optimizer=optimizer, param_groups=param_groups, options=settings)
 
 
@@ -197,24 +226,61 @@ def _check_optimizer_of_gpus(optimizer: Optimizer) -> None:
         )
 
 
-def _check_resting_gradient(ranks: Mesh, settings: RuntimeOptions, tier: Tier, *, free: Tier) -> None:
-    """Refuse what sums gradients more than once: they would have to come back from where they rest in between.
+def _check_offloaded_gradient(ranks: Mesh, settings: RuntimeOptions, tier: Tier, *, is_whole: bool, free: Tier) -> None:
+    """Refuse what sums gradients where computing happens, if they are offloaded.
 
     Args:
         ranks: The ranks.
         settings: How the runtime trains.
         tier: Where gradients rest.
+        is_whole: Whether micro-steps are summed in whole gradients.
         free: A tier in which they could be summed.
     """
-    for what, is_asked, cure in (
-        ("micro_steps=1", settings.micro_steps > 1, "Several micro-steps are summed where computing happens"),
-        ("deterministic=False", settings.deterministic, "The fixed tree is summed where computing happens"),
-        ("one copy of the model", ranks.replicate is not None, "Copies sum their shards where computing happens"),
+    for is_asked, got, why in (
+        (is_whole, "whole ones", "They are summed where computing happens"),
+        (ranks.replicate is not None, "copies of the model", "They sum their shards where computing happens"),
     ):
         if is_asked:
             raise PlanError(
-                f"Expected {what} with gradients on {tier.name}, got another. {cure}: let them rest there, "
-                f"gradient=Tier.{free.name}."
+                f"Expected gradients on {tier.name} to be shards of one copy of the model, got {got}. {why}: let "
+                f"gradients rest there, gradient=Tier.{free.name}."
+            )
+
+
+def _check_wire(ranks: Mesh, plan: Plan, settings: RuntimeOptions, wire: Wire) -> None:
+    """Refuse codes that a plan, a device or a mesh cannot have."""
+    if not ranks.shard.device.in_host_memory:
+        raise PlanError(f"Expected ranks that compute on the host with wire={wire!r}, got GPUs. Leave wire= out.")
+    if wire.gather is not None and plan.parameter.placement is not Placement.SHARDED:
+        raise PlanError(
+            f"Expected a plan that shards parameters with Wire(gather={wire.gather!r}), got {plan.parameter.placement} "
+            "ones, which every rank keeps whole. Use zr.Plan.zero(3), or leave gather= out."
+        )
+    if wire.reduce is None:
+        return
+    if wire.feedback and isinstance(settings.loss_scale, LossScale):
+        raise PlanError(
+            "Expected a fixed loss scale, or none, with Wire(feedback=True), got a dynamic one: what was lost under "
+            "one scale cannot be added under another. Leave feedback= out, or use bfloat16, which needs no scale."
+        )
+    for is_asked, got, cure in (
+        (
+            plan.gradient.placement is not Placement.SHARDED,
+            f"{plan.gradient.placement} ones, which every rank keeps whole",
+            "Use zr.Plan.zero(2) or zr.Plan.zero(3)",
+        ),
+        (settings.virtual_shards is not None, "virtual_shards, whose tree sums them", "Leave virtual_shards= out"),
+        (ranks.replicate is not None, "copies of the model, which sum them once more", "Use replicate=1"),
+        (
+            wire.over == "hosts" and ranks.shard.kind == "hierarchical",
+            "hosts with several ranks, which sum theirs in shared memory first",
+            "Start one rank on each host, or code everywhere, over='all'",
+        ),
+    ):
+        if is_asked:
+            raise PlanError(
+                f"Expected gradients that are summed over ranks once, shard by shard, with "
+                f"Wire(reduce={wire.reduce!r}), got {got}. {cure}, or leave reduce= out."
             )
 
 
@@ -222,16 +288,15 @@ def _check_deterministic(ranks: Mesh, optimizer: Optimizer, settings: RuntimeOpt
     """Refuse what would make the bits of a step depend on the number of ranks."""
     shards, size = settings.virtual_shards, ranks.world.size
     assert shards is not None
-    each = shards // size
-    if shards % size or (size > 1 and each & (each - 1)):
+    if shards < size:
         raise PlanError(
-            f"Expected virtual_shards to be the number of ranks ({size}) times a power of two, got {shards}. Only then "
-            f"is what a rank sums a node of the tree. Use {size << max(0, each.bit_length() - 1)}, say, or other ranks."
+            f"Expected virtual_shards to be at least the number of ranks ({size}), got {shards}: each rank computes "
+            f"at least one micro-batch of a step. Use {size} or more, or fewer ranks."
         )
-    if ranks.replicate is not None:
-        raise PlanError("Expected one copy of the model in deterministic mode, got several. Use replicate=1.")
-    if not isinstance(optimizer, ElementwiseOptimizer):
+    is_exact = isinstance(optimizer, TensorOptimizer) and optimizer.sums_exactly
+    if not (is_exact or isinstance(optimizer, ElementwiseOptimizer)):
         raise PlanError(
-            f"Expected an elementwise optimizer in deterministic mode, got {optimizer.kind}, whose sums over whole "
-            "tensors depend on how they are cut. Use AdamW, SGD or Lion."
+            f"Expected an optimizer whose sums do not depend on how tensors are cut with virtual_shards, got "
+            f"{optimizer.kind}. Use AdamW, SGD, Lion or Adafactor, or let yours heed TensorPart.exact and say "
+            "sums_exactly = True."
         )

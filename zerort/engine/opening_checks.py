@@ -1,6 +1,6 @@
 """What `zr.open` is given besides options: a plan, an optimizer, parameter groups, ranks. Each is what it is called.
 
-check_ranks(group, mesh)                 before anybody can be asked: on this rank alone
+check_ranks(group, mesh, device)               before anybody can be asked: on this rank alone
 check_nouns(plan, optimizer, param_groups)     where all ranks hear of it
 """
 
@@ -10,24 +10,33 @@ from collections.abc import Sequence
 
 from zerort.comm import Group
 from zerort.config import Budget, Plan
-from zerort.engine.mesh import Mesh
+from zerort.engine.mesh import MeshShape
 from zerort.errors import CallError
 from zerort.optim import Optimizer, ParameterGroup
 
 __all__ = ["check_nouns", "check_ranks"]
 
 
-def check_ranks(group: object, mesh: object) -> None:
-    """Raise unless there is a group, or a mesh, or neither."""
-    if mesh is not None and group is not None:
-        raise CallError("Expected a mesh or a group, got both. A mesh has its group.")
+def check_ranks(group: object, mesh: object, device: object) -> None:
+    """Raise unless group, mesh and device are what they are called, and go together."""
     if not isinstance(group, (Group, type(None))):
         raise CallError(
             f"Expected group to be a Group, which zr.open_group() opens, got {group!r}. Leave it out for all "
             "ranks that mpirun started."
         )
-    if not isinstance(mesh, (Mesh, type(None))):
-        raise CallError(f"Expected mesh to be a Mesh such as zr.mesh(shard=4, replicate=2), got {mesh!r}.")
+    if not isinstance(mesh, (MeshShape, type(None))):
+        raise CallError(f"Expected mesh to be one such as zr.mesh(shard=4, replicate=2), got {mesh!r}.")
+    if mesh is not None and mesh.group is not None:
+        if group is not None:
+            raise CallError("Expected one group, got that of zr.open and that of the mesh. Leave one of them out.")
+        group = mesh.group
+    if device not in (None, "host", "cuda"):
+        raise CallError(f"Expected device to be 'host' or 'cuda', got {device!r}. Each rank of a host has one GPU.")
+    if group is not None and device is not None and (device == "host") != group.device.in_host_memory:
+        raise CallError(
+            f"Expected device={device!r} where the runtime opens its own group, or a group of that device; got one on "
+            f"{group.device.name}. Leave group= out, or device=."
+        )
 
 
 def check_nouns(plan: object, optimizer: object, param_groups: object) -> None:

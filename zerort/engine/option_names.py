@@ -63,8 +63,9 @@ _ELSEWHERE: Final = (
     (("bucket_cap_mb", "reduce_bucket_size", "allgather_bucket_size"), "a unit has a bucket, and buckets=2 are in use"),
     (("forward_prefetch", "limit_all_gathers", "prefetch_bucket_size", "overlap_comm"), "prefetch=1, units ahead"),
     (("process_group", "comm", "communicator", "backend"), "group=zr.open_group()"),
-    (("device", "device_id", "gpu", "local_rank"), "the group has the device, group=zr.open_group(kind='nccl')"),
+    (("device_id", "gpu", "gpus", "cuda", "local_rank"), "device='cuda', a GPU for each rank of a host"),
     (("device_mesh", "replicate", "num_replicate"), "mesh=zr.mesh(shard=4, replicate=2)"),
+    (("deterministic", "reproducible"), "virtual_shards=8: the same bits on any number of ranks up to 8"),
     (("weights", "capacities"), "shard_weights=[1, 1, 2]"),
     (
         ("world_size", "ranks", "nproc", "nproc_per_node", "num_processes", "rank"),

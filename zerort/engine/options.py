@@ -8,12 +8,52 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from zerort.engine.offload_options import OffloadOptions, Scratch, scratch_directories
-from zerort.errors import CallError
+from zerort.buffer import Leaves
+from zerort.config import Plan, Wire
+from zerort.config.offload import OffloadOptions, Scratch, scratch_directories
+from zerort.errors import CallError, PlanError
+from zerort.layout import Placement
 from zerort.layout.dtypes import TRAINABLE
 from zerort.optim import LossScale, LossScaler
 
-__all__ = ["RuntimeOptions"]
+__all__ = ["Accumulate", "RuntimeOptions", "accumulation", "keeps_whole_gradients"]
+
+Accumulate = Literal["sharded", "local"]
+
+
+def keeps_whole_gradients(
+    plan: Plan, *, micro_steps: int, accumulate: Accumulate | None, in_tree: bool = False
+) -> bool:
+    """Say whether each rank keeps whole gradients: the plan's, or the sums of its own micro-steps.
+
+    Args:
+        plan: What lives where.
+        micro_steps: Gradients that are summed in a step, on each rank.
+        accumulate: As in `RuntimeOptions`.
+        in_tree: Whether they are summed in a fixed tree.
+
+    Raises:
+        PlanError: Shards are to be accumulated of gradients that the plan keeps whole.
+    """
+    placement = plan.gradient.placement
+    if accumulate == "sharded" and placement is not Placement.SHARDED:
+        raise PlanError(
+            f"Expected a plan that shards gradients with accumulate='sharded', got {placement} ones, which every rank "
+            "keeps whole. Use zr.Plan.zero(2) or zr.Plan.zero(3), or accumulate='local'."
+        )
+    return placement is not Placement.SHARDED or ((micro_steps > 1 or in_tree) and accumulate == "local")
+
+
+def accumulation(plan: Plan, *, micro_steps: int, accumulate: Accumulate | None, in_tree: bool = False) -> str:
+    """Say how the gradients of several micro-steps are summed, for a plan's text; nothing of a single one.
+
+    >>> accumulation(Plan.zero(3), micro_steps=4, accumulate=None)
+    '4 micro-steps accumulated sharded'
+    """
+    if micro_steps == 1:
+        return ""
+    is_whole = keeps_whole_gradients(plan, micro_steps=micro_steps, accumulate=accumulate, in_tree=in_tree)
+    return f"{micro_steps} micro-steps accumulated {'local, in whole gradients' if is_whole else 'sharded'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +67,12 @@ class RuntimeOptions:
     """Gradient buckets that may be in flight at once, where gradients do not rest whole on every rank."""
 
     micro_steps: int = 1
-    """Calls of `Unit.reduce` that are summed locally before anything is communicated."""
+    """Calls of `Unit.reduce` per unit and step, whose gradients are summed."""
+
+    accumulate: Accumulate | None = None
+    """How the gradients of several micro-steps are summed. ``"sharded"``: over the ranks in every micro-step, so that
+    each rank keeps its shard of the sum and no more, wherever the plan puts it. ``"local"``: on each rank first, in
+    whole gradients, with the communication of one micro-step. None: sharded where the plan shards gradients."""
 
     reduction: Literal["mean", "sum"] = "mean"
     """Whether gradients are averaged over ranks and micro-steps, or summed."""
@@ -46,14 +91,15 @@ class RuntimeOptions:
     float16, which rounds, and overflows, on the way. ``"float32"`` for long sums in bf16; those of float64 parameters
     stay in float64."""
 
-    deterministic: bool = False
-    """Give the same bits on any number of ranks: gradients of `virtual_shards` are summed in one fixed tree."""
-
     virtual_shards: int | None = None
-    """How many micro-batches a step has, over all ranks; with `deterministic` only. See `Runtime.micro_batches`."""
+    """How many micro-batches a step has, over all ranks: their gradients are summed in one fixed tree, so that the same
+    bits come from any number of ranks up to this. See `Runtime.micro_batches`."""
 
     shard_weights: Sequence[float] | None = None
     """How much of every shard each rank takes, by capacity; None: alike."""
+
+    wire: Wire | None = None
+    """How values travel between ranks; None: as they are."""
 
     scratch: Scratch | None = None
     """The directory for what rests on NVME, or several, each on a disk of its own. They have to be there. None: as
@@ -79,13 +125,15 @@ class RuntimeOptions:
             raise CallError(f"Expected last_step to be a directory, got {self.last_step!r}.")
         if not isinstance(self.offload, (OffloadOptions, type(None))):
             raise CallError(f"Expected offload to be OffloadOptions, got {self.offload!r}.")
+        if not isinstance(self.wire, (Wire, type(None))):
+            raise CallError(f"Expected wire to be one such as zr.Wire(gather='int8'), got {self.wire!r}.")
         _expect_int("prefetch", self.prefetch, minimum=0)
         _expect_int("buckets", self.buckets, minimum=1)
         _expect_int("micro_steps", self.micro_steps, minimum=1)
         _expect_choice("reduction", self.reduction, ("mean", "sum"))
+        _expect_choice("accumulate", self.accumulate, (None, "sharded", "local"))
         _expect_choice("nonfinite", self.nonfinite, ("raise", "skip"))
         _expect_choice("gradient_dtype", self.gradient_dtype, (None, *TRAINABLE))
-        _expect_bool("deterministic", self.deterministic)
         _expect_bool("create_scratch", self.create_scratch)
         _expect_number("clip_norm", self.clip_norm, cure="Write clip_norm=1.0, say; None for no clipping.")
         if not isinstance(self.loss_scale, LossScale):
@@ -94,22 +142,17 @@ class RuntimeOptions:
             )
         if self.shard_weights is not None:
             _expect_weights(self.shard_weights)
-        if self.deterministic != (self.virtual_shards is not None):
-            raise CallError(
-                f"Expected deterministic=True and virtual_shards=N together, got deterministic={self.deterministic} "
-                f"and virtual_shards={self.virtual_shards}. A step's bits depend on how many micro-batches are summed."
-            )
         if self.virtual_shards is not None:
             _expect_int("virtual_shards", self.virtual_shards, minimum=1)
             if self.micro_steps != 1:
                 raise CallError(
-                    f"Expected micro_steps=1 with deterministic=True, got {self.micro_steps}. There the number of "
-                    "micro-steps is virtual_shards / ranks."
+                    f"Expected micro_steps=1 with virtual_shards, got {self.micro_steps}. There the number of "
+                    "micro-steps is virtual_shards / ranks, rounded up."
                 )
 
     def micro_steps_of(self, size: int) -> int:
         """Return how many micro-batches each of ``size`` ranks computes in a step."""
-        return self.micro_steps if self.virtual_shards is None else self.virtual_shards // size
+        return self.micro_steps if self.virtual_shards is None else Leaves(self.virtual_shards, size).most
 
     def make_scaler(self) -> LossScaler | None:
         """Return what scales losses, if anything does."""

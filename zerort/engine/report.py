@@ -1,14 +1,75 @@
-"""What a runtime tells: `StepReport` of every step, `MemoryReport`, `Restored`."""
+"""What a runtime tells: `StepReport` of every step with its `UnitNorms`, `MemoryReport`, `Rebalanced`, `Restored`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zerort.config import format_bytes
+import numpy as np
 
-__all__ = ["MemoryReport", "Restored", "StepReport"]
+from zerort.config import format_bytes
+from zerort.optim import norm_of
+from zerort.typing import Array
+
+__all__ = ["MemoryReport", "Rebalanced", "Restored", "Slowest", "StepReport", "UnitNorms"]
+
+
+class UnitNorms(Mapping[str, float]):
+    """The norms of gradients by unit, computed when somebody asks: from the sums that made the norm of all of them.
+
+    >>> norms = UnitNorms({"block0": [np.array([9.0, 16.0])], "block1": [np.array([144.0])], "head": [np.array([1.0])]})
+    >>> norms["block0"], norms.matching("block*")
+    (5.0, 13.0)
+
+    Args:
+        sums: Sums of squares, by unit; those of each of its sections, 1-D.
+        scale: What norms are multiplied by.
+    """
+
+    __slots__ = ("_scale", "_sums")
+
+    def __init__(self, sums: Mapping[str, Sequence[Array]], *, scale: float = 1.0) -> None:
+        self._sums = sums
+        self._scale = scale
+
+    def __getitem__(self, unit: str) -> float:
+        return self._norm(self._sums[unit])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sums)
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    def matching(self, pattern: str) -> float:
+        """Return the norm of all units together whose names match a pattern, such as ``"h.*"``; 0.0 if none does."""
+        units = [unit for unit in self._sums if fnmatch.fnmatchcase(unit, pattern)]
+        return self._norm([one for unit in units for one in self._sums[unit]])
+
+    def _norm(self, sums: Sequence[Array]) -> float:
+        return norm_of(np.concatenate(sums)) * self._scale if sums else 0.0
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowest:
+    """The rank that the others waited for."""
+
+    rank: int
+    """Which."""
+
+    seconds: float
+    """Its own time since the step before: without waits for other ranks."""
+
+    others_seconds: float
+    """The mean of the other ranks' own times."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.seconds:.4g} s, others {self.others_seconds:.4g} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +91,34 @@ class StepReport:
     grad_norm: float = 0.0
     """The norm of all gradients together, unscaled and averaged, before clipping."""
 
+    norms: UnitNorms = field(default_factory=lambda: UnitNorms({}), repr=False, compare=False)
+    """The same by unit: ``report.norms["block0"]``; ``report.norms.matching("block*")`` of several together."""
+
     clipped: bool = False
     """Whether gradients were scaled down to ``clip_norm``."""
 
     loss_scale: float = 1.0
     """What this step's losses were expected to be multiplied by. The next step's is `Runtime.loss_scale`."""
 
+    weight: float | None = None
+    """The sum of all ranks' ``step(weight=)``, which gradients were divided by; None: by ranks and micro-steps."""
+
     without_gradient: tuple[str, ...] = ()
     """Trainable tensors that no rank had a gradient for; they and their state stayed as they were."""
 
     bytes_moved: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of the arrays that went through each collective since the step before."""
+    """Bytes of the arrays that went through each collective since the step before; of those that are coded, the
+    codes'."""
+
+    bytes_uncoded: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of the arrays that went through collectives as codes, before they were coded; empty without ``wire=``."""
+
+    wire: str = ""
+    """What travelled as codes, which changes the results, such as ``"gather int8, reduce int4"``, and whether they
+    depend on the number of ranks; empty if nothing did."""
+
+    state: str = ""
+    """The form that optimizer state is kept in where that changes the results: ``"int8 moments"``; else empty."""
 
     bytes_tiered: Mapping[str, int] = field(default_factory=dict)
     """Bytes of this rank that went between tiers since the step before, by ``"nvme read"`` and ``"nvme write"``; empty
@@ -48,6 +126,12 @@ class StepReport:
 
     stalls: Mapping[str, float] = field(default_factory=dict)
     """Seconds this rank waited for each stream since the step before: gather, reduce, step, nvme."""
+
+    slowest: Slowest | None = None
+    """The rank that took longest since the step before, and how long; None in the first step."""
+
+    straggler: str = ""
+    """The rank that stays slower than the others, with its host and device; empty if there is none."""
 
     stop: bool = False
     """Whether a signal asked some rank to stop (SIGINT, SIGTERM, SIGUSR1): save, and leave the loop. Another step
@@ -61,9 +145,12 @@ class StepReport:
         stalls = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in self.stalls.items())
         moved = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in self.bytes_moved.items())
         tiered = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in self.bytes_tiered.items())
+        coded = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in self.bytes_uncoded.items())
         return (
             f"update {self.update}: {what}; |g| {self.grad_norm:.4g}{' (clipped)' * self.clipped}; lr {self.lr:.3g}; "
-            f"moved {moved or 'nothing'}; {f'{tiered}; ' * bool(tiered)}waited {stalls or 'for nothing'}"
+            f"{f'{self.state}; ' * bool(self.state)}"
+            f"moved {moved or 'nothing'}{f' ({self.wire}; uncoded: {coded})' * bool(coded)}; "
+            f"{f'{tiered}; ' * bool(tiered)}waited {stalls or 'for nothing'}"
         )
 
 
@@ -81,10 +168,11 @@ class MemoryReport:
     """Optimizer state at rest in memory, master weights included."""
 
     buckets: int
-    """Gradient buckets in flight: reserved, whether in use or not."""
+    """Gradient buckets in flight, and their codes: reserved, whether in use or not; and what coding has lost of
+    gradients (``Wire(feedback=True)``)."""
 
     gathered: int = 0
-    """Slots for gathered units: reserved, whether in use or not."""
+    """Slots for gathered units, and for their codes while these travel: reserved, whether in use or not."""
 
     gathered_peak: int = 0
     """Most bytes of gathered units that were in slots at once. 0 where ranks share memory: a gather takes none."""
@@ -96,7 +184,7 @@ class MemoryReport:
     """Bytes at rest on a disk: no memory."""
 
     @property
-    def resting(self) -> int:
+    def at_rest(self) -> int:
         """Bytes at rest in memory: parameters, gradients and state."""
         return self.parameter + self.gradient + self.state
 
@@ -104,6 +192,20 @@ class MemoryReport:
         parts = ["parameter", "gradient", "state", "buckets", "gathered"]
         parts += [part for part in ("streaming", "nvme") if getattr(self, part)]
         return ", ".join(f"{part} {format_bytes(getattr(self, part))}" for part in parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebalanced:
+    """What `Runtime.rebalance` did."""
+
+    shard_weights: tuple[float, ...] | None
+    """How much of every shard each rank has now; None: alike."""
+
+    nbytes: int
+    """Bytes that changed their rank, over all ranks."""
+
+    seconds: float
+    """How long it took, on this rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

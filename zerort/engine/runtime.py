@@ -6,46 +6,55 @@
         block.reduce(gradients)                      reduce-scatter, while the caller computes on
         report = rt.step()                           shards updated
 
-A door: verbs and checks. `Unit` gathers and reduces, `step/step.py` is the step, `persist/` are checkpoints.
+A door: verbs and checks. `RuntimeProperties` has its numbers, closing.py its end. `Unit` gathers and reduces,
+`step/step.py` is the step, `persist/` are checkpoints.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zerort import forks
-from zerort.comm import Group
+from zerort.comm.agreed import gather_json
 from zerort.config import Budget, Plan
-from zerort.engine.binding import Attachment, within
+from zerort.data import Order
+from zerort.engine.attachment import within
+from zerort.engine.batches.joining import Joining, join
+from zerort.engine.batches.means import mean_of
+from zerort.engine.batches.taking import Taking, take
+from zerort.engine.closing import abandon, close
 from zerort.engine.context import Context
 from zerort.engine.mesh import Mesh
-from zerort.engine.model.gather import wait_for_gathers
 from zerort.engine.model.prefetch import Prefetcher
 from zerort.engine.model.registration import register_unit
 from zerort.engine.model.tensors import Frozen, TensorSpec
 from zerort.engine.model.unit import Unit
 from zerort.engine.model.units import Units
-from zerort.engine.options import RuntimeOptions
-from zerort.engine.report import MemoryReport, Restored, StepReport
+from zerort.engine.options import RuntimeOptions, accumulation
+from zerort.engine.properties import RuntimeProperties
+from zerort.engine.report import MemoryReport, Rebalanced, Restored, StepReport
 from zerort.engine.sizing.counted import memory_of
 from zerort.engine.sizing.planner import announce
 from zerort.engine.step.discard import discard_gradients
+from zerort.engine.step.facts.rates import set_lr
 from zerort.engine.step.step import take_step
 from zerort.engine.stopping import unbroken
-from zerort.errors import ZerortError
 from zerort.optim import Optimizer, ParameterGroup, warn_of_unmatched
-from zerort.typing import Array, Device
+from zerort.typing import Array
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from zerort.publish import Feed
+
 __all__ = ["Runtime"]
 
+Batch = TypeVar("Batch")
 
-class Runtime:
+
+class Runtime(RuntimeProperties):
     """Owns a model's parameters, gradients and optimizer state on this rank. Every rank has one and calls it alike.
 
     Args:
@@ -79,72 +88,8 @@ class Runtime:
         )
         mesh.world.standing.updates = 0
         self._stepped = False
+        self._feeds: list[Feed] = []
         forks.follow(self)
-
-    # -- who and what ----------------------------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        """This rank's number among all that train together."""
-        return self.context.rank
-
-    @property
-    def size(self) -> int:
-        """How many ranks train together."""
-        return self.world.size
-
-    @property
-    def world(self) -> Group:
-        """All ranks that train together."""
-        return self.context.world
-
-    @property
-    def group(self) -> Group:
-        """All ranks that train together, for collectives of your own."""
-        return self.context.world
-
-    @property
-    def mesh(self) -> Mesh:
-        """Which ranks share shards, and which hold copies."""
-        return self.context.mesh
-
-    @property
-    def device(self) -> Device:
-        """Where gathered parameters and gradients are, and whose arrays loops compute with."""
-        return self.context.device
-
-    @property
-    def updates(self) -> int:
-        """Updates done so far."""
-        return self.context.run.updates
-
-    @property
-    def micro_steps(self) -> int:
-        """Calls of `Unit.reduce` per unit and step, on this rank."""
-        return self.context.micro_steps
-
-    @property
-    def micro_batches(self) -> range:
-        """Which of a step's `micro_batch_count` micro-batches this rank computes, in order.
-
-        One `Unit.reduce` of every unit for each of them, then a `step`.
-        """
-        return range(self.rank * self.micro_steps, (self.rank + 1) * self.micro_steps)
-
-    @property
-    def micro_batch_count(self) -> int:
-        """How many micro-batches a step has, over all ranks."""
-        return self.size * self.micro_steps
-
-    @property
-    def loss_scale(self) -> float:
-        """What to multiply the loss (or its gradient) by before backward; 1.0 without loss scaling."""
-        return self.context.loss_scale
-
-    @property
-    def attachments(self) -> list[Attachment]:
-        """Bindings that collect gradients on their own; asked before every step, and told after it."""
-        return self.context.run.attachments
 
     # -- the verbs -------------------------------------------------------------------------------------------------
 
@@ -153,7 +98,6 @@ class Runtime:
         units: Mapping[str, Mapping[str, Array | TensorSpec]],
         *,
         frozen: Frozen | Mapping[str, Frozen] = False,
-        tied_owners: Collection[str] = (),
     ) -> None:
         """Announce units that will be registered, so that a budget is shared out over all of them at once.
 
@@ -164,13 +108,12 @@ class Runtime:
             units: Tensors by name, by unit, as they will be registered; values are not looked at. One array under two
                 names counts once. A `TensorSpec` does not say that: name what will be one array only once.
             frozen: Which parameters take no gradient: in all of these units, or by unit.
-            tied_owners: Names of units that others will be tied to: they keep whole gradients.
 
         Raises:
             PlanError: They do not fit into the budget; on every rank.
         """
         self.context.check_open("expect")
-        announce(self.world, self.context.planner, units, frozen=frozen, tied_owners=tied_owners)
+        announce(self.world, self.context.planner, units, frozen=frozen)
 
     def register(
         self,
@@ -203,13 +146,60 @@ class Runtime:
         self.units[name] = unit
         return unit
 
-    def step(self, *, progress: Any = None) -> StepReport:
+    def take(self, order: Order, *, epochs: int | None = 1, shares: Sequence[float] | None = None) -> Taking:
+        """Return a loop over this rank's part of each batch: ``for indices in rt.take(order)``. Every rank calls this.
+
+        A step uses up the batch that came last; `save`, `load` and `resume` keep the place, whatever the number of
+        ranks. Ranks may get different numbers of indices, or none: ``rt.step(weight=len(indices))``.
+
+        Args:
+            order: The samples, the same on every rank.
+            epochs: Where to end, counted from the order's beginning, not from this call; None: never.
+            shares: How much of a batch each rank takes, in proportion; None: as ``shard_weights``, or alike. With
+                ``virtual_shards`` a rank takes whole leaves: ``np.array_split(indices, rt.micro_steps)`` are they.
+
+        Raises:
+            CallError: The order is not the one that this run, or the checkpoint that was loaded, has begun; on every
+                rank.
+        """
+        self.context.check_open("take")
+        return take(self.context, order, epochs=epochs, shares=shares)
+
+    def join(self, batches: Iterable[Batch]) -> Joining[Batch]:
+        """Return a loop over this rank's batches that ends on all ranks at once. Every rank calls this.
+
+        A rank with fewer batches than others computes its last one again until all are done; its gradients of that are
+        dropped, and it counts nothing in weights and in `mean`. One that never had a batch is sent another's first one.
+        In the loop's body every rank takes the same steps: one for each batch, or one for every ``micro_steps``, with
+        a weight for each then. All leave the loop alike, after a step or before a batch's first gradient.
+
+        Args:
+            batches: This rank's; the next one is asked for while one is in use. Their first has to be such that
+                `pickle` can send it, if some rank may have none.
+
+        Raises:
+            CallError: Some rank's batches cannot be used, or are those of `take`, which all ranks have equally many of;
+                on every rank.
+        """
+        self.context.check_open("join")
+        return join(self.context, batches)
+
+    def step(
+        self, *, weight: float | Array | Sequence[float | Array] | None = None, progress: Any = None
+    ) -> StepReport:
         """Sum what is left to sum, update every parameter that has a gradient, and say what happened.
 
         Args:
+            weight: How many tokens, or samples, this rank's gradients are the sum over, in all of its micro-steps; 0 if
+                it has none. A list has a number for each of `micro_batches`, and those that are computed again count
+                nothing; where that may happen, it has to be a list. The sum over ranks is divided by that of all
+                weights: a mean over tokens, however they are shared out. None, on every rank: each rank and micro-step
+                counts alike.
             progress: What `save` takes, for a runtime that keeps its last step.
 
         Raises:
+            CallError: A weight is negative, NaN or infinite, or all are 0, or some rank gave none, or one number where
+                a list has to be; on every rank. Nothing was updated.
             UnitStateError: Gradients are missing, or a unit is still gathered; on every rank.
             NonFiniteError: A gradient holds NaN or infinity (``nonfinite="raise"``, no loss scaling); on every rank.
                 Nothing was updated.
@@ -224,21 +214,49 @@ class Runtime:
             warn_of_unmatched(self.context.param_groups, shapes)
         self._stepped = True
         with unbroken("step", self.mesh.groups), within(self.attachments):
-            return take_step(self.context, self.units, progress=progress)
+            return take_step(self.context, self.units, weight=weight, progress=progress)
+
+    def mean(self, values: float | Array | Sequence[float | Array]) -> float:
+        """Return the mean over all micro-batches of a step, of losses, say. Every rank calls this.
+
+        Args:
+            values: One number for each of `micro_batches`, in order; just the number if there is one. Those that are
+                computed again do not count: the last leaf of ``virtual_shards``, batches that `join` repeats.
+
+        Raises:
+            CallError: There are more or fewer; on every rank.
+        """
+        self.context.check_open("mean")
+        return mean_of(self.context, values)
 
     def discard_gradients(self) -> None:
-        """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this."""
+        """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this.
+
+        With ``Wire(feedback=True)`` they take with them what they had made up for; see decision 0128.
+        """
         self.context.check_open("discard_gradients")
         with within(self.attachments):
             discard_gradients(self.context, self.units)
 
-    def save(self, path: str | Path, *, progress: Any = None) -> Path:
+    def set_lr(self, lr: float | None, *, group: ParameterGroup | None = None) -> None:
+        """Set the learning rate by hand, from the next update on. Every rank calls this alike; checkpoints hold it.
+
+        Args:
+            lr: The rate; None: what the optimizer, or its schedule, says again.
+            group: The parameter group that is meant; None: all parameters but those of groups with a rate of their own.
+                Groups with equal settings have one rate.
+        """
+        self.context.check_open("set_lr")
+        set_lr(self.context, lr, group=group)
+
+    def save(self, path: str | Path, *, progress: Any = None, compress: str | None = None) -> Path:
         """Write a checkpoint: all or nothing; what was at ``path`` before stays until the new one is complete.
 
         Args:
             path: A directory that all ranks see.
             progress: What this rank needs to go on, as JSON can carry it: the position in the data, a generator's
                 ``rng.bit_generator.state``. `load` gives it back.
+            compress: ``"zstd"``: lossless, for slow storage; needs the zstandard package here and where it is loaded.
 
         Returns:
             The directory.
@@ -247,7 +265,7 @@ class Runtime:
 
         self.context.check_whole("save")
         with unbroken("save", self.mesh.groups), within(self.attachments):
-            return save(self.context, self.units, path, progress=progress)
+            return save(self.context, self.units, path, progress=progress, compress=compress)
 
     def load(self, path: str | Path, *, optimizer: bool = True, strict: bool = True) -> Restored:
         """Read a checkpoint, of any number of ranks and any plan, into the registered units.
@@ -278,6 +296,63 @@ class Runtime:
         with unbroken("resume", self.mesh.groups), within(self.attachments):
             return resume(self.context, self.units)
 
+    def publish(self, where: str | Path, *, dtype: str | None = "bfloat16", full_every: int = 50) -> Feed:
+        """Open a feed: a directory from which `zerort.Reader`, in other processes, takes the weights.
+
+        Every rank calls this, and ``feed.push()`` whenever readers are to have the parameters as they are then. A push
+        writes the elements that changed since the last one, losslessly. Each rank compares its own shard with what it
+        published last, which it keeps in a file of the directory: no second copy of the model in memory.
+
+        Args:
+            where: A directory that all ranks and readers see. It may hold earlier versions of the same model.
+            dtype: What floats are published in, rounded to nearest; None: as they are gathered.
+            full_every: How many versions lie between two whole ones, from which new readers begin.
+
+        Raises:
+            CheckpointError: It holds another model's versions, or somebody else publishes there; on every rank.
+            StorageError: The file system refused; on every rank.
+        """
+        from zerort.engine.persist.saving import feed_of
+
+        self.context.check_open("publish")
+        with unbroken("publish", self.mesh.groups):
+            feed = feed_of(self.context, self.units, where, dtype=dtype, full_every=full_every)
+        self._feeds.append(feed)
+        return feed
+
+    def rebalance(self, *, shard_weights: Sequence[float] | None) -> Rebalanced:
+        """Cut all shards anew: parameters and optimizer state move between the ranks. Every rank calls this.
+
+        Between steps, in memory and on disks, without a checkpoint. Values stay what they are, to the bit: with
+        ``virtual_shards`` so does all that follows. Loops of `take` without ``shares=`` follow the new weights from
+        their next batch on, those of loaders that run ahead when they begin anew.
+
+        Args:
+            shard_weights: How much of every shard each rank takes from now on, as `zerort.open` has it; None: alike.
+
+        Raises:
+            CallError: Weights are negative, NaN or infinite, all 0, or not one for each rank; on every rank.
+            UnitStateError: A unit is gathered, or has gradients since the last step; on every rank.
+            PlanError: A rank has too little memory for its new shards; on every rank. Nothing was moved.
+            StorageError: A disk has too little room, and nothing was moved; or it failed on the way: then all values
+                are there as the last update left them, some where they were. Call this again, or go on.
+        """
+        from zerort.engine.rebalance.recut import recut  # here: few runs need it
+
+        self.context.check_whole("rebalance")
+        for feed in self._feeds:
+            feed.begin_whole()
+        with unbroken("rebalance", self.mesh.groups), within(self.attachments):
+            return recut(self.context, self.units, shard_weights)
+
+    def waits(self) -> list[dict[str, float]]:
+        """Return what every rank did before the last step, by rank: seconds of its ``"own"``, and waits by stream.
+
+        Every rank calls this. `StepReport.slowest` has the slowest rank of every step without a message.
+        """
+        self.context.check_open("waits")
+        return gather_json(self.world, {"own": self.context.pace.own_seconds, **self.context.run.stalls}, name="waits")
+
     def memory(self) -> MemoryReport:
         """Return how many bytes this rank holds, counted from its arrays."""
         return memory_of(self.context, self.units)
@@ -294,53 +369,29 @@ class Runtime:
 
     def close(self) -> None:
         """Finish what is under way and give everything back. Closing twice is fine; other verbs then raise."""
-        context = self.context
-        if context.run.is_closed:
-            return
-        context.run.is_closed = True
-        try:
-            with contextlib.suppress(ZerortError):  # it was raised where it belonged, or nobody asked
-                self.units.wait_for_reductions()
-            with contextlib.suppress(ZerortError):
-                wait_for_gathers(context, self.units.trained_sections())
-            self.units.close()
-            context.slots.close()
-        finally:
-            self.units.clear()
-            context.run.attachments.clear()
-            with contextlib.ExitStack() as stack:  # whatever fails, the rest is closed, too
-                stack.callback(context.stopping.end)
-                stack.callback(context.mesh.close)
-                stack.callback(context.host.close)
-                stack.callback(context.tiers.close)
-                stack.callback(context.stage.close)
-                stack.callback(context.run.release_lease)
+        if not self.context.run.is_closed:
+            close(self.context, self.units, self._feeds)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        context = self.context
-        if context.run.is_inherited:
+        if self.context.run.is_inherited:
             return
         self.world.standing.take_exit(error)
         if kind is None:
             self.close()
-        else:  # what the ranks have under way may never end: leave the memory to the group, and go
-            context.run.is_closed = True
-            try:
-                context.mesh.close()  # first: the others may wait for this rank
-            finally:
-                context.run.release_lease()
-                context.stopping.end(again=False)
-                with contextlib.suppress(ZerortError):  # of a GPU that cannot go on
-                    context.stage.close()
-                context.tiers.close()
-                context.tiers.wait_for_others()
-                context.host.close()
+        else:
+            abandon(self.context, self._feeds)
 
     def __repr__(self) -> str:
         context = self.context
         state = "closed" if context.run.is_closed else f"{len(self.units)} units, {self.updates} updates"
         plan = context.plan.describe(gpus=not context.device.in_host_memory)
-        return f"Runtime(rank {self.rank} of {self.size}, {context.budget or plan}, {state})"
+        summed = accumulation(
+            context.plan,
+            micro_steps=context.micro_steps,
+            accumulate=context.options.accumulate,
+            in_tree=context.leaves is not None,
+        )
+        return f"Runtime(rank {self.rank} of {self.size}, {context.budget or plan}, {summed and f'{summed}, '}{state})"

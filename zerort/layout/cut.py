@@ -9,7 +9,7 @@ Runtimes and forecasts ask the same value, so that they cannot differ by an elem
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zerort.layout.flat import ALIGNMENT, FlatLayout
 from zerort.layout.partition import Partition
@@ -32,11 +32,18 @@ class Cut:
     granule: int = ALIGNMENT
     """Elements. A rank's range starts at a multiple of it: what is computed over granules is never cut."""
 
+    alignment: int = ALIGNMENT
+    """Elements. Every tensor starts at a multiple of it; it divides the granule."""
+
     weights: tuple[float, ...] | None = None
     """How much of every buffer each rank takes; None: alike."""
 
     equal: bool = False
     """Whether buffers end with padding that makes all ranges equally long. Weights that differ are not evened out."""
+
+    def with_weights(self, weights: tuple[float, ...] | None) -> Cut:
+        """Return the same rule with other weights."""
+        return replace(self, weights=weights)
 
     def of(self, shapes: Mapping[str, tuple[int, ...]], *, dtype: str = "float32") -> tuple[FlatLayout, Partition]:
         """Return where the elements of some tensors lie, and which rank holds which of them.
@@ -46,5 +53,7 @@ class Cut:
             dtype: Of all of them.
         """
         pads = self.equal and self.weights is None and self.size > 1
-        layout = FlatLayout.build(shapes, dtype=dtype, multiple=self.size * self.granule if pads else 1)
+        layout = FlatLayout.build(
+            shapes, dtype=dtype, alignment=self.alignment, multiple=self.size * self.granule if pads else 1
+        )
         return layout, Partition.build(layout.numel, self.size, weights=self.weights, alignment=self.granule)

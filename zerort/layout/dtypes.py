@@ -14,7 +14,7 @@ from typing import Final
 
 from zerort.errors import CallError
 
-__all__ = ["ITEMSIZES", "TRAINABLE", "Training", "gradient_dtype", "itemsize", "master_dtype"]
+__all__ = ["ITEMSIZES", "TRAINABLE", "Training", "gradient_dtype", "itemsize"]
 
 ITEMSIZES: Final[Mapping[str, int]] = MappingProxyType(
     {
@@ -81,16 +81,6 @@ TRAINABLE: Final[Mapping[str, Training]] = MappingProxyType(
     }
 )
 """Dtypes that optimizers can train."""
-
-
-def master_dtype(dtype: str) -> str | None:
-    """Return the dtype of the master weights of trainable parameters, or None if they have none.
-
-    >>> master_dtype("bfloat16"), master_dtype("float64")
-    ('float32', None)
-    """
-    updated_in = TRAINABLE[dtype].updated_in
-    return None if updated_in == dtype else updated_in
 
 
 def gradient_dtype(dtype: str, wanted: str | None, *, over_nccl: bool = False, what: str | None = None) -> str:

@@ -179,6 +179,18 @@ class Partition:
             first = end
         return tuple(pieces)
 
+    def within(self, first: int, last: int) -> Partition:
+        """Return how ``[first, last)``, counted from its first element, is cut by the same cuts.
+
+        >>> Partition.of_counts((4, 4, 2)).within(3, 8).counts
+        (1, 4, 0)
+
+        Raises:
+            CallError: If the range leaves ``[0, numel)``.
+        """
+        held = {piece.rank: piece.last - piece.first for piece in self.overlaps(first, last)}
+        return Partition.of_counts(held.get(rank, 0) for rank in range(self.size))
+
     def reshard(self, to: Partition) -> tuple[Move, ...]:
         """Return what goes where when the same elements are cut anew, in the order of the elements.
 

@@ -4,7 +4,12 @@
     copy_into  copy_checked
     square_sum  square_sums_into  first_nonfinite   measure.py     a number about an array
     adamw_  sgd_  lion_                             optim.py       in place
+    round_master  split_master  join_master         masters.py     of 16-bit parameters
+    encode_moments  decode_moments  adamw_blocks_   moments.py     in 8 bits
     crc32c  crc32c_combine  crc32c_grains           checksum.py    any buffer
+    encode_blocks  decode_blocks                    codecs.py      fewer bytes
+    find_changes  write_changes  apply_changes
+    split_planes  join_planes
     open_rendezvous                                 rendezvous.py  ranks of a node meet
     Doorbell                                        doorbell.py    threads wake each other
 
@@ -19,10 +24,21 @@ from __future__ import annotations
 
 from zerort.native.arrays import add_into, address_of, cast_into, copy_checked, copy_into, reduce_into, touch
 from zerort.native.checksum import crc32c, crc32c_combine, crc32c_grains
+from zerort.native.codecs import (
+    apply_changes,
+    decode_blocks,
+    encode_blocks,
+    find_changes,
+    join_planes,
+    split_planes,
+    write_changes,
+)
 from zerort.native.doorbell import Doorbell
 from zerort.native.dtypes import BFLOAT16, DTYPE_CODES, REDUCTION_CODES
 from zerort.native.extension import AVAILABLE, describe, explain
+from zerort.native.masters import join_master, round_master, split_master
 from zerort.native.measure import first_nonfinite, square_sum, square_sums_into
+from zerort.native.moments import adamw_blocks_, decode_moments, encode_moments
 from zerort.native.optim import adamw_, lion_, sgd_
 
 __all__ = [
@@ -32,21 +48,34 @@ __all__ = [
     "REDUCTION_CODES",
     "Doorbell",
     "adamw_",
+    "adamw_blocks_",
     "add_into",
     "address_of",
+    "apply_changes",
     "cast_into",
     "copy_checked",
     "copy_into",
     "crc32c",
     "crc32c_combine",
     "crc32c_grains",
+    "decode_blocks",
+    "decode_moments",
     "describe",
+    "encode_blocks",
+    "encode_moments",
     "explain",
+    "find_changes",
     "first_nonfinite",
+    "join_master",
+    "join_planes",
     "lion_",
     "reduce_into",
+    "round_master",
     "sgd_",
+    "split_master",
+    "split_planes",
     "square_sum",
     "square_sums_into",
     "touch",
+    "write_changes",
 ]

@@ -13,14 +13,22 @@ from typing import Any
 import numpy as np
 
 from zerort.native.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, REDUCTION_CODES, Array, native_dtypes
+from zerort.native.reference.blocks import BLOCKS, code_nbytes
+from zerort.native.reference.moments import MOMENT_BLOCK, moment_nbytes
 
 __all__ = [
     "check_add",
+    "check_blocks",
     "check_cast",
+    "check_changes",
     "check_copy",
     "check_copy_checked",
     "check_float",
+    "check_master",
+    "check_moments",
     "check_optimizer",
+    "check_planes",
+    "check_positions",
     "check_reduce",
     "check_reduction",
     "check_square_sums",
@@ -30,8 +38,14 @@ __all__ = [
 
 _ALL = tuple(native_dtypes())
 _FLOATS = (FLOAT32, FLOAT64, FLOAT16, BFLOAT16)
-UPDATES = {FLOAT32: ((FLOAT32, BFLOAT16, FLOAT16), (BFLOAT16, FLOAT16)), FLOAT64: ((FLOAT64,), ())}
-"""What the fused optimizers take with each dtype of parameter and state: (gradients, copies of the new parameter)."""
+_UINT16 = np.dtype(np.uint16)
+UPDATES = {
+    FLOAT32: (FLOAT32, (FLOAT32, BFLOAT16, FLOAT16), (BFLOAT16, FLOAT16)),
+    FLOAT64: (FLOAT64, (FLOAT64,), ()),
+    _UINT16: (FLOAT32, (FLOAT32, BFLOAT16, FLOAT16), (BFLOAT16,)),
+}
+"""What the fused optimizers take with each dtype of parameter: (state, gradients, copies of the new parameter). uint16
+is the remainder of a float32 parameter whose other half is the copy."""
 CASTS = frozenset({(FLOAT32, other) for other in (BFLOAT16, FLOAT16, FLOAT64)}) | frozenset(
     {(other, FLOAT32) for other in (BFLOAT16, FLOAT16, FLOAT64)}
 )
@@ -193,10 +207,13 @@ def check_touch(array: Any) -> None:
 def check_optimizer(param: Any, grad: Any, copy_out: Any, **states: Any) -> None:
     """Raise unless a fused optimizer can work on these; `states` are its arrays by name."""
     _check_array("param", param, tuple(UPDATES), writable=True)
-    grads, copies = UPDATES[param.dtype]
+    kept, grads, copies = UPDATES[param.dtype]
     _check_array("grad", grad, grads, numel=param.size)
     for name, state in states.items():
-        _check_array(name, state, (param.dtype,), numel=param.size, writable=True)
+        _check_array(name, state, (kept,), numel=param.size, writable=True)
+    is_remainder = param.dtype == _UINT16
+    if is_remainder and copy_out is None:
+        raise ValueError("Expected copy_out, the bfloat16 half of the parameter, with a remainder, got None. Pass it.")
     named: dict[str, Array] = {"param": param, "grad": grad, **states}
     if copy_out is not None:
         if not copies:
@@ -205,8 +222,77 @@ def check_optimizer(param: Any, grad: Any, copy_out: Any, **states: Any) -> None
             )
         _check_array("copy_out", copy_out, copies, numel=param.size, writable=True)
         # Element i of the gradient is read before element i of the copy is written.
-        if not _same_memory(grad, copy_out):
+        if is_remainder or not _same_memory(grad, copy_out):
             named["copy_out"] = copy_out
+    _check_all_apart(named)
+
+
+def check_master(param: Any, remainder: Any, master: Any, *, splits: bool) -> None:
+    """Raise unless `round_master`, `split_master` or `join_master` can work on these."""
+    _check_array("master", master, (FLOAT32,), writable=not splits)
+    _check_array("param", param, (BFLOAT16,), numel=master.size, writable=splits)
+    named = {"master": master, "param": param}
+    if remainder is not None:
+        _check_array("remainder", remainder, (_UINT16,), numel=master.size, writable=splits)
+        named["remainder"] = remainder
+    _check_all_apart(named)
+
+
+def check_moments(name: str, array: Any, payload: Any, start: Any, *, encodes: bool) -> None:
+    """Raise unless `encode_moments` or `decode_moments` can work on these; `name` is that of the float32 array."""
+    if type(start) is not int or not 0 <= start < 1 << 63 or start % MOMENT_BLOCK:
+        raise ValueError(
+            f"Expected start to be a multiple of a block, {MOMENT_BLOCK} elements, got {start!r}. Cut arrays between "
+            "blocks."
+        )
+    _check_array(name, array, (FLOAT32,), writable=not encodes)
+    _check_array("payload", payload, (np.dtype(np.uint8),), numel=moment_nbytes(array.size), writable=encodes)
+    if extent(payload)[0] % 4:
+        raise ValueError("Expected payload at a multiple of 4 bytes, got another place. Cut payloads between blocks.")
+    _check_apart(array, payload)
+
+
+def check_blocks(name: str, array: Any, scales: Any, codes: Any, bits: Any, start: Any, *, encodes: bool) -> None:
+    """Raise unless `encode_blocks` or `decode_blocks` can work on these; `name` is that of the float32 array."""
+    if bits not in BLOCKS:
+        raise ValueError(f"Expected bits of 8 or 4, got {bits!r}. Use one of these.")
+    block = BLOCKS[bits]
+    if type(start) is not int or not 0 <= start < 1 << 63 or start % block:
+        raise ValueError(
+            f"Expected start to be a multiple of a block, {block} elements, got {start!r}. Cut arrays between blocks."
+        )
+    _check_array(name, array, (FLOAT32,), writable=not encodes)
+    scale, code = (FLOAT32, np.dtype(np.int8)) if bits == 8 else (np.dtype(np.uint16), np.dtype(np.uint8))
+    _check_array("scales", scales, (scale,), numel=-(-array.size // block), writable=encodes)
+    _check_array("codes", codes, (code,), numel=code_nbytes(bits, array.size), writable=encodes)
+    _check_all_apart({name: array, "scales": scales, "codes": codes})
+
+
+_UNSIGNED = tuple(np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64))
+
+
+def check_changes(**arrays: Any) -> None:
+    """Raise unless these are arrays of bits, of one dtype and length."""
+    first = next(iter(arrays.values()))
+    for name, array in arrays.items():
+        _check_array(name, array, _UNSIGNED if array is first else (first.dtype,))
+        _check_array(name, array, numel=first.size)
+
+
+def check_positions(array: Any, positions: Any, values: Any, *, bitmap: bool = False) -> None:
+    """Raise unless these can be the positions and values of changes in ``array``."""
+    _check_array("positions", positions, (np.dtype(np.uint8),), numel=-(-array.size // 8) if bitmap else None)
+    _check_array("values", values, (array.dtype,))
+
+
+def check_planes(planes: Any, elements: Any) -> None:
+    """Raise unless these are elements and their planes."""
+    _check_array("elements", elements)
+    _check_array("planes", planes, (np.dtype(np.uint8),), numel=elements.nbytes)
+    _check_apart(planes, elements)
+
+
+def _check_all_apart(named: dict[str, Array]) -> None:
     names = list(named)
     for i, a in enumerate(names):
         for b in names[:i]:

@@ -2,8 +2,9 @@
 
 Parameter and state are float32, the gradient is float32, bfloat16 or float16, and `copy_out` takes a bfloat16 or
 float16 copy of the new parameter in the same pass; it may be the gradient's own memory. Or all are float64, and there
-is no copy. All arrays are 1-D, contiguous and of one length, such as a shard. Both forms agree to the bit, up to the
-payload of a NaN.
+is no copy. Or the parameter is in two halves, bfloat16 in `copy_out` and the rest of its bits, uint16, in `param`
+(`masters.py`): both are read and written. All arrays are 1-D, contiguous and of one length, such as a shard. Both forms
+agree to the bit, up to the payload of a NaN.
 Imports the siblings of this folder only.
 """
 
@@ -35,7 +36,7 @@ def adamw_(
     """Make one step of AdamW (Adam with decoupled weight decay), as ``torch.optim.AdamW`` does.
 
     Args:
-        param: Parameters, float32 or float64, updated.
+        param: Parameters, float32 or float64, or remainders, uint16; updated.
         grad: Gradient; only read.
         exp_avg: Running mean of the gradient, in the parameters' dtype, updated.
         exp_avg_sq: Running mean of its square, in the parameters' dtype, updated.

@@ -12,6 +12,7 @@ import ctypes
 import os
 import struct
 import time
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ __all__ = [
     "open_log",
     "open_rendezvous",
     "prepare",
+    "read_header",
     "read_slot",
 ]
 
@@ -85,10 +87,17 @@ def open_log(length: int, *, in_native: bool) -> Any:
     return kernels.CallLog(length) if in_native and kernels is not None else None
 
 
-def prepare(link: Any, log: Any, **call: Any) -> Any:
-    """Return a native `PreparedCall` (``src/prepared.cpp``), whose ``run`` makes the call in one step."""
+def prepare(link: Any, log: Any, *, make: Any, **call: Any) -> Any:
+    """Return a native `PreparedCall` (``src/prepared.cpp``), whose ``run`` makes the call in one step.
+
+    Args:
+        link: The native rendezvous.
+        log: Where it notes its runs.
+        make: Returns a new array for the result, if the caller gives no out; else None.
+        call: The rest, by the names that are given there.
+    """
     assert kernels is not None
-    return kernels.PreparedCall(link, log, **call)
+    return kernels.PreparedCall(link, log, **call, make=make, weak_references=weakref.getweakrefcount)
 
 
 _groups_that_read = 0
@@ -153,6 +162,14 @@ def read_slot(control: memoryview, rank: int, *, sees_processes: bool) -> SlotVi
         since=(time.monotonic_ns() - since_ns) / 1e9,
         header=header,
     )
+
+
+def read_header(control: memoryview, rank: int) -> bytes:
+    """Return the header of the last call that a rank has shown."""
+    base = _CONTROL_BYTES + rank * _SLOT_BYTES
+    (meets,) = struct.unpack_from("<I", control, base + 12)
+    first = base + _CALLS + (meets - 1) % 2 * _CALL_BYTES + 32
+    return bytes(control[first : first + HEADER_BYTES])
 
 
 def is_alive(pid: int) -> bool:

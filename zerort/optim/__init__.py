@@ -2,9 +2,12 @@
 
     optimizer.py      Optimizer, ElementwiseOptimizer, TensorOptimizer, StateSpec: the contract
     elementwise.py    AdamW, SGD, Lion over the fused kernels of an array's device
+    masters.py        MASTERS, MasterForm: in which form master weights of 16-bit parameters are kept
+    moments.py        Blocks, INT8: moments in 8 bits
     kernels.py        which kernels serve an array: the host's, or those of a GPU (kernels_cuda.py)
     adafactor.py      Adafactor: factored second moments; pieces.py cuts a shard of a matrix into rectangles
-    groups.py         ParameterGroup: settings by name; resolve, unmatched, warn_of_unmatched
+    exact.py          sums whose bits do not depend on how tensors are cut over ranks
+    groups.py         ParameterGroup: settings by name; resolve, settings_of, unmatched, warn_of_unmatched
     schedules.py      constant, warmup_linear, warmup_cosine; any callable will do
     norm.py           square_sums, square_sums_of, norm_of, clip_factor: the global norm
     loss_scale.py     LossScale, LossScaler: float16
@@ -32,7 +35,7 @@ schedules, clipping and loss scaling work at once. Complete::
             average += grad.astype(average.dtype) * (grad_scale * (1.0 - self.decay))
             param -= lr * np.sign(average)
             if copy_out is not None:
-                native.cast_into(copy_out, param)
+                native.round_master(copy_out, param)
 
 Element i may depend on element i only: shards begin and end anywhere. An optimizer that needs more, such as the norm
 of a whole tensor, is a `TensorOptimizer`: it yields what its rank can add and is sent the sum over all ranks; state
@@ -42,16 +45,19 @@ that is no element's own has a `StateSpec` with a shape, and is the same on ever
 from __future__ import annotations
 
 from zerort.optim.adafactor import Adafactor
-from zerort.optim.checks import check_bool, check_count, check_lr, check_number, check_pair
+from zerort.optim.checks import check_bool, check_choice, check_count, check_lr, check_number, check_pair
 from zerort.optim.elementwise import SGD, AdamW, Lion
-from zerort.optim.groups import Match, ParameterGroup, resolve, unmatched, warn_of_unmatched
+from zerort.optim.groups import Match, ParameterGroup, resolve, settings_of, unmatched, warn_of_unmatched
 from zerort.optim.loss_scale import LossScale, LossScaler
+from zerort.optim.masters import MASTERS, MasterForm, master_form
+from zerort.optim.moments import Blocks
 from zerort.optim.norm import clip_factor, norm_of, square_sums, square_sums_of
 from zerort.optim.optimizer import (
     JSON,
     ElementwiseOptimizer,
     Optimizer,
     Schedule,
+    StateFormat,
     StateSpec,
     TensorOptimizer,
     TensorPart,
@@ -60,30 +66,37 @@ from zerort.optim.schedules import WarmupDecay, constant, warmup_cosine, warmup_
 
 __all__ = [
     "JSON",
+    "MASTERS",
     "SGD",
     "Adafactor",
     "AdamW",
+    "Blocks",
     "ElementwiseOptimizer",
     "Lion",
     "LossScale",
     "LossScaler",
+    "MasterForm",
     "Match",
     "Optimizer",
     "ParameterGroup",
     "Schedule",
+    "StateFormat",
     "StateSpec",
     "TensorOptimizer",
     "TensorPart",
     "WarmupDecay",
     "check_bool",
+    "check_choice",
     "check_count",
     "check_lr",
     "check_number",
     "check_pair",
     "clip_factor",
     "constant",
+    "master_form",
     "norm_of",
     "resolve",
+    "settings_of",
     "square_sums",
     "square_sums_of",
     "unmatched",

@@ -6,22 +6,25 @@ ranks together. They are asked for in two rounds of sums, for all tensors at onc
     round 1   squares of the gradient by row and by column; squares of the parameter
     round 2   squares of the update, which is clipped by its root mean square
 
-Sums are float64, so how a tensor is cut moves the result by rounding only. Updates are computed twice, once for their
-squares and once for good: keeping them would take as much memory as the gradient.
+Sums are float64, so how a tensor is cut moves the result by rounding only; with `TensorPart.exact` not at all: then
+numbers are summed digit by digit, and the largest square is asked for before (`exact.py`). Updates are computed twice,
+once for their squares and once for good: keeping them would take as much memory as the gradient.
 """
 
 from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from zerort import native
 from zerort.errors import CallError
 from zerort.optim.checks import check_bool, check_count, check_lr, check_number, check_pair
+from zerort.optim.exact import PLAIN, Digits, Summation, largest_square, mark_of, sums_of
 from zerort.optim.optimizer import Schedule, StateSpec, TensorOptimizer, TensorPart
 from zerort.optim.pieces import PIECE_NUMEL, Piece, folded, pieces
 from zerort.typing import Array
@@ -41,6 +44,8 @@ class Adafactor(TensorOptimizer):
     >>> [(state.name, state.shape) for state in Adafactor(lr=0.01).states((4, 3, 5))]
     [('row', (12,)), ('col', (5,))]
     """
+
+    sums_exactly: ClassVar[bool] = True
 
     lr: float | Schedule
     """Learning rate, or a schedule of it; relative to the parameter's root mean square if `scale_parameter`."""
@@ -80,29 +85,55 @@ class Adafactor(TensorOptimizer):
         """Update in place, asking for sums on the way; see `TensorOptimizer.update_parts_`."""
         tensors = [(_Matrix if len(part.shape) >= 2 else _Vector)(part, eps=self.eps[0]) for part in parts]
 
+        ways = yield from _ways(tensors, _Tensor.largest_moment, _Tensor.largest_param)
         ours = [
-            np.append(tensor.square_sums(), native.square_sum(tensor.part.param) if self.scale_parameter else 0.0)
-            for tensor in tensors
+            [tensor.square_sums(of_gradient), tensor.param_square_sums(of_param) * self.scale_parameter]
+            for tensor, (of_gradient, of_param) in zip(tensors, ways, strict=True)
         ]
         of_all = yield from _summed(ours)
-        for tensor, sums in zip(tensors, of_all, strict=True):
-            tensor.absorb(sums[:-1], beta=1.0 - tensor.part.step**-self.decay)
+        params = []
+        for tensor, way, (sums, of_param) in zip(tensors, ways, of_all, strict=True):
+            tensor.absorb(way[0].join(sums), beta=1.0 - tensor.part.step**-self.decay)
+            params.append(float(way[1].join(of_param)))
 
-        of_updates = yield from _summed([np.array([tensor.update_square_sum()]) for tensor in tensors])
-        for tensor, sums, of_update in zip(tensors, of_all, of_updates, strict=True):
+        ways = yield from _ways(tensors, _Tensor.largest_update)
+        of_updates = yield from _summed(
+            [[tensor.update_square_sums(of_update)] for tensor, (of_update,) in zip(tensors, ways, strict=True)]
+        )
+        for tensor, param, (of_update,), (sums,) in zip(tensors, params, ways, of_updates, strict=True):
             rate = tensor.part.lr
             if self.scale_parameter:
-                rate *= max(self.eps[1], tensor.rms(sums[-1]))
-            clip = max(1.0, tensor.rms(of_update[0]) / self.clip_threshold)
+                rate *= max(self.eps[1], tensor.rms(param))
+            clip = max(1.0, tensor.rms(float(of_update.join(sums))) / self.clip_threshold)
             tensor.apply(step_size=rate / clip, keep=1.0 - rate * self.weight_decay)
 
 
-def _summed(arrays: Sequence[Array]) -> Generator[Array, Array, list[Array]]:
-    """Ask for the sums of all `arrays` (1-D, float64) at once, and return them one by one."""
+def _summed(arrays: Sequence[Sequence[Array]]) -> Generator[Array, Array, list[list[Array]]]:
+    """Ask for the sums of all tensors' arrays (float64) at once, and return them in the same shapes."""
     if not arrays:
         return []
-    total = yield np.concatenate(arrays)
-    return np.split(total, np.cumsum([array.size for array in arrays])[:-1])
+    total = yield np.concatenate([array.reshape(-1) for of_tensor in arrays for array in of_tensor])
+    found, at = [], 0
+    for of_tensor in arrays:
+        sums = []
+        for array in of_tensor:
+            sums.append(total[at : at + array.size].reshape(array.shape))
+            at += array.size
+        found.append(sums)
+    return found
+
+
+def _ways(
+    tensors: Sequence[_Tensor], *largest_of: Callable[[_Tensor], float]
+) -> Generator[Array, Array, list[list[Summation]]]:
+    """Return how each tensor's numbers are summed, asking for the largest squares where sums are to be exact."""
+    if not any(tensor.part.exact for tensor in tensors):
+        return [[PLAIN for _ in largest_of] for _ in tensors]
+    told = yield from _summed([[mark_of(largest(tensor)) for largest in largest_of] for tensor in tensors])
+    return [
+        [Digits.of(marks, terms=tensor.rows * tensor.cols) for marks in of_tensor]
+        for tensor, of_tensor in zip(tensors, told, strict=True)
+    ]
 
 
 class _Tensor(abc.ABC):
@@ -122,8 +153,25 @@ class _Tensor(abc.ABC):
         self.dtype = part.param.dtype  # what is computed in
 
     @abc.abstractmethod
-    def square_sums(self) -> Array:
-        """Return what this rank adds to the second moments. 1-D, float64."""
+    def square_sums(self, way: Summation) -> Array:
+        """Return what this rank adds to the second moments: a row for each of `way`'s sums. Float64."""
+
+    def largest_moment(self) -> float:
+        """Return the largest square that `square_sums` sums."""
+        return largest_square(gradient for _, gradient in self.gradients())
+
+    def largest_update(self) -> float:
+        """Return the largest square of the update."""
+        return largest_square(update for _, update in self.updates())
+
+    def largest_param(self) -> float:
+        """Return the largest square of a parameter."""
+        return largest_square([self.part.param])
+
+    def param_square_sums(self, way: Summation) -> Array:
+        """Return the sums of the squares of the parameter, over what this rank holds."""
+        held = pieces(self.part.first, self.part.param.size, self.cols)
+        return sums_of([way.square_sums(self.part.param[piece.held]) for piece in held], way)
 
     @abc.abstractmethod
     def absorb(self, sums: Array, *, beta: float) -> None:
@@ -149,9 +197,9 @@ class _Tensor(abc.ABC):
             self.direct(gradient, piece)
             yield piece, gradient
 
-    def update_square_sum(self) -> float:
-        """Return the sum of the squares of the update, over what this rank holds."""
-        return math.fsum(native.square_sum(update) for _, update in self.updates())
+    def update_square_sums(self, way: Summation) -> Array:
+        """Return the sums of the squares of the update, over what this rank holds."""
+        return sums_of([way.square_sums(update) for _, update in self.updates()], way)
 
     def rms(self, square_sum: float) -> float:
         """Return the root mean square of the whole tensor, given the sum of its squares."""
@@ -166,25 +214,29 @@ class _Tensor(abc.ABC):
             update *= self.dtype.type(step_size)
             held -= update
         if copy_out is not None:
-            native.cast_into(copy_out, param)
+            native.round_master(copy_out, param)
 
 
 class _Matrix(_Tensor):
     """A tensor whose second moments are the product of a row and a column, over their mean."""
 
-    def square_sums(self) -> Array:
-        sums = np.zeros(self.rows + self.cols)
-        by_row, by_col = sums[: self.rows], sums[self.rows :]
+    def square_sums(self, way: Summation) -> Array:
+        sums = np.zeros((way.count, self.rows + self.cols))
         for piece, gradient in self.gradients():
             squares = np.square(gradient, dtype=np.float64).reshape(-1, piece.width)
-            if piece.width <= _NARROW:
-                for col in range(piece.width):
-                    by_row[piece.rows] += squares[:, col]
-                    by_col[piece.cols.start + col] += squares[:, col].sum()
-            else:
-                by_row[piece.rows] += squares.sum(axis=1)
-                by_col[piece.cols] += squares.sum(axis=0)
+            for row, part in zip(sums, way.split(squares), strict=True):
+                self._add(piece, part, by_row=row[: self.rows], by_col=row[self.rows :])
         return sums
+
+    @staticmethod
+    def _add(piece: Piece, squares: Array, *, by_row: Array, by_col: Array) -> None:
+        if piece.width <= _NARROW:
+            for col in range(piece.width):
+                by_row[piece.rows] += squares[:, col]
+                by_col[piece.cols.start + col] += squares[:, col].sum()
+        else:
+            by_row[piece.rows] += squares.sum(axis=1)
+            by_col[piece.cols] += squares.sum(axis=0)
 
     def absorb(self, sums: Array, *, beta: float) -> None:
         row, col = self.part.state["row"], self.part.state["col"]
@@ -210,8 +262,11 @@ class _Matrix(_Tensor):
 class _Vector(_Tensor):
     """A tensor whose second moments are kept element by element; no other rank is needed for them."""
 
-    def square_sums(self) -> Array:
-        return np.zeros(0)
+    def square_sums(self, way: Summation) -> Array:
+        return np.zeros((way.count, 0))
+
+    def largest_moment(self) -> float:
+        return 0.0
 
     def absorb(self, sums: Array, *, beta: float) -> None:
         for piece, gradient in self.gradients():

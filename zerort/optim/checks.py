@@ -6,11 +6,12 @@ Imports `zerort.errors` only.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from numbers import Real
 
 from zerort.errors import CallError
 
-__all__ = ["check_bool", "check_count", "check_lr", "check_number", "check_pair"]
+__all__ = ["check_bool", "check_choice", "check_count", "check_lr", "check_number", "check_pair"]
 
 
 def check_number(
@@ -46,6 +47,12 @@ def check_bool(what: str, value: object) -> None:
     """Raise unless `value` is True or False."""
     if not isinstance(value, bool):
         raise CallError(f"Expected {what} to be True or False, got {value!r}.")
+
+
+def check_choice(what: str, value: object, names: Collection[str]) -> None:
+    """Raise unless `value` is one of some names."""
+    if not isinstance(value, str) or value not in names:
+        raise CallError(f"Expected {what} to be {' or '.join(map(repr, names))}, got {value!r}.")
 
 
 def check_lr(value: object) -> None:

@@ -3,6 +3,7 @@
     groups = [
         ParameterGroup(("*.bias", "*.norm.*"), weight_decay=0.0),
         ParameterGroup(lambda name, shape: len(shape) == 1, lr=1e-4),
+        ParameterGroup("head.*", optimizer=SGD(lr=0.1)),
     ]
 
 The first group that matches decides; what it does not override, and tensors that no group matches, follow the
@@ -24,7 +25,7 @@ from typing import Any, TypeAlias
 from zerort.errors import CallError
 from zerort.optim.optimizer import Optimizer, qualified_name
 
-__all__ = ["Match", "ParameterGroup", "resolve", "unmatched", "warn_of_unmatched"]
+__all__ = ["Match", "ParameterGroup", "resolve", "settings_of", "unmatched", "warn_of_unmatched"]
 
 Match: TypeAlias = str | tuple[str, ...] | Callable[[str, tuple[int, ...]], bool]
 """A glob pattern over full names, several of them, or a function of name and shape."""
@@ -42,18 +43,20 @@ class ParameterGroup:
     Args:
         match: Which parameters: a pattern such as ``"*.bias"``, a tuple of patterns, or a callable of the full name,
             such as ``"block0.attn.bias"``, and the shape. Ranks must agree on the answer.
-        **overrides: Fields of the optimizer, such as ``lr`` or ``weight_decay``.
+        optimizer: What updates them; None: what updates all others.
+        **overrides: Fields of that optimizer, such as ``lr`` or ``weight_decay``.
 
     Raises:
-        CallError: If `match` is none of these.
+        CallError: If `match` or `optimizer` is none of these.
     """
 
-    __slots__ = ("match", "overrides")
+    __slots__ = ("match", "optimizer", "overrides")
 
     match: Match
+    optimizer: Optimizer | None
     overrides: dict[str, Any]
 
-    def __init__(self, match: Match, **overrides: Any) -> None:
+    def __init__(self, match: Match, *, optimizer: Optimizer | None = None, **overrides: Any) -> None:
         patterns = (match,) if isinstance(match, str) else match
         if not callable(patterns) and not (
             isinstance(patterns, tuple) and patterns and all(isinstance(one, str) and one for one in patterns)
@@ -62,7 +65,10 @@ class ParameterGroup:
                 f"Expected match to be a pattern, a tuple of patterns or a callable, got {match!r}. "
                 "Pass one such as '*.bias'."
             )
+        if not isinstance(optimizer, (Optimizer, type(None))):
+            raise CallError(f"Expected optimizer to be one such as zr.SGD(lr=0.1), got {optimizer!r}.")
         self.match = match
+        self.optimizer = optimizer
         self.overrides = overrides
 
     def matches(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -81,11 +87,12 @@ class ParameterGroup:
         return [(pattern, functools.partial(_fits, pattern)) for pattern in patterns]
 
     def check(self, optimizer: Optimizer) -> None:
-        """Raise unless every override is a field of the optimizer.
+        """Raise unless every override is a field of the group's optimizer, or else of ``optimizer``.
 
         Raises:
             CallError: If one is not; the message names it.
         """
+        optimizer = self.optimizer or optimizer
         fields = [field.name for field in dataclasses.fields(optimizer) if field.init]  # type: ignore[arg-type]
         for name in self.overrides:
             if name not in fields:
@@ -96,9 +103,15 @@ class ParameterGroup:
                     f"{cure}"
                 )
 
+    @property
+    def has_own_lr(self) -> bool:
+        """Whether its learning rate is not that of parameters in no group."""
+        return self.optimizer is not None or "lr" in self.overrides
+
     def __repr__(self) -> str:
         match = qualified_name(self.match) if callable(self.match) else repr(self.match)
-        settings = "".join(f", {name}={value!r}" for name, value in self.overrides.items())
+        own = {} if self.optimizer is None else {"optimizer": self.optimizer}
+        settings = "".join(f", {name}={value!r}" for name, value in {**own, **self.overrides}.items())
         return f"ParameterGroup({match}{settings})"
 
 
@@ -124,12 +137,20 @@ def resolve(optimizer: Optimizer, groups: Sequence[ParameterGroup], name: str, s
     for group in groups:
         group.check(optimizer)
     first = next((group for group in groups if group.matches(name, shape)), None)
-    if first is None or not first.overrides:
-        return optimizer
+    return optimizer if first is None else settings_of(first, optimizer)
+
+
+def settings_of(group: ParameterGroup, optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer of a group's tensors, given that of tensors in no group; the same object every time.
+
+    Raises:
+        CallError: If the group overrides what its optimizer does not have, or with a value that it refuses.
+    """
+    group.check(optimizer)
     try:
-        replaced = dataclasses.replace(optimizer, **first.overrides)  # type: ignore[type-var]
+        replaced = dataclasses.replace(group.optimizer or optimizer, **group.overrides)  # type: ignore[type-var]
     except CallError as error:
-        raise CallError(f"{error} (It stands in {first!r}.)") from None
+        raise CallError(f"{error} (It stands in {group!r}.)") from None
     return optimizer if replaced == optimizer else _same(replaced)
 
 

@@ -1,7 +1,7 @@
 """Which kernels serve an array, or a device: those of `zerort.native` on the host, those of `kernels_cuda` on a GPU.
 
-Both have the same names and arguments: ``adamw_ sgd_ lion_ cast_into square_sum square_sums_into first_nonfinite``. May
-import: native, device, buffer, typing.
+Both have the same names and arguments: ``adamw_ adamw_blocks_ sgd_ lion_ round_master split_master join_master
+cast_into square_sum square_sums_into first_nonfinite``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from zerort import native
 from zerort.buffer import HOST_KERNELS, BucketKernels
-from zerort.typing import Device
+from zerort.typing import Device, is_of
 
 __all__ = ["bucket_kernels_for", "kernels_for"]
 
@@ -22,7 +22,7 @@ def kernels_for(array: Any) -> Any:
     >>> kernels_for(np.ones(3)).__name__
     'zerort.native'
     """
-    if type(array).__module__.partition(".")[0] == "cupy":  # looked at by name: who has no GPU need not have CuPy
+    if is_of(array, "cupy"):
         from zerort.optim import kernels_cuda
 
         return kernels_cuda

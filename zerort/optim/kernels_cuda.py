@@ -1,6 +1,8 @@
 """The fused optimizers, casts and measurements over CuPy arrays: what `zerort.native` has for the host, for a GPU.
 
+    adamw_blocks_                         AdamW over moments in 8 bits
     adamw_ sgd_ lion_                     one pass over parameter, gradient and state; writes a half-precision copy too
+    round_master split_master join_master master weights of 16-bit parameters
     cast_into copy_checked                float32 from or to float64, float16, bfloat16
     add_into                              a sum in the wider of two dtypes
     square_sums_into square_sum unscale_  the norm's parts; unscaled and checked in the same pass
@@ -24,6 +26,7 @@ from zerort.device.cuda.kernel_module import KernelModule
 from zerort.device.cuda.library import cupy
 from zerort.errors import CallError
 from zerort.native.dtypes import DTYPE_CODES
+from zerort.native.reference.moments import MOMENT_BLOCK, moment_nbytes
 from zerort.native.scalars import adamw_scalars, lion_scalars, sgd_scalars
 
 __all__ = [
@@ -31,14 +34,18 @@ __all__ = [
     "SOURCE",
     "SUM_BLOCK",
     "adamw_",
+    "adamw_blocks_",
     "add_into",
     "cast_into",
     "check",
     "copy_checked",
     "first_nonfinite",
+    "join_master",
     "lion_",
     "look_for_nonfinite",
+    "round_master",
     "sgd_",
+    "split_master",
     "square_sum",
     "square_sums_into",
     "unscale_",
@@ -59,15 +66,17 @@ class _Update(NamedTuple):
     """What an optimizer takes with parameters and state of one dtype, as on the host."""
 
     computed_in: str
+    state: str
     grads: tuple[str, ...]
     copies: tuple[str, ...]
 
 
 _UPDATES = {
-    "float32": _Update("float", ("float32", "bfloat16", "float16"), ("bfloat16", "float16")),
-    "float64": _Update("double", ("float64",), ()),
+    "float32": _Update("float", "float32", ("float32", "bfloat16", "float16"), ("bfloat16", "float16")),
+    "float64": _Update("double", "float64", ("float64",), ()),
+    "uint16": _Update("float", "float32", ("float32", "bfloat16", "float16"), ("bfloat16",)),
 }
-TEMPLATES = tuple(f"{name}<{row.computed_in}>" for name in ("adamw", "sgd", "lion") for row in _UPDATES.values())
+TEMPLATES = tuple(f"{name}<{kind}>" for name in ("adamw", "sgd", "lion") for kind in ("float", "double"))
 """The kernels of the optimizers."""
 
 _MODULE = KernelModule(SOURCE, OPTIONS, TEMPLATES)
@@ -96,6 +105,41 @@ def adamw_(
     _check_optimizer(param, grad, copy_out, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
     copy = (_pointer(copy_out), _code(copy_out))
     _optimize("adamw", param, grad, exp_avg, exp_avg_sq, *copy, scalars=scalars)
+
+
+def adamw_blocks_(
+    param: Any,
+    grad: Any,
+    exp_avg: Any,
+    exp_avg_sq: Any,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: int,
+    start: int,
+    keys: tuple[tuple[int, int], tuple[int, int]],
+    grad_scale: float = 1.0,
+    copy_out: Any = None,
+) -> None:
+    """Make one step of AdamW over moments in blocks; see `zerort.native.adamw_blocks_`."""
+    scalars = adamw_scalars(lr, beta1, beta2, eps, weight_decay, step, grad_scale)
+    if start % MOMENT_BLOCK:
+        raise CallError(f"Expected start to be a multiple of a block, {MOMENT_BLOCK} elements, got {start}.")
+    _check_optimizer(param, grad, copy_out)
+    if param.dtype.name == "float64":
+        raise CallError("Expected parameters in float32 with moments in blocks, got float64. Keep whole moments.")
+    moments = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    for name, payload in moments.items():
+        _check(name, payload, ("uint8",), numel=moment_nbytes(param.size))
+    _check_apart({"param": param, "grad": grad, **moments})
+    halves = (_pointer(None), param) if param.dtype.name == "uint16" else (param, _pointer(None))
+    rounding = (np.uint64(start), *(np.uint32(key) for pair in keys for key in pair))
+    arguments = (*halves, grad, _code(grad), exp_avg, exp_avg_sq, _pointer(copy_out), _code(copy_out), *rounding)
+    threads = _WARP * -(-param.size // MOMENT_BLOCK)
+    _launch("adamw_blocks", param.size, *arguments, *map(np.float32, scalars), threads=threads)
 
 
 def sgd_(
@@ -159,6 +203,30 @@ def cast_into(out: Any, source: Any) -> None:
         out.data.copy_from_device_async(source.data, source.nbytes)
     else:
         _launch("cast", out.size, out, _code(out), source, _code(source))
+
+
+def round_master(param: Any, master: Any) -> None:
+    """Round float32 master weights to their parameters; see `zerort.native.round_master`."""
+    if param.dtype.name == "float16":
+        cast_into(param, master)
+    else:
+        _split(param, None, master)
+
+
+def split_master(param: Any, remainder: Any, master: Any) -> None:
+    """Write parameters and the 16 bits that they lack; see `zerort.native.split_master`."""
+    _split(param, remainder, master)
+
+
+def _split(param: Any, remainder: Any, master: Any) -> None:
+    _check_master(param, remainder, master)
+    _launch("split_master", master.size, param, _pointer(remainder), master)
+
+
+def join_master(master: Any, param: Any, remainder: Any) -> None:
+    """Write the master weights that both were made of; see `zerort.native.join_master`."""
+    _check_master(param, remainder, master)
+    _launch("join_master", master.size, master, param, remainder)
 
 
 def copy_checked(out: Any, source: Any) -> None:
@@ -246,10 +314,10 @@ def _measure(array: Any, block: int, sums: Any, scale: float | None) -> Any:
 
 def _optimize(name: str, param: Any, grad: Any, *arguments: Any, scalars: tuple[float, ...]) -> None:
     """Queue an optimizer's kernel for the parameter's dtype, which its scalars are rounded to."""
-    rounded = map(param.dtype.type, scalars)
-    _launch(
-        f"{name}<{_UPDATES[param.dtype.name].computed_in}>", param.size, param, grad, _code(grad), *arguments, *rounded
-    )
+    row = _UPDATES[param.dtype.name]
+    halves = (_pointer(None), param) if param.dtype.name == "uint16" else (param, _pointer(None))
+    rounded = map(np.dtype(row.state).type, scalars)
+    _launch(f"{name}<{row.computed_in}>", param.size, *halves, grad, _code(grad), *arguments, *rounded)
 
 
 def _launch(name: str, numel: int, *arguments: Any, threads: int | None = None) -> None:
@@ -290,18 +358,31 @@ def _check(name: str, array: Any, dtypes: tuple[str, ...], *, numel: int | None 
 
 def _check_optimizer(param: Any, grad: Any, copy_out: Any, **states: Any) -> None:
     _check("param", param, tuple(_UPDATES))
-    _, grads, copies = _UPDATES[param.dtype.name]
+    _, kept, grads, copies = _UPDATES[param.dtype.name]
     _check("grad", grad, grads, numel=param.size)
     for name, state in states.items():
-        _check(name, state, (param.dtype.name,), numel=param.size)
+        _check(name, state, (kept,), numel=param.size)
+    is_remainder = param.dtype.name == "uint16"
+    if is_remainder and copy_out is None:
+        raise CallError("Expected copy_out, the bfloat16 half of the parameter, with a remainder, got None. Pass it.")
     named = {"param": param, "grad": grad, **states}
     if copy_out is not None:
         if not copies:
             raise CallError(f"Expected no copy_out with parameters of {param.dtype.name}, got one. Cast them yourself.")
         _check("copy_out", copy_out, copies, numel=param.size)
         # A thread reads its element of the gradient before it writes the copy's, which must be in the same place.
-        if (copy_out.data.ptr, copy_out.nbytes) != (grad.data.ptr, grad.nbytes):
+        if is_remainder or (copy_out.data.ptr, copy_out.nbytes) != (grad.data.ptr, grad.nbytes):
             named["copy_out"] = copy_out
+    _check_apart(named)
+
+
+def _check_master(param: Any, remainder: Any, master: Any) -> None:
+    _check("master", master, ("float32",))
+    _check("param", param, ("bfloat16",), numel=master.size)
+    named = {"master": master, "param": param}
+    if remainder is not None:
+        _check("remainder", remainder, ("uint16",), numel=master.size)
+        named["remainder"] = remainder
     _check_apart(named)
 
 

@@ -16,9 +16,11 @@ import dataclasses
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from fractions import Fraction
+from typing import Any, ClassVar, TypeAlias
 
 from zerort.errors import CallError
+from zerort.layout import itemsize
 from zerort.optim.checks import check_number
 from zerort.typing import Array
 
@@ -27,6 +29,7 @@ __all__ = [
     "ElementwiseOptimizer",
     "Optimizer",
     "Schedule",
+    "StateFormat",
     "StateSpec",
     "TensorOptimizer",
     "TensorPart",
@@ -38,6 +41,34 @@ JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | 
 
 Schedule: TypeAlias = Callable[[int], float]
 """From the number of the update, counted from 1, to its learning rate. Any callable will do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFormat:
+    """State of one kind in blocks of bytes. Tensors and shards begin with a block, so none is cut."""
+
+    name: str
+    numel: int
+    """Elements of a block."""
+    nbytes: int
+    """Bytes of a block."""
+
+    @property
+    def width(self) -> Fraction:
+        """Bytes per element."""
+        return Fraction(self.nbytes, self.numel)
+
+    def nbytes_of(self, numel: int) -> int:
+        """Return the bytes of some elements, in whole blocks.
+
+        >>> StateFormat(name="int8", numel=256, nbytes=260).nbytes_of(257)
+        520
+        """
+        return -(-numel // self.numel) * self.nbytes
+
+    def bytes_of(self, elements: slice) -> slice:
+        """Return where the blocks of elements lie that begin with a block."""
+        return slice(elements.start // self.numel * self.nbytes, self.nbytes_of(elements.stop))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +85,14 @@ class StateSpec:
     """None: one element per parameter element, sharded with the parameter. Else one array of this shape per tensor, the
     same on every rank."""
 
+    format: StateFormat | None = None
+    """None: elements of `dtype`. Else blocks of bytes: `dtype` is uint8, and updates get them as `moments.Blocks`."""
+
+    @property
+    def width(self) -> Fraction:
+        """Bytes per element of the parameter."""
+        return Fraction(itemsize(self.dtype)) if self.format is None else self.format.width
+
 
 class Optimizer(abc.ABC):
     """The part that all optimizers share."""
@@ -67,6 +106,14 @@ class Optimizer(abc.ABC):
     def kind(self) -> str:
         """The name of the class, as checkpoints know it."""
         return type(self).__name__
+
+    @property
+    def master_name(self) -> str:
+        """The form that master weights are kept in: a name of `masters.MASTERS`."""
+        return "float32"
+
+    def check_parameter(self, name: str, dtype: str) -> None:  # noqa: B027 (most can)
+        """Raise CallError if the optimizer cannot keep its state for parameters of this dtype."""
 
     def lr_at(self, update: int) -> float:
         """Return the learning rate of an update.
@@ -124,13 +171,14 @@ class ElementwiseOptimizer(Optimizer):
         """Update in place. All arrays are 1-D, contiguous, of one length, perhaps empty.
 
         Args:
-            param: Parameters, float32 or float64, updated.
+            param: Parameters, float32 or float64, updated; uint16 if they are kept as remainders (`master_name`).
             grad: Gradient, float32, bfloat16 or float16, with float64 parameters float64; only read.
             state: Arrays by the names of `states`, updated.
             lr: Learning rate of this update.
             step: How many updates this tensor has had, this one included.
             grad_scale: The gradient is multiplied by it first.
-            copy_out: Where a bfloat16 or float16 copy of the new parameters goes, or None.
+            copy_out: Where a bfloat16 or float16 copy of the new parameters goes (`native.round_master`), or None. With
+                remainders it holds the upper half of the parameters.
         """
 
 
@@ -168,9 +216,15 @@ class TensorPart:
     copy_out: Array | None
     """1-D: where a bfloat16 or float16 copy of the new parameters goes, or None."""
 
+    exact: bool = False
+    """Whether no bit may depend on how tensors are cut over the ranks."""
+
 
 class TensorOptimizer(Optimizer):
     """An optimizer that needs sums over whole tensors, of which each rank holds a part."""
+
+    sums_exactly: ClassVar[bool] = False
+    """Whether it heeds `TensorPart.exact`: without that it is refused where bits must not depend on the ranks."""
 
     __slots__ = ()
 

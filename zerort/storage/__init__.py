@@ -2,6 +2,7 @@
 
 files/     blocks past the page cache, links, faults on purpose, preflight: all that a checkpoint may import
 stores/    `Store`: bytes by name, on a disk (nvme), on several (striped), for arrays on a GPU (bridged)
+session.py  opening.py    this rank's store from the first value to the end; the disks under it
 scratch.py the directory of one run and rank, and what dead runs left behind
 """
 

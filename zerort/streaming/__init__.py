@@ -3,7 +3,8 @@
 transfers.py                          `Transfer`: one array of a chunk, where it is kept and which way it moves
 pipeline.py  run.py  workspace.py     `Pipeline`: read from a store, compute, write back, `depth` chunks at a time
 staging.py                            `Staging`: host to GPU and back, `depth` chunks at a time
-update_place.py                       on which side an update is faster, from measured speeds
+update_stream.py                      `UpdateStream`: the chunks of an update that are on a disk
+update_staging.py                     `UpdateStaging`: those that are on the host of a GPU
 """
 
 from zerort.streaming.pipeline import Pipeline

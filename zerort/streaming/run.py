@@ -1,7 +1,7 @@
 """`Run`: one run of a pipeline over some chunks: feeds slots, computes on the caller's thread, begins to write back.
 
 Pipeline.begin ─> read_ahead   the first chunks, as many as there are slots
-continues                      are these the chunks that were foreseen?
+continues                      are these the chunks that were prefetched?
 go                             wait for a chunk, compute, begin to write it, feed the next; what it did
 cancel                         wait for all that was begun, and go no further
 """
@@ -76,7 +76,7 @@ class Run:
                 self._feed(number)
 
     def continues(self, chunks: Sequence[Sequence[StoreTransfer]]) -> bool:
-        """Take ``chunks`` in place of those that were foreseen, unless others are being read or slots are too small.
+        """Take ``chunks`` in place of those that were prefetched, unless others are being read or slots are too small.
 
         Returns:
             Whether they were taken. If not, cancel this run.

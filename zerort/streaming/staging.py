@@ -174,17 +174,17 @@ class Staging:
         """Compute chunk by chunk, and yield what is left to do for each: copies back."""
         copy_in, computing, copy_out = map(self._device.named_stream, ("copy in", "compute", "copy out"))
         self._follow_caller(copy_in, computing)
-        self._wait_for_runs(chunks, lane=copy_in)
+        self._wait_for_runs(chunks, stream=copy_in)
         guarded = _StopsOnFailure(compute)
         computed: Ticket[None] | None = None
         for number, chunk in enumerate(chunks):
-            laid = self._lay(number, chunk, "device", lane=copy_in)
+            laid = self._lay(number, chunk, "device", stream=copy_in)
             # gpu-wait: adamw_over_state_on_the_host
             computed = computing.submit(
                 guarded.call(number, laid.arrays), name=f"{self.name} {number}", eager=True, after=laid.filled
             )
             self._pending.append(computed)
-            yield self._leave(laid, lane=copy_out, after=[computed])  # gpu-wait: adamw_over_state_on_the_host
+            yield self._leave(laid, stream=copy_out, after=[computed])  # gpu-wait: adamw_over_state_on_the_host
             if guarded.failed:
                 break
             self._forget_what_is_done()
@@ -206,23 +206,25 @@ class Staging:
         self._follow_caller(copy_in, copy_out)
         rest = iter(enumerate(chunks))
         ahead = collections.deque(
-            self._lay(number, chunk, "host", lane=copy_out) for number, chunk in itertools.islice(rest, self.depth)
+            self._lay(number, chunk, "host", stream=copy_out) for number, chunk in itertools.islice(rest, self.depth)
         )
         last: Ticket[None] | None = None
         while ahead:
             laid = ahead.popleft()
             joined(laid.filled, result=None).wait()  # gpu-wait: adamw_over_state_on_the_host
             compute(laid.number, *laid.arrays)
-            left = self._leave(laid, lane=copy_in, after=())
+            left = self._leave(laid, stream=copy_in, after=())
             yield left
             if any(one.write for one, _ in laid.moves):
                 last = left
-            ahead.extend(self._lay(number, chunk, "host", lane=copy_out) for number, chunk in itertools.islice(rest, 1))
+            ahead.extend(
+                self._lay(number, chunk, "host", stream=copy_out) for number, chunk in itertools.islice(rest, 1)
+            )
             self._forget_what_is_done()
         if last is not None:
             self._device.order_after(last)  # gpu-wait: the_callers_stream_waits_for_what_the_host_computed
 
-    def _lay(self, number: int, chunk: Sequence[ArrayTransfer], on: Place, *, lane: Any) -> _Laid:
+    def _lay(self, number: int, chunk: Sequence[ArrayTransfer], on: Place, *, stream: Any) -> _Laid:
         """Give a chunk its slot, and begin to fill it once those before have left it."""
         slot = self._slots_on(on).take()
         arrays = lay_out(chunk, slot.memory, on=on)
@@ -230,36 +232,40 @@ class Staging:
         there = [(one.array, place) for one, place in moves if one.read]
         busy = [] if slot.busy is None else [slot.busy]
         # gpu-wait: something_comes_and_nothing_goes_back
-        return _Laid(number, slot, arrays, moves, self._copy(there, lane=lane, after=busy))
+        return _Laid(number, slot, arrays, moves, self._copy(there, stream=stream, after=busy))
 
-    def _leave(self, laid: _Laid, *, lane: Any, after: Sequence[Ticket[Any]]) -> Ticket[None]:
+    def _leave(self, laid: _Laid, *, stream: Any, after: Sequence[Ticket[Any]]) -> Ticket[None]:
         """Queue the copies back of a chunk, after some tickets, and give its slot to the next; return their Ticket."""
         back = [(place, one.array) for one, place in laid.moves if one.write]
-        left = joined(self._copy(back, lane=lane, after=after), result=None)  # gpu-wait: adamw_over_state_on_the_host
+        # gpu-wait: adamw_over_state_on_the_host
+        left = joined(self._copy(back, stream=stream, after=after), result=None)
         laid.slot.release(after=left)  # gpu-wait: adamw_over_state_on_the_host [after=left -> ]
         return left
 
-    def _copy(self, pairs: Iterable[tuple[Any, Any]], *, lane: Any, after: Sequence[Ticket[Any]]) -> list[Ticket[Any]]:
+    def _copy(
+        self, pairs: Iterable[tuple[Any, Any]], *, stream: Any, after: Sequence[Ticket[Any]]
+    ) -> list[Ticket[Any]]:
         """Queue copies after some tickets, and return theirs; those tickets if there is nothing to copy."""
         # gpu-wait: adamw_over_state_on_the_host
-        tickets = [self._device.copy(source, out=out, stream=lane, after=after) for source, out in pairs]
+        tickets = [self._device.copy(source, out=out, stream=stream, after=after) for source, out in pairs]
         self._pending.extend(tickets)
         return tickets or list(after)
 
-    def _follow_caller(self, *lanes: Any) -> None:
-        """Make lanes wait for what the caller has put onto its own stream."""
-        for lane in lanes:
+    def _follow_caller(self, *streams: Any) -> None:
+        """Make streams wait for what the caller has put onto its own stream."""
+        for stream in streams:
             # gpu-wait: adamw_over_state_on_the_host [eager=True -> eager=True, after=()]
-            self._pending.append(lane.submit(_nothing, name=f"{self.name} begins", eager=True))
+            self._pending.append(stream.submit(_nothing, name=f"{self.name} begins", eager=True))
 
-    def _wait_for_runs(self, chunks: Sequence[Sequence[ArrayTransfer]], *, lane: Any) -> None:
-        """Make a lane wait for earlier runs that still bring arrays back which are about to be copied in."""
+    def _wait_for_runs(self, chunks: Sequence[Sequence[ArrayTransfer]], *, stream: Any) -> None:
+        """Make a stream wait for earlier runs that still bring arrays back which are about to be copied in."""
         while self._runs and self._runs[0].ended.done():
             self._runs.popleft()
         coming = spans_on_host(chunks, written=False) if self._runs else []
         for run in self._runs:
             if do_touch(run.spans, coming):
-                self._pending.append(lane.after(run.ended))  # gpu-wait: arrays_of_the_host_are_in_order_from_run_to_run
+                # gpu-wait: arrays_of_the_host_are_in_order_from_run_to_run
+                self._pending.append(stream.after(run.ended))
 
     def _slots_on(self, on: Place) -> Slots:
         if on not in self._slots:

@@ -14,7 +14,7 @@ from typing import Any
 from zerort.device import HostDevice, HostStream, Ticket, joined
 from zerort.device.slots import Slot, Slots, cut_from
 from zerort.storage.files.blocks import PAGE_NBYTES
-from zerort.storage.stores.later import Later
+from zerort.storage.stores.operation import StoreOperation
 from zerort.typing import Array, Memory
 
 __all__ = ["Workspace"]
@@ -62,15 +62,15 @@ class Workspace:
 
     def write_after(self, ticket: Ticket[Any], write: Callable[[list[Ticket[Any]]], None]) -> Ticket[None]:
         """Let the writer begin to write when a ticket is done. Returns the Ticket of all that."""
-        later = Later(f"Writes of pipeline {self.name!r}")
+        writes = StoreOperation(title=f"Writes of pipeline {self.name!r}")
 
         def work() -> None:
-            later.attempt(ticket.wait)  # gpu-wait: what_a_run_leaves_to_the_gpu
-            later.attempt(lambda: write(later.parts))
-            later.asked.set()
+            writes.attempt(ticket.wait)  # gpu-wait: what_a_run_leaves_to_the_gpu
+            writes.attempt(lambda: write(writes.parts))
+            writes.asked.set()
 
         self._writer.submit(work, name="write")
-        return Ticket(later)
+        return Ticket(writes)
 
     def wait_submitted(self) -> None:
         """Wait until all that was computed is being written: whoever reads it from now on comes after that."""

@@ -99,7 +99,7 @@ class CollectiveContract:
 
         def body(group: Group) -> None:
             counts = uneven(numel, group.size)
-            shards = group.empty_shared(counts, "float32")
+            shards = group.zeros_shared(counts, "float32")
             assert shards.full.size == numel
             assert shards.mine.size == counts[group.rank]
             for step in range(3):
@@ -141,11 +141,11 @@ class CollectiveContract:
     @pytest.mark.parametrize("numel", [0, 1, 7, 1000, 100_003, 700_001])
     @pytest.mark.parametrize("where", ["own", "window"])
     def test_reduce_scatter_of_any_size_and_place(self, on_ranks: OnRanks, numel: int, where: str) -> None:
-        """Uneven ranges; arrays of one's own and from `empty`; out of place and in place."""
+        """Uneven ranges; arrays of one's own and from `zeros`; out of place and in place."""
 
         def body(group: Group) -> None:
             counts = uneven(numel, group.size)
-            source = group.empty(numel, "float32") if where == "window" else self.put(np.empty(numel, np.float32))
+            source = group.zeros(numel, "float32") if where == "window" else self.put(np.empty(numel, np.float32))
             source[:] = self.put(pattern(group.rank, numel))
             first = sum(counts[: group.rank])
             expected = reduced(group.size, numel)[first : first + counts[group.rank]]
@@ -161,17 +161,17 @@ class CollectiveContract:
     @pytest.mark.parametrize("numel", [0, 1, 7, 1000, 100_003, 700_001])
     @pytest.mark.parametrize("where", ["own", "window", "mixed", "shared"])
     def test_all_reduce_of_any_size_and_place(self, on_ranks: OnRanks, numel: int, where: str) -> None:
-        """Arrays of one's own, from `empty`, some of each, and one shared result; out of place and in place."""
+        """Arrays of one's own, from `zeros`, some of each, and one shared result; out of place and in place."""
 
         def body(group: Group) -> None:
-            window = group.empty(numel, "float32")
+            window = group.zeros(numel, "float32")
             own = self.put(np.empty(numel, np.float32))
             in_window = where == "window" or (where == "mixed" and group.rank % 2 == 0)
             source = window if in_window else own
             source[:] = self.put(pattern(group.rank, numel))
             expected = reduced(group.size, numel)
             if where == "shared":
-                out = group.empty_shared([numel] + [0] * (group.size - 1), "float32").full
+                out = group.zeros_shared([numel] + [0] * (group.size - 1), "float32").full
                 group.all_reduce(source, out=out).wait()
                 assert_same(out.copy(), expected)
                 group.barrier().wait()
@@ -237,7 +237,7 @@ class CollectiveContract:
         """What a rank wrote before a barrier, all see after it."""
 
         def body(group: Group) -> None:
-            board = group.empty_shared([1] * group.size, "int64")
+            board = group.zeros_shared([1] * group.size, "int64")
             for step in range(1, 20):
                 board.mine[0] = step
                 if group.one_memory:
@@ -270,7 +270,7 @@ class CollectiveContract:
 
         def body(group: Group) -> None:
             lot = np.random.default_rng(7)  # the same on every rank
-            window = group.empty(40_000, "float32")
+            window = group.zeros(40_000, "float32")
             for _ in range(60):
                 numel = int(lot.choice([1, 17, 4096, 20_000, 40_000]))
                 seed = int(lot.integers(1000))

@@ -181,11 +181,11 @@ class DeviceContract:
         stream, gate = device.stream("keep"), threading.Event()
         died: list[str] = []
 
-        class Kept:
+        class Owned:
             def __del__(self) -> None:
                 died.append("kept")
 
-        kept = Kept()
+        kept = Owned()
         ticket = stream.submit(lambda: gate.wait(10), keep=(kept,))
         del kept
         time.sleep(0.02)

@@ -157,10 +157,10 @@ class GroupContract(RepeatContract):
     @pytest.mark.parametrize(
         "call",
         [
-            lambda g: g.empty(4, "float12"),
-            lambda g: g.empty(-1, "float32"),
-            lambda g: g.empty("many", "float32"),
-            lambda g: g.empty_shared([1], "no such"),
+            lambda g: g.zeros(4, "float12"),
+            lambda g: g.zeros(-1, "float32"),
+            lambda g: g.zeros("many", "float32"),
+            lambda g: g.zeros_shared([1], "no such"),
             lambda g: g.split("left"),
             lambda g: g.split(-3),
             lambda g: g.split(0, key="first"),
@@ -213,7 +213,7 @@ class GroupContract(RepeatContract):
         """Ranks free the same window, or nobody does."""
 
         def body(group: Group) -> None:
-            first, second = group.empty(100, "float32"), group.empty(0 if group.rank else 7, "float32")
+            first, second = group.zeros(100, "float32"), group.zeros(0 if group.rank else 7, "float32")
             if group.kind in ("node", "hierarchical"):
                 with pytest.raises(CallError, match="from elsewhere"):
                     group.free(first.copy() if group.rank == group.size - 1 else first)
@@ -238,7 +238,7 @@ class GroupContract(RepeatContract):
             part.close()
             part.close()
             assert "closed" in repr(part)
-            for verb in (part.barrier, lambda: part.all_reduce(np.ones(1)), lambda: part.empty(1, "float32")):
+            for verb in (part.barrier, lambda: part.all_reduce(np.ones(1)), lambda: part.zeros(1, "float32")):
                 with pytest.raises(ClosedError):
                     verb()
             group.barrier().wait()
@@ -246,12 +246,12 @@ class GroupContract(RepeatContract):
         on_ranks(body)
 
     def test_arrays_outlive_their_group(self, on_ranks: OnRanks) -> None:
-        """Memory from `empty` stays readable after the group is closed."""
+        """Memory from `zeros` stays readable after the group is closed."""
 
         def body(group: Group) -> None:
             part = group.split(0)
             assert part is not None
-            array = part.empty(10_000, "float32")
+            array = part.zeros(10_000, "float32")
             array[:] = self.put(pattern(group.rank, 10_000))
             part.barrier().wait()
             part.close()

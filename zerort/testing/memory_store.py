@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from zerort import trace
 from zerort.device import HostDevice, Ticket
 from zerort.errors import ClosedError
+from zerort.storage.files.extents import FileExtent
 from zerort.storage.stores.store import as_bytes, check_new, check_range
 from zerort.typing import Array, Device, Memory, Stream
 
@@ -91,6 +92,14 @@ class MemoryStore:
         self._check_open()
         while self._writes:
             self._writes.pop(0).wait()  # gpu-wait: what_was_flushed_can_be_looked_at
+
+    def file_extents(self, name: str, directory: str) -> list[FileExtent]:
+        """Return nothing: values are in no file; see `Store.file_extents`."""
+        return []
+
+    def copied_parts(self, directory: str) -> list[float]:
+        """Return all of it; see `Store.copied_parts`."""
+        return [1.0]
 
     def delete(self, name: str) -> None:
         """Forget a value; see `Store.delete`."""

@@ -7,8 +7,10 @@ from the same line more than twice.
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +36,7 @@ class RepeatContract(CollectiveContract):
         """Return two float32 arrays of ``numel`` elements."""
         if where == "own":
             return self.put(np.zeros(numel, np.float32)), self.put(np.zeros(numel, np.float32))
-        return group.empty(numel, "float32"), group.empty(numel, "float32")
+        return group.zeros(numel, "float32"), group.zeros(numel, "float32")
 
     @pytest.mark.parametrize("where", ["window", "own"])
     @pytest.mark.parametrize("numel", SIZES)
@@ -81,6 +83,70 @@ class RepeatContract(CollectiveContract):
 
         on_ranks(body)
 
+    @pytest.mark.parametrize("shape", [(3,), (2, 5), (100, 70)])
+    def test_repeated_calls_without_an_out_return_arrays_of_the_callers(
+        self, on_ranks: OnRanks, shape: tuple[int, ...]
+    ) -> None:
+        """A result stays as it is for as long as it is held, also by a view of it; sources lie anywhere."""
+
+        def body(group: Group) -> None:
+            n, rank = group.size, group.rank
+            numel = math.prod(shape)
+            held: list[tuple[Any, Any]] = []
+            for step in range(3 * TIMES):
+                rows = np.stack([pattern(r + step, numel * n) for r in range(n)])
+                mine = rows[rank]
+                if step % 3 == rank % 3:  # late: what is begun in one step is finished in others
+                    time.sleep(0.003)
+                source = self.put(mine[:numel].copy())
+                results = [
+                    (group.all_reduce(source.reshape(shape)).wait(), rows[:, :numel].sum(0).reshape(shape)),
+                    (group.all_gather(source).wait(), rows[:, :numel].reshape(-1)),
+                    (group.reduce_scatter(self.put(mine)).wait(), rows.sum(0)[rank * numel :][:numel]),
+                    (group.all_to_all(self.put(mine)).wait(), rows[:, rank * numel :][:, :numel].reshape(-1)),
+                ]
+                for result, expected in results:
+                    assert result.shape == expected.shape
+                    assert_same(result, expected)
+                if step % 2:
+                    held += results
+                    held += [(result[1:], expected[1:]) for result, expected in results]
+                source[:] = -1  # at once: nobody may still be reading it
+            for result, expected in held:
+                assert_same(result, expected)
+            group.barrier().wait()
+
+        on_ranks(body)
+
+    def test_repeated_calls_without_an_out_leave_what_was_changed(self, on_ranks: OnRanks) -> None:
+        """A result that its owner reshaped or locked before letting go of it, or looks at weakly, does not return."""
+
+        def body(group: Group) -> None:
+            def total(source: Any) -> Any:
+                return group.all_reduce(source).wait()
+
+            seen = None
+            for step in range(3 * TIMES):
+                result = total(self.put(np.full(6, step, np.float32)))
+                assert result.shape == (6,)
+                assert_same(result, np.full(6, step * group.size, np.float32))
+                if seen is not None:
+                    before, at = seen[0](), seen[1]
+                    assert before is None or before[0] == at * group.size
+                if isinstance(result, np.ndarray):
+                    if step % 3 == 0:
+                        result.shape = (2, 3)
+                    elif step % 3 == 1:
+                        result.flags.writeable = False
+                    else:
+                        seen = weakref.ref(result), step
+                assert_same(total(self.put(np.full(6, 1, np.int64))), np.full(6, group.size))  # from the same line
+            with pytest.raises(CallError, match="contiguous"):
+                total(self.put(np.ones(12, np.float32))[::2])
+            assert_same(total(self.put(np.ones(6, np.float32))), np.full(6, group.size, np.float32))
+
+        on_ranks(body)
+
     def test_repeated_calls_that_differ_are_told_apart(self, on_ranks: OnRanks) -> None:
         """A rank that leaves the loop's pattern is found out at that very call; then the loop goes on."""
 
@@ -108,7 +174,7 @@ class RepeatContract(CollectiveContract):
         """A rank that comes later than a shortcut has patience."""
 
         def body(group: Group) -> None:
-            shards = group.empty_shared([2] * group.size, "float32")
+            shards = group.zeros_shared([2] * group.size, "float32")
             for step in range(2 * TIMES):
                 if step > TIMES and step % group.size == group.rank:
                     time.sleep(0.03)
@@ -182,7 +248,7 @@ class RepeatContract(CollectiveContract):
             calls: list[Callable[[], Any]] = [
                 lambda: group.barrier(name="mark"),
                 lambda: group.all_reduce(full, out=full),
-                lambda: group.all_gather(np.ones(1)),  # never prepared: its result is a new array each time
+                lambda: group.all_gather(np.ones(1)),
             ]
             for _ in range(TIMES):
                 for call in calls:

@@ -11,6 +11,7 @@ A store whose callers' arrays lie elsewhere overrides `StoreContract.put` and `S
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,21 @@ class StoreContract:
             store.read("value", self.empty(4))
         store.create("value", 100)
         assert not self.read(store, "value", 100).any()
+
+    def test_a_checkpoint_copies_what_is_in_no_file_that_it_can_link(self, store: Store, tmp_path: Path) -> None:
+        """Files that can be linked hold the value's bytes; if there are none, all of it is copied."""
+        nbytes = 3 * 4096 + 5
+        data = self.some(nbytes)
+        store.create("value", nbytes)
+        store.write("value", data).wait()
+        extents = store.file_extents("value", str(tmp_path))
+        stretches = [(extent, stretch) for extent in extents for stretch in extent.stretches]
+        assert sum(stretch.last - stretch.first for _, stretch in stretches) == (nbytes if extents else 0)
+        assert sum(store.copied_parts(str(tmp_path))) == (0 if extents else 1)
+        for extent, stretch in stretches:
+            out = np.empty(stretch.last - stretch.first, np.uint8)
+            extent.read(out, stretch.offset).wait()
+            np.testing.assert_array_equal(out, self.get(data)[stretch.first : stretch.last])
 
     def test_wrong_values_are_refused(self, store: Store) -> None:
         """Names twice, unknown names and sizes below zero raise, and change nothing."""

@@ -4,7 +4,8 @@
     count("comm.bytes", n)                                  how much, in total        (always on)
     FlightRecorder(256)                                     the last calls, for the post-mortem
 
-tracer.py has spans and counters, chrome.py their file format, flight.py the flight recorder, files.py whole files.
+tracer.py has spans and counters, chrome.py their file format, flight.py the flight recorder, files.py whole files,
+ledger.py what a runtime counts between two steps.
 
 To look at a trace, gather `rank_events` of all ranks on one of them, `write_chrome` the file there, and open it in
 https://ui.perfetto.dev (or ``chrome://tracing``): one process per rank, one line per track. A flight record is JSON;

@@ -47,11 +47,10 @@ class Walk:
         """Train and return every step's loss over all ranks."""
         losses = []
         for _ in range(steps):
-            mine = sum(self._micro_step(shard) for shard in self.rt.micro_batches)
+            mine = [self._micro_step(shard) for shard in self.rt.micro_batches]
             self.reports.append(self.rt.step())
             self.position += 1
-            total = self.rt.group.all_reduce(np.array([mine]), name="loss").wait()[0]
-            losses.append(float(total) / self.rt.micro_batch_count)
+            losses.append(self.rt.mean(mine))
         return losses
 
     def _micro_step(self, shard: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cupy
 import numpy as np
 import pytest
+import runs
 from mpi4py import MPI
 
 import zerort as zr
@@ -82,12 +83,7 @@ def train(rt, dtype, *, steps=4, seed=1):
 
 def weights(rt):
     """Return all parameters, on the host, in float64."""
-    found = {}
-    for unit in rt.units.values():
-        with unit.gathered() as p:
-            for name in p:
-                found[f"{unit.name}.{name}"] = rt.device.fetch(p[name]).astype(np.float64)
-    return found
+    return {name: value.astype(np.float64) for name, value in runs.weights(rt).items()}
 
 
 def expected(group, dtype, *, steps=4, **options):

@@ -154,9 +154,9 @@ def test_memory_that_one_gpu_lacks_no_rank_gets(group, device):
     cupy.get_default_memory_pool().free_all_blocks()
     free, total_nbytes = device.memory()
     with pytest.raises(DeviceMemoryError, match=rf"on GPU {group.size - 1}, got .* \(rank {group.size - 1}\)"):
-        group.empty(total_nbytes * 2 if group.rank == group.size - 1 else 1000, "uint8")
+        group.zeros(total_nbytes * 2 if group.rank == group.size - 1 else 1000, "uint8")
     assert device.memory()[0] == free
-    assert group.empty(1000, "uint8").nbytes == 1000
+    assert group.zeros(1000, "uint8").nbytes == 1000
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_results_take_the_place_of_what_finished_calls_hold(group, room):
 
 
 def test_only_arrays_of_the_gpu_can_be_freed(group):
-    array = group.empty(10, "float32")
+    array = group.zeros(10, "float32")
     with pytest.raises(CallError, match="from elsewhere"):
         group.free(np.ones(10, np.float32) if group.rank == group.size - 1 else array)
     group.free(array)
@@ -230,7 +230,7 @@ def test_closing_gives_memory_back(group, device):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         part = group.split(0)
-        arrays = [part.empty(1_000_000, "float32") for _ in range(3)]
+        arrays = [part.zeros(1_000_000, "float32") for _ in range(3)]
         part.all_reduce(arrays[0], out=arrays[1]).wait()
         del arrays
         part.close()

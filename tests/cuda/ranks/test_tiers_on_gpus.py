@@ -1,14 +1,19 @@
 """Where parameters, gradients and state rest, on GPUs, on hosts or on disks, does not show in what is trained."""
 
+import shutil
+import tempfile
+
 import gpu_runs
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 pytest.importorskip("cupy")
 
 import zerort as zr
 from zerort.comm import open_group
 from zerort.errors import PlanError
+from zerort.native.dtypes import numpy_dtype
 
 pytestmark = pytest.mark.mpi
 
@@ -48,6 +53,7 @@ PLANS = [
     tiers(3, gradient=NVME, state=HOST),
     tiers(3, parameter=NVME, state=NVME),
     tiers(3, parameter=NVME, gradient=NVME, state=NVME),
+    tiers(0, state=HOST),  # nothing is sharded, and yet updated chunk by chunk
 ]
 
 
@@ -106,6 +112,7 @@ def test_bytes_rest_where_the_plan_says(gpus, shared_tmp_path):
         assert rt.memory().nvme == sum(12 * section.partition.counts[gpus.rank] for section in trained)
 
 
+@gpu_runs.at_most(2)  # with more, a shard is shorter than the chunks that pass through the GPU: nothing is gained there
 def test_a_budget_fills_the_gpu_then_the_host_then_the_disk(gpus, all_on_gpus, shared_tmp_path):
     """On the least GPU that will do state rests below it: on the host as far as there is room, the rest on a disk."""
     units = {f"unit{at}": tensors for at, tensors in enumerate(gpu_runs.first_values("bfloat16"))}
@@ -126,16 +133,29 @@ def test_a_budget_fills_the_gpu_then_the_host_then_the_disk(gpus, all_on_gpus, s
     pytest.fail("no budget was enough")
 
 
-@pytest.mark.parametrize("option", [{"micro_steps": 2}, {"deterministic": True, "virtual_shards": 8}])
+@gpu_runs.at_most(3)
+@pytest.mark.parametrize("tier", [HOST, NVME])
+def test_micro_steps_are_added_to_what_was_put_away(tier, gpus, shared_tmp_path):
+    found = []
+    for gradient in (zr.Tier.DEVICE, tier):
+        plan = zr.Plan.zero(3, gradient=gradient)
+        with zr.open(group=gpus, plan=plan, scratch=shared_tmp_path, micro_steps=3, **OPTIONS) as rt:
+            gpu_runs.train(rt, "float32")
+            found.append(gpu_runs.weights(rt))
+    for name, value in found[1].items():
+        np.testing.assert_array_equal(value, found[0][name], err_msg=name)
+
+
+@pytest.mark.parametrize("option", [{"micro_steps": 2}, {"virtual_shards": 8}])
 def test_gradients_that_are_summed_again_cannot_rest_on_the_host(option, gpus):
-    with pytest.raises(PlanError, match=r"with gradients on HOST, got another\. .* gradient=Tier\.DEVICE"):
-        zr.open(group=gpus, plan=zr.Plan.zero(3, gradient=HOST), **option)
+    with pytest.raises(PlanError, match=r"on HOST to be shards of one copy .* gradient=Tier\.DEVICE"):
+        zr.open(group=gpus, plan=zr.Plan.zero(3, gradient=HOST), accumulate="local", **option)
 
 
 def test_copies_of_the_model_sum_gradients_on_the_gpu(gpus):
     if gpus.size % 2:
         pytest.skip("two copies need an even number of ranks")
-    with pytest.raises(PlanError, match="one copy of the model with gradients on HOST"):
+    with pytest.raises(PlanError, match=r"gradients on HOST .* got copies of the model"):
         zr.open(mesh=zr.mesh(replicate=2, group=gpus), plan=zr.Plan.zero(3, gradient=HOST))
 
 
@@ -164,3 +184,26 @@ def test_an_error_in_a_loop_leaves_pinned_memory_alone_until_copies_have_ended(g
     with pytest.raises(ZeroDivisionError):
         fail()
     assert gpus.all_reduce(np.ones(1)).wait()[0] == gpus.size
+
+
+@gpu_runs.at_most(2)
+@pytest.mark.parametrize("plan", [zr.Plan.zero(3), zr.Plan.zero(3, parameter=HOST, state=HOST)], ids=["gpu", "host"])
+def test_readers_have_what_gpus_train(gpus, plan):
+    """Published from GPUs, as whole version and delta; bits are those that the units show."""
+    directory = MPI.COMM_WORLD.bcast(tempfile.mkdtemp() if gpus.rank == 0 else None)
+    with zr.open(group=gpus, plan=plan, **OPTIONS) as rt:
+        gpu_runs.register(rt, "bfloat16")
+        feed = rt.publish(directory, dtype=None)
+        feed.push().wait()
+        gpu_runs.train(rt, None)
+        assert not feed.push().wait().is_full
+        wanted = gpu_runs.weights(rt)
+        if rt.rank == 0:
+            found = zr.Reader(directory).update()
+            assert set(found) == set(wanted)
+            for name, array in wanted.items():
+                assert found[name].dtype == numpy_dtype("bfloat16")
+                assert found[name].astype(np.float64).tobytes() == array.tobytes(), name
+        rt.group.barrier().wait()
+    if gpus.rank == 0:
+        shutil.rmtree(directory)

@@ -74,9 +74,10 @@ def test_every_plan_is_the_hosts(stage, dtype, gpus, hosts):
     assert len(reports) == (1 if dtype == "float32" else STEPS)
 
 
-@pytest.mark.parametrize(("stage", "micro_steps"), [(1, 2), (3, 2)])
-def test_micro_steps_are_summed_before_they_travel(stage, micro_steps, gpus, hosts):
-    reports = compare(gpus, hosts, "float64", plan=zr.Plan.zero(stage), micro_steps=micro_steps, **DECAY)
+@pytest.mark.parametrize(("stage", "accumulate"), [(1, "local"), (3, "local"), (3, "sharded")])
+def test_micro_steps_are_added_to_the_shard(stage, accumulate, gpus, hosts):
+    options = {"micro_steps": 3, "accumulate": accumulate, **DECAY}
+    reports = compare(gpus, hosts, "float64", plan=zr.Plan.zero(stage), **options)
     assert gpus.size == 1 or reports[-1].bytes_moved["reduce_scatter"] > 0
 
 
@@ -95,12 +96,21 @@ def test_hybrid_sharding(gpus, hosts):
         assert distance(gpu_runs.weights(rt), expected) < BOUNDS["float64"]
 
 
-def test_the_fixed_tree_gives_the_hosts_bits(gpus, hosts):
-    if 8 % gpus.size:
-        pytest.skip("8 virtual shards need a number of ranks that divides 8")
-    options = {"plan": zr.Plan.zero(3), "deterministic": True, "virtual_shards": 8, **DECAY}
+@pytest.mark.parametrize(
+    ("plan", "more", "copies"),
+    [
+        (zr.Plan.zero(3), {}, 1),
+        (zr.Plan.zero(3), {"accumulate": "local"}, 2),
+        (zr.Plan.zero(2), {}, 2),
+        (zr.Plan.zero(3, gradient=zr.Tier.HOST, state=zr.Tier.HOST), {}, 1),
+    ],
+    ids=["sharded", "local", "copies", "offloaded"],
+)
+def test_the_fixed_tree_gives_the_hosts_bits(plan, more, copies, gpus, hosts):
+    options = {"plan": zr.Plan.zero(3), "virtual_shards": 7, **DECAY}
     expected, on_host = gpu_runs.expected(hosts, "float32", steps=2, **options)
-    with zr.open(group=gpus, **options) as rt:
+    mesh = zr.mesh(replicate=1 if gpus.size % copies else copies, group=gpus)
+    with zr.open(mesh=mesh, **{**options, "plan": plan, **more}) as rt:
         reports = gpu_runs.train(rt, "float32", steps=2)
         assert distance(gpu_runs.weights(rt), expected) == 0
     assert [report.digest for report in reports] == [report.digest for report in on_host]

@@ -12,10 +12,10 @@ import warnings
 
 import numpy as np
 import pytest
-from tier_runs import EVERYTHING, open_runtime, steps, values, weights
+from runs import EVERYTHING, open_offloaded, steps, values, weights
 
 from zerort.checkpoint import Value, read_manifest, save, verify
-from zerort.checkpoint.lease import LEASE
+from zerort.checkpoint.files.lease import LEASE
 from zerort.errors import CallError, CheckpointError, StorageError
 from zerort.layout import FlatLayout, Partition
 from zerort.storage.files import faults
@@ -93,7 +93,7 @@ def test_any_error_of_any_operation_of_a_kept_step_leaves_it_or_the_one_before(t
     last = tmp_path / "last"
 
     def run(group, number, fault):
-        with open_runtime(group, tmp_path / "scratch", EVERYTHING, last_step=last) as rt:
+        with open_offloaded(group, tmp_path / "scratch", EVERYTHING, last_step=last) as rt:
             rt.register("unit", values(0))
             rt.resume()
             while rt.updates < number:
@@ -111,7 +111,7 @@ def test_any_error_of_any_operation_of_a_kept_step_leaves_it_or_the_one_before(t
             assert rt.resume().updates == kept
             if kept == number:
                 steps(rt, [number])
-            return completed == number, weights(rt)["unit"]
+            return completed == number, weights(rt)["unit.w"]
 
     def alone(number, fault=""):
         return run_threads(1, lambda group: run(group, number, fault))[0]
@@ -120,7 +120,7 @@ def test_any_error_of_any_operation_of_a_kept_step_leaves_it_or_the_one_before(t
     seen = []
 
     def count(group):
-        with open_runtime(group, tmp_path / "scratch", EVERYTHING, last_step=last) as rt:
+        with open_offloaded(group, tmp_path / "scratch", EVERYTHING, last_step=last) as rt:
             rt.register("unit", values(0))
             rt.resume()
             with injected(f"eio@{10**9}:op=any"):
@@ -139,10 +139,10 @@ def test_any_error_of_any_operation_of_a_kept_step_leaves_it_or_the_one_before(t
     undisturbed = tmp_path / "undisturbed"
 
     def straight(group):
-        with open_runtime(group, undisturbed, EVERYTHING) as rt:
+        with open_offloaded(group, undisturbed, EVERYTHING) as rt:
             rt.register("unit", values(0))
             steps(rt, range(number + 1))
-            return weights(rt)["unit"]
+            return weights(rt)["unit.w"]
 
     np.testing.assert_array_equal(found, run_threads(1, straight)[0])
     assert list((tmp_path / "scratch").iterdir()) == []

@@ -18,7 +18,7 @@ import seams
 
 from zerort.checkpoint import Value, load, read_manifest, save
 from zerort.checkpoint.failure import fail_together, with_progress_watch
-from zerort.checkpoint.manifest import encode
+from zerort.checkpoint.format.manifest import encode
 from zerort.config import GroupOptions
 from zerort.errors import CallError, CheckpointError, StorageError
 from zerort.layout import FlatLayout, Partition
@@ -130,9 +130,9 @@ def test_no_checkpoint_a_file_an_unfinished_save_and_a_foreign_directory(tmp_pat
 
 def test_a_newer_format_says_so(tmp_path: Path) -> None:
     store(tmp_path / "c")
-    newer = dataclasses.replace(read_manifest(tmp_path / "c"), format=2)
+    newer = dataclasses.replace(read_manifest(tmp_path / "c"), format=3)
     (tmp_path / "c" / "manifest.json").write_bytes(encode(newer))
-    with pytest.raises(CheckpointError, match="Expected a checkpoint of format 1 or older, got format 2"):
+    with pytest.raises(CheckpointError, match="Expected a checkpoint of format 2 or older, got format 3"):
         read_manifest(tmp_path / "c")
 
 

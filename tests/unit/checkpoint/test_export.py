@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from zerort.checkpoint import Value, export, save
-from zerort.checkpoint.safetensors import DTYPES
+from zerort.checkpoint.format.safetensors import DTYPES
 from zerort.errors import CallError, CheckpointError, CorruptCheckpointError, StorageError
 from zerort.layout import FlatLayout, Partition
 from zerort.native.dtypes import numpy_dtype

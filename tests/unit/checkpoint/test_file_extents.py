@@ -15,7 +15,6 @@ from zerort.checkpoint import Value, load, read_manifest, save, verify
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.layout import FlatLayout, Partition
 from zerort.storage import NvmeOptions, NvmeStore, StripedStore
-from zerort.storage.stores.extents import copied_parts, extents_of
 from zerort.testing.memory_store import MemoryStore
 from zerort.testing.threads import run_threads
 
@@ -31,8 +30,8 @@ class OneStore:
         self.store = store
         self.read, self.write = store.read, store.write
 
-    def file_extents(self, name, nbytes, directory):
-        return extents_of(self.store, name, nbytes=nbytes, directory=directory)
+    def file_extents(self, name, directory):
+        return self.store.file_extents(name, directory)
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def store_over(directories):
 def column_of(store, numel, *, resident):
     """Return a column of three chunks, each over several units, of which the first may be in memory."""
     cuts = (0, numel // 4096 * 1024, numel // 4096 * 3072, numel)
-    column = ChunkedArray("v", cuts, np.zeros(cuts[resident], np.float32), resident=resident, tiers=OneStore(store))
+    column = ChunkedArray("v", cuts, np.zeros(cuts[resident], np.float32), resident=resident, storage=OneStore(store))
     column.create()
     return column
 
@@ -93,7 +92,7 @@ def test_files_on_the_checkpoints_disk_are_linked_and_the_others_written(tmp_pat
             column.write(0, content(LAYOUT.numel, 0)[own.slice]).wait()
             value = Value(kind="parameter", layout=LAYOUT, partition=partition, mine=column)
             saved = save(path, group, [value], meta={})
-            held = column.files_in(str(path))
+            held = column.linkable_files(str(path))
             assert {one.extent.store for one in held} == {"0", "2"}
             group.barrier().wait()
             column.write(0, content(LAYOUT.numel, 1)[own.slice]).wait()  # to new files
@@ -136,21 +135,21 @@ def test_several_directories_on_one_disk_cost_no_copy(tmp_path):
 def test_what_is_in_no_file_has_no_shares(tmp_path):
     with StripedStore([MemoryStore(), NvmeStore(tmp_path, options=OPTIONS)], unit_nbytes=UNIT) as store:
         store.create("v", 4 * UNIT + 5)
-        (extent,) = extents_of(store, "v", nbytes=4 * UNIT + 5, directory=str(tmp_path))
+        (extent,) = store.file_extents("v", str(tmp_path))
         assert extent.stretches == ((UNIT, 2 * UNIT, 0), (3 * UNIT, 4 * UNIT, UNIT))
-        assert extents_of(store, "v", nbytes=4 * UNIT + 5, directory="/dev/shm") == []
+        assert store.file_extents("v", "/dev/shm") == []
     with MemoryStore() as store:
-        assert extents_of(store, "v", nbytes=5, directory=str(tmp_path)) == []
+        assert store.file_extents("v", str(tmp_path)) == []
 
 
 def test_what_cannot_be_linked_is_known_by_member(tmp_path, elsewhere):
     members = [NvmeStore(one, options=OPTIONS) for one in (tmp_path / "a", elsewhere)]
     with StripedStore(members, weights=[1, 3]) as store:
-        assert copied_parts(store, str(tmp_path)) == [0, 0.75]
-        assert copied_parts(store, elsewhere) == [0.25, 0]
-        assert copied_parts(members[0], str(tmp_path)) == [0]
+        assert store.copied_parts(str(tmp_path)) == [0, 0.75]
+        assert store.copied_parts(elsewhere) == [0.25, 0]
+        assert members[0].copied_parts(str(tmp_path)) == [0]
     with MemoryStore() as store:
-        assert copied_parts(store, str(tmp_path)) == [1]
+        assert store.copied_parts(str(tmp_path)) == [1]
 
 
 def test_where_the_next_step_needs_its_room_the_checkpoint_before_is_gone_when_a_save_returns(tmp_path):
@@ -159,7 +158,7 @@ def test_where_the_next_step_needs_its_room_the_checkpoint_before_is_gone_when_a
     def body(group):
         layout, partition = FlatLayout.build({"w": (numel,)}), Partition.build(numel, 1)
         with NvmeStore(tmp_path / "scratch", options=OPTIONS) as store:
-            column = ChunkedArray("v", (0, numel), np.zeros(0, np.float32), resident=0, tiers=OneStore(store))
+            column = ChunkedArray("v", (0, numel), np.zeros(0, np.float32), resident=0, storage=OneStore(store))
             column.create()
             value = Value(kind="parameter", layout=layout, partition=partition, mine=column)
             save(path, group, [value], meta={})

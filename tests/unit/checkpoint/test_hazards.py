@@ -20,10 +20,11 @@ import seams
 
 import zerort as zr
 from zerort import checkpoint
-from zerort.checkpoint import Value, lease, load, read_manifest, reader, save
-from zerort.checkpoint.directory import commit_manifest
+from zerort.checkpoint import Value, load, read_manifest, reader, save
 from zerort.checkpoint.failure import fail_together, with_progress_watch
-from zerort.checkpoint.lease import LEASE, LEASE_SECONDS, Lease
+from zerort.checkpoint.files import lease
+from zerort.checkpoint.files.directory import commit_manifest
+from zerort.checkpoint.files.lease import LEASE, LEASE_SECONDS, Lease
 from zerort.config import GroupOptions
 from zerort.errors import CheckpointError, CheckpointInUseError, StorageError
 from zerort.layout import FlatLayout, Partition
@@ -341,7 +342,7 @@ def test_a_disk_that_hangs_as_a_whole_hangs_no_rank(tmp_path):
 
 SWEEPING = """
 import sys
-from zerort.checkpoint import sweep
+from zerort.checkpoint.files import sweep
 from zerort.storage.files.faults import injected
 
 sweep.AT_ONCE_NBYTES, sweep._END_SECONDS = 0, 0.1
@@ -380,7 +381,7 @@ def test_a_manifest_that_cannot_be_read_to_its_end_is_a_stuck_disk_on_every_rank
 
 ENDING = """
 import os, sys, threading
-from zerort.checkpoint import sweep as module
+from zerort.checkpoint.files import sweep as module
 from zerort.checkpoint.failure import with_progress_watch
 from zerort.testing import run_threads
 module.AT_ONCE_NBYTES = -1

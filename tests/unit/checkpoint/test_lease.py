@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 import zerort as zr
-from zerort.checkpoint import Value, lease, load, read_manifest, save, verify
-from zerort.checkpoint.lease import LEASE, LEASE_SECONDS, Lease
+from zerort.checkpoint import Value, load, read_manifest, save, verify
+from zerort.checkpoint.files import lease
+from zerort.checkpoint.files.lease import LEASE, LEASE_SECONDS, Lease
 from zerort.errors import CheckpointInUseError
 from zerort.layout import FlatLayout, Partition
 from zerort.testing import run_threads
@@ -27,7 +28,9 @@ LAYOUT = FlatLayout.build({"w": (4096,)})
 
 HOLDER = """
 import os, sys
-from zerort.checkpoint.lease import Lease
+if "slow" in sys.argv:  # registered first, so it runs before zerort's own: the child has closed nothing yet
+    os.register_at_fork(after_in_child=lambda: os.read(0, 1))
+from zerort.checkpoint.files.lease import Lease
 lease = Lease(sys.argv[1])
 lease.hold()
 if "fork" in sys.argv and os.fork() == 0:
@@ -110,6 +113,23 @@ def test_one_that_was_killed_holds_nobody_up(tmp_path, words):
         store(tmp_path / "c", 2, ranks=2)
     assert loaded(tmp_path / "c") == 2
     assert not (tmp_path / "c" / LEASE).exists()
+
+
+def test_its_child_may_be_slow_to_start(tmp_path):
+    """A child that was forked but has not run yet has its dead parent's lock: the next saver waits for it."""
+    with holder(tmp_path / "c", "fork", "slow") as process:
+        process.kill()
+        process.wait()
+        saver = threading.Thread(target=store, args=(tmp_path / "c", 2))
+        with mock.patch.object(lease.time, "sleep", wraps=time.sleep) as looked:
+            saver.start()
+            while not looked.called and saver.is_alive():
+                threading.Event().wait(0.01)
+            assert looked.called
+            process.stdin.write("x")
+            process.stdin.flush()
+            saver.join()
+    assert loaded(tmp_path / "c") == 2
 
 
 def test_one_that_was_stopped_is_not_taken_for_dead_on_its_own_machine(tmp_path):
@@ -279,7 +299,7 @@ def test_a_requeued_run_is_told_that_its_predecessor_still_keeps_its_steps_there
         rt.step()
 
     def overlapping(rt, unit):
-        with pytest.raises(CheckpointInUseError, match=rf"got process {os.getpid()} on .*Let it end") as caught:
+        with pytest.raises(CheckpointInUseError, match=rf"got process {os.getpid()} on .*Close the feed or") as caught:
             rt.resume()
         assert str(tmp_path / "last") in str(caught.value)
         with pytest.raises(CheckpointInUseError, match="Nothing was changed"):

@@ -11,6 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from runs import assert_same, weights
 
 import zerort as zr
 from zerort.checkpoint import read_manifest, verify
@@ -169,11 +170,6 @@ def train(rt, numbers):
         rt.step()
 
 
-def weights(rt):
-    with rt.units["unit"].gathered() as p:
-        return {name: np.array(value) for name, value in p.items()}
-
-
 def linked_names(path):
     return [name for name in os.listdir(path) if name.count("-") == 2]
 
@@ -197,7 +193,7 @@ def test_a_save_links_and_later_steps_do_not_touch_it(tmp_path, ranks, directori
             at_save = weights(rt)
             train(rt, range(2, 4))
             later = weights(rt)
-            rt.context.tiers.wait_written()
+            rt.context.update_stream.wait_written()
             group.barrier().wait()
             assert all(os.stat(path / name).st_nlink == 1 for name in linked_names(path))
             assert verify(path) == []
@@ -224,11 +220,6 @@ def test_a_save_links_and_later_steps_do_not_touch_it(tmp_path, ranks, directori
             return weights(rt)
 
     assert_same(run_threads(2, in_memory)[0], later)
-
-
-def assert_same(found, expected):
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 def test_without_checksums_of_what_is_there_it_is_written(tmp_path):

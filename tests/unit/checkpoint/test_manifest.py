@@ -14,7 +14,7 @@ from manifest_files import body_of, mutations, sealed, text_of
 
 import zerort as zr
 from zerort.checkpoint import Value, export, read_manifest, save, verify
-from zerort.checkpoint.lease import LEASE
+from zerort.checkpoint.files.lease import LEASE
 from zerort.cli.plan.models import read_model
 from zerort.errors import CheckpointError, CorruptCheckpointError, StorageError, ZerortError
 from zerort.layout import FlatLayout, Partition

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import weights
 
 import zerort as zr
 from zerort.checkpoint import verify
@@ -14,12 +15,8 @@ SHAPES = {"w": (13, 7), "b": (7,), "none": (0, 3)}
 DTYPES = {"full": "float32", "half": "bfloat16"}
 
 
-def weights(rt):
-    found = {}
-    for unit in rt.units.values():
-        with unit.gathered() as p:
-            found.update({f"{rt.updates}.{unit.name}.{name}": np.array(value) for name, value in p.items()})
-    return found
+def by_update(rt):
+    return {f"{rt.updates}.{name}": value for name, value in weights(rt).items()}
 
 
 @pytest.mark.parametrize("stage", [0, 3])
@@ -33,13 +30,13 @@ def test_an_older_checkpoint_is_loaded_to_the_bit(ranks, stage):
             restored = rt.load(OLD)
             assert restored.updates == rt.updates == 3
             assert restored.every_progress == ({"sample": 100}, {"sample": 101})
-            found = weights(rt)
+            found = by_update(rt)
             for unit in rt.units.values():  # the step after it shows the moments, the master weights and the counts
                 with unit.gathered() as p:
                     ones = {name: np.ones(value.shape, value.dtype) for name, value in p.items()}
                 unit.reduce(ones)
             rt.step()
-            return found | weights(rt)
+            return found | by_update(rt)
 
     with np.load(f"{OLD}.npz") as expected:
         for found in run_threads(ranks, body):

@@ -12,10 +12,11 @@ from unittest import mock
 import numpy as np
 import pytest
 from power_loss import DiskLog, put
-from tier_runs import EVERYTHING
+from runs import EVERYTHING
 
 import zerort as zr
-from zerort.checkpoint import Value, exists, read_manifest, save, sweep, verify
+from zerort.checkpoint import Value, exists, read_manifest, save, verify
+from zerort.checkpoint.files import sweep
 from zerort.errors import CheckpointError
 from zerort.layout import FlatLayout, Partition
 from zerort.storage.files import disk

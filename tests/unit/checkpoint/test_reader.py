@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from zerort.checkpoint.extents import LARGE_NBYTES, PAGE_NBYTES
-from zerort.checkpoint.manifest import VERSION, DataFile, Manifest, StoredExtent
+from zerort.checkpoint.format.extents import LARGE_NBYTES, PAGE_NBYTES
+from zerort.checkpoint.format.manifest import VERSION, DataFile, Manifest, StoredExtent
 from zerort.checkpoint.reader import Fetch, ShardFiles, deliver, span_of
 from zerort.native import address_of, crc32c
 from zerort.storage.files.blocks import aligned_buffer

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from zerort import trace
 from zerort.checkpoint import Value, load, read_manifest, save, verify
-from zerort.checkpoint.extents import plan_shard
+from zerort.checkpoint.files.writer import write_shard
+from zerort.checkpoint.format.extents import plan_shard
 from zerort.checkpoint.reader import ShardFiles
-from zerort.checkpoint.writer import write_shard
 from zerort.layout import ITEMSIZES, FlatLayout, Partition
 from zerort.native.dtypes import numpy_dtype
 from zerort.testing import run_threads

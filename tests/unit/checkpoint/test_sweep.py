@@ -2,7 +2,7 @@
 
 import os
 
-from zerort.checkpoint.sweep import freed_nbytes
+from zerort.checkpoint.files.sweep import freed_nbytes
 
 
 def test_only_files_without_another_name_give_their_bytes_back(tmp_path):

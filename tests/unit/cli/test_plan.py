@@ -69,6 +69,26 @@ def test_float64_takes_twice_the_bytes_and_no_master_weights(params: str, capsys
     assert "Expected gradient_dtype to be float64 or float32 for parameters of float64, got bfloat16" in told
 
 
+def test_masters_as_remainders_take_half_their_bytes(
+    params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    state = []
+    for form in ("float32", "remainder"):
+        out = tmp_path / f"{form}.json"
+        assert main(["plan", params, "--stage", "3", "--dtype", "bfloat16", "--master", form, "--json", str(out)]) == 0
+        assert f"adamw with {form} masters" in capsys.readouterr().out
+        state.append(json.loads(out.read_text())["plans"]["zero3"]["state"])
+    assert state[0] / state[1] == 12 / 10
+    out, words = tmp_path / "int8.json", ["--stage", "3", "--dtype", "bfloat16", "--master", "remainder"]
+    assert main(["plan", params, *words, "--moments", "int8", "--json", str(out)]) == 0
+    assert "adamw with remainder masters and int8 (approximate) moments" in capsys.readouterr().out
+    assert 4.0 < 12 * json.loads(out.read_text())["plans"]["zero3"]["state"] / state[0] < 4.2
+    assert main(["plan", params, "--optimizer", "lion", "--master", "remainder"]) == 2
+    assert "Expected --master with --optimizer adamw, got lion" in capsys.readouterr().err
+    assert main(["plan", params, "--master", "remainder"]) != 0
+    assert "Expected parameters in bfloat16 with master='remainder'" in capsys.readouterr().err
+
+
 def test_a_model_that_streams(params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     words = ["--ranks", "2", "--device", "1MiB", "--host", "79MiB", "--nvme", "1GiB", "--json", str(out)]
@@ -110,6 +130,44 @@ def test_without_a_budget_every_plan_is_answered(
         assert all(getattr(expected, part) == nbytes for part, nbytes in told[f"zero{stage}"].items()), stage
     code, lines = plan(capsys, params, "--ranks", "2", "--stage", "1")
     assert [line[0] for line in lines if line[:1] and line[0].startswith("zero")] == ["zero1"]
+
+
+def test_a_gpu_for_each_rank_is_planned_for(params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "plans.json"
+    code, lines = plan(capsys, params, "--ranks", "3", "--device", "cuda", "--dtype", "float16", "--json", str(out))
+    assert code == 0
+    assert "a GPU each" in "\n".join(map(" ".join, lines))
+    told = json.loads(out.read_text())["plans"]
+    model = read_model(params, dtype="float16")
+    settings = {"optimizer": zr.AdamW(lr=1e-3), "size": 3, "frozen": {unit: unit == "ids" for unit in model}}
+    for stage in range(4):
+        expected = zr.forecast(model, plan=zr.Plan.zero(stage), device="cuda", **settings)  # type: ignore[arg-type]
+        assert all(getattr(expected, part) == nbytes for part, nbytes in told[f"zero{stage}"].items()), stage
+        on_hosts = zr.forecast(model, plan=zr.Plan.zero(stage), **settings)  # type: ignore[arg-type]
+        assert expected.gradient > 1.9 * on_hosts.gradient  # NCCL would sum float16 in float16
+        assert (expected.gathered > on_hosts.gathered) == (stage == 3)  # no GPU sees another's shards
+
+
+def test_a_budget_of_gpu_memory_is_apart_from_the_hosts(
+    params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "plan.json"
+    words = ["--ranks", "2", "--device", "cuda", "--device", "80MiB", "--host", "100MiB", "--json", str(out)]
+    code, lines = plan(capsys, params, *words)
+    assert code == 0
+    assert "budget: 80MiB of GPU memory, 100MiB of host memory and 0B of disk per rank" in "\n".join(
+        map(" ".join, lines)
+    )
+    budget = zr.Plan.fit(device="80MiB", host="100MiB")
+    model = read_model(params)
+    frozen = {unit: unit == "ids" for unit in model}
+    for rank, found in enumerate(json.loads(out.read_text())["per_rank"]):
+        told = zr.forecast(
+            model, plan=budget, optimizer=zr.AdamW(lr=1e-3), size=2, rank=rank, frozen=frozen, device="cuda"
+        )
+        assert all(getattr(told, part) == nbytes for part, nbytes in found["memory"].items())
+    assert main(["plan", params, "--device", "cuda", "--device", "host"]) != 0
+    assert "Expected --device once as cuda or host, and once as a size" in capsys.readouterr().err
 
 
 def test_frozen_names_that_are_not_there_are_told(params: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,3 +366,54 @@ def test_options_that_cannot_be_read(words: list[str], complaint: str, capsys: p
         main(["plan", "params.json", *words])
     assert end.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("accumulate", [None, "sharded", "local"])
+def test_accumulated_gradients_are_counted_as_a_runtime_holds_them(
+    accumulate: str | None, params: str, tmp_path: Path
+) -> None:
+    words = ["--micro-steps", "4", "--ranks", "2", "--json", str(tmp_path / "plan.json")]
+    assert main(["plan", params, *words, *(() if accumulate is None else ("--accumulate", accumulate))]) == 0
+    found = json.loads((tmp_path / "plan.json").read_text())["plans"]
+    whole = 12 * 1024 * 1024 * 4
+    for stage, each in ((0, whole), (1, whole), (2, whole // 2), (3, whole // 2)):
+        assert found[f"zero{stage}"]["gradient"] == (whole if accumulate == "local" else each), stage
+
+
+def test_a_fixed_tree_is_counted_as_a_runtime_holds_it(params: str, tmp_path: Path) -> None:
+    words = ["plan", params, "--virtual-shards", "5", "--json", str(tmp_path / "plan.json"), "--ranks"]
+    assert main([*words, "2"]) == 0
+    found = json.loads((tmp_path / "plan.json").read_text())["plans"]
+    whole = 12 * 1024 * 1024 * 4
+    assert found["zero1"]["gradient"] == 3 * whole  # what is being added, and two that a rank sums
+    assert found["zero3"]["gradient"] == whole // 2  # a shard: two leaves, four, all
+    assert main([*words, "8"]) == 2
+
+
+def test_ties_and_how_micro_steps_are_summed_are_named(
+    params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = (params, "--ranks", "2", "--micro-steps", "4")
+    _, lines = plan(capsys, *words)
+    text = [" ".join(line) for line in lines]
+    assert "zero1: 4 micro-steps accumulated local, in whole gradients" in text
+    assert "zero3: 4 micro-steps accumulated sharded" in text
+    _, lines = plan(capsys, *words, "--stage", "3", "--accumulate", "local")
+    assert "ZeRO-3, 4 micro-steps accumulated local, in whole gradients on 2 ranks" in " ".join(lines[1])
+    out = tmp_path / "plan.json"
+    counted = []
+    for tie in ((), ("--tie", "block3=block0.w", "--tie", "tail=block0.w")):
+        code, lines = plan(capsys, *words, "--stage", "3", "--buckets", "1", "--json", str(out), *tie)
+        assert code == 0
+        counted.append(json.loads(out.read_text())["plans"]["zero3"])
+    told_of = [" ".join(line) for line in lines if line[:4] == ["tied:", "tail", "uses", "block0.w."]]
+    assert "torch's autograd sums them first, and holds 4MiB besides" in told_of[0]
+    assert counted[0]["gradient"] == counted[1]["gradient"]
+    specs = {f"block{n}": {"w": zr.TensorSpec((1024, 1023)), "b": zr.TensorSpec((1024,))} for n in range(12)}
+    ties = {unit: {"w0": ("block0", "w")} for unit in ("block3", "tail")}
+    told = zr.forecast(
+        specs, plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=1.0), size=2, micro_steps=4, buckets=1, ties=ties
+    )
+    assert (told.buckets, told.gradient) == (counted[1]["buckets"], counted[1]["gradient"])
+    assert main(["plan", params, "--tie", "tail=nope"]) == 2
+    assert "Expected --tie UNIT=NAME" in capsys.readouterr().err

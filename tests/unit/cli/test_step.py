@@ -8,14 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from zerort import trace
+from zerort import engine, trace
 from zerort.cli.bench import harness
 from zerort.cli.bench.step.contenders import PARTS, FloorSteps, PlanSteps, Sample, TimedModel, time_block
 from zerort.cli.bench.step.rows import FLOOR, make_rows, parts_table, steps_table
 from zerort.cli.main import main
 from zerort.comm import open_group
 from zerort.config import Plan
-from zerort.engine import open as open_runtime
 from zerort.workload.byte_text import ByteText
 from zerort.workload.walk import Walk
 
@@ -28,7 +27,7 @@ def test_exposed_is_what_the_longest_computing_rank_did_beside() -> None:
     ranks = [sample(1.0, 0.6, update=0.1), sample(1.0, 0.9, update=0.04)]  # the first waited for the second
     floor = [sample(0.8, 0.8), sample(0.8, 0.7)]
     plans = {"zero0": ranks, "zero3": [sample(1.2, 0.9), sample(1.2, 0.8)], FLOOR: floor}
-    rows = {row.plan: row for row in make_rows([plans], resting={"zero0": 8}, moved={}, losses={"zero0": 2.0})}
+    rows = {row.plan: row for row in make_rows([plans], at_rest={"zero0": 8}, moved={}, losses={"zero0": 2.0})}
     zero0 = rows["zero0"]
     assert zero0.step_ms == pytest.approx(1000)
     assert zero0.exposed_ms == pytest.approx(100)
@@ -36,7 +35,7 @@ def test_exposed_is_what_the_longest_computing_rank_did_beside() -> None:
     assert zero0.exposed_worst_ms == pytest.approx(400)
     assert zero0.parts_ms["update"] == pytest.approx(40)
     assert sum(zero0.parts_ms.values()) == pytest.approx(100)
-    assert (zero0.resting_nbytes, zero0.loss, rows[FLOOR].loss) == (8, 2.0, None)
+    assert (zero0.at_rest_nbytes, zero0.loss, rows[FLOOR].loss) == (8, 2.0, None)
     assert rows["zero3"].ratio == pytest.approx(1.2)
     assert rows["zero3"].floor_ratio == pytest.approx(1.5)
 
@@ -44,14 +43,14 @@ def test_exposed_is_what_the_longest_computing_rank_did_beside() -> None:
 def test_ratios_are_taken_within_a_round() -> None:
     """The machine was twice as slow in the second round; the plans' ratio was not touched by that."""
     rounds = [{"zero0": [sample(t, t)], "zero3": [sample(1.1 * t, t)], FLOOR: [sample(t, t)]} for t in (1.0, 2.0, 1.0)]
-    rows = make_rows(rounds, resting={}, moved={}, losses={})
+    rows = make_rows(rounds, at_rest={}, moved={}, losses={})
     assert rows[1].ratio == pytest.approx(1.1)
     assert rows[1].min_ms == pytest.approx(1100)
     assert rows[1].rounds_ms == pytest.approx((1100, 2200, 1100))
 
 
 def test_without_zero0_there_is_no_ratio_to_it() -> None:
-    rows = make_rows([{"zero3": [sample(1, 1)], FLOOR: [sample(1, 1)]}], resting={}, moved={}, losses={})
+    rows = make_rows([{"zero3": [sample(1, 1)], FLOOR: [sample(1, 1)]}], at_rest={}, moved={}, losses={})
     assert [row.ratio for row in rows] == [None, None]
     assert steps_table("t", rows).row_count == parts_table(rows).row_count == 2
 
@@ -67,12 +66,12 @@ def tracing() -> Iterator[None]:
 @pytest.mark.usefixtures("tracing")
 def test_a_block_of_steps_is_timed_and_taken_apart() -> None:
     model, text = TimedModel(width=16, layers=1, context=8, heads=4), ByteText(rows=4, context=8, limit=10_000)
-    with open_group(kind="solo") as group, open_runtime(plan=Plan.zero(3), group=group) as rt:
+    with open_group(kind="solo") as group, engine.open(plan=Plan.zero(3), group=group) as rt:
         steps = PlanSteps(Walk(rt, model, text))
         first = time_block(steps, model, steps=2, meet=lambda: None, name="zero3")
         second = time_block(steps, model, steps=1, meet=lambda: None, name="zero3")
         assert rt.updates == 3
-        assert steps.resting_nbytes == rt.memory().resting
+        assert steps.at_rest_nbytes == rt.memory().at_rest
         assert np.isfinite(steps.loss)
     for found in (first, second):
         assert found.parts.keys() == PARTS.keys()

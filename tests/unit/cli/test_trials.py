@@ -98,13 +98,13 @@ def test_a_collective_that_does_nothing_is_found_out(op: str, monkeypatch: pytes
 
 def test_a_shared_gather_passes_and_one_without_a_meeting_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def body(group: Group) -> int:
-        shards = group.empty_shared([SHARE] * group.size, "float32")
+        shards = group.zeros_shared([SHARE] * group.size, "float32")
         return shared_trial(group, OPERATIONS["all_gather"], shards, Pattern("float32", group.size)).check()
 
     assert run_threads(3, body) == [0, 0, 0]
 
     def other_place(group: Group) -> int:
-        shards = group.empty_shared([SHARE] * group.size, "float32")
+        shards = group.zeros_shared([SHARE] * group.size, "float32")
         swapped = shards._replace(mine=shards.full[(group.rank + 1) % group.size * SHARE :][:SHARE])
         monkeypatch.setattr(Group, "all_gather", lambda self, source, *, out: self.barrier())
         return shared_trial(group, OPERATIONS["all_gather"], swapped, Pattern("float32", group.size)).check()

@@ -9,7 +9,9 @@ import pytest
 import seams
 
 from zerort.comm.bootstrap.leftovers import abandoned, sees_every_process, sweep
+from zerort.comm.transports.node.memory import slab_nbytes
 from zerort.comm.transports.node.window import SharedFile, map_file
+from zerort.config import GroupOptions
 from zerort.errors import SharedMemoryError
 
 
@@ -81,3 +83,9 @@ def test_nothing_is_swept_where_processes_may_be_hidden(tmp_path):
     with seams.inside(sweep, _FIRST_PROCESS_SPACE=1):
         assert sweep(str(tmp_path)) == []
     assert (tmp_path / "mpich_shm_1_0").exists()
+
+
+def test_many_ranks_of_a_host_share_the_default_and_get_what_a_user_asked_for(monkeypatch):
+    assert slab_nbytes(GroupOptions().staging_nbytes, 64) == 512 * 1024
+    monkeypatch.setenv("ZERORT_STAGING_BYTES", "16MiB")
+    assert slab_nbytes(GroupOptions.from_environment().staging_nbytes, 64) == 16 * 1024**2

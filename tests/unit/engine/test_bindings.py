@@ -1,11 +1,13 @@
 """What a binding needs of the engine: attachments, single gradients, assigned values, units without a name."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
 import zerort as zr
 from zerort.engine import Attachment
-from zerort.errors import CallError, UnitStateError
+from zerort.errors import CallError, CollectiveError, UnitStateError
 from zerort.testing.threads import run_threads
 
 
@@ -40,6 +42,55 @@ def test_attachments_are_asked_before_a_step_and_told_after_it():
             rt.step()
         rt.discard_gradients()
         assert recorder.heard == ["step", "forget", "step", "forget", "discard", "forget"]
+
+
+def test_every_verb_runs_within_what_attachments_want(tmp_path):
+    class Around(Attachment):
+        inside = 0
+        seen = ()
+
+        @contextlib.contextmanager
+        def around(self):
+            self.inside += 1
+            yield
+            self.inside -= 1
+
+        def values(self, *, loading=False):
+            self.seen += (self.inside,)
+            return ()
+
+    with zr.open(plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=1.0)) as rt:
+        rt.register("a", {"w": ones(4)})
+        feed = rt.publish(tmp_path / "feed")
+        around = Around()
+        rt.attachments.append(around)  # after the feed was made: it counts all the same
+        for verb in (lambda: rt.save(tmp_path / "c"), lambda: rt.load(tmp_path / "c"), feed.push):
+            around.seen = ()
+            verb()
+            assert around.seen
+            assert set(around.seen) == {1}
+        assert around.inside == 0
+
+
+def test_an_interrupt_in_a_push_breaks_the_group(tmp_path):
+    """As in every verb: nobody can say how far it came, so nobody goes on from there, nor waits (decision 0073)."""
+
+    class Interrupted(Attachment):
+        def values(self, *, loading=False):
+            raise KeyboardInterrupt
+
+    with zr.open_group(kind="solo") as group:
+        rt = zr.open(plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=1.0), group=group)
+        rt.register("a", {"w": ones(4)})
+        feed = rt.publish(tmp_path / "feed")
+        rt.attachments.append(Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            feed.push()
+        rt.attachments.clear()
+        for verb in (feed.push, lambda: rt.save(tmp_path / "c")):
+            with pytest.raises(CollectiveError, match=r"KeyboardInterrupt.* push\(\)"):
+                verb()
+        rt.__exit__(CollectiveError, None, None)
 
 
 @pytest.mark.parametrize("plan", [0, 1, 2, 3])

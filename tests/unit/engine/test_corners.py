@@ -241,7 +241,7 @@ def test_the_forecast_knows_deterministic_mode_and_ties():
     settings = {"plan": zr.Plan.zero(3), "optimizer": zr.AdamW(lr=0.1)}
 
     def body(group):
-        with zr.open(group=group, deterministic=True, virtual_shards=8, **settings) as rt:
+        with zr.open(group=group, virtual_shards=8, **settings) as rt:
             for name, tensors in specs.items():
                 rt.register(name, tensors)
             fixed = rt.memory()
@@ -253,8 +253,9 @@ def test_the_forecast_knows_deterministic_mode_and_ties():
     for rank, (fixed, tied) in enumerate(run_threads(2, body)):
         told = zr.forecast(specs, size=2, rank=rank, virtual_shards=8, **settings)
         assert (told.parameter, told.gradient, told.state) == (fixed.parameter, fixed.gradient, fixed.state)
-        told = zr.forecast(specs, size=2, rank=rank, tied_owners=["embed"], **settings)
+        told = zr.forecast(specs, size=2, rank=rank, ties={"block": {"head": ("embed", "table")}}, **settings)
         assert (told.parameter, told.gradient, told.state) == (tied.parameter, tied.gradient, tied.state)
+        assert tied.gradient == zr.forecast(specs, size=2, rank=rank, **settings).gradient
 
 
 def test_the_forecast_knows_that_shards_on_gpus_have_one_length():

@@ -12,15 +12,15 @@ from unittest import mock
 import numpy as np
 import pytest
 import seams
-from tier_runs import EVERYTHING, NUMEL, STATE, assert_as_in_memory, faults, open_runtime, steps, values, weights
+from runs import EVERYTHING, NUMEL, STATE, assert_as_in_memory, faults, open_offloaded, steps, values, weights
 
 import zerort as zr
 from zerort.checkpoint import read_manifest, save, verify
-from zerort.checkpoint.room import expect_room
+from zerort.checkpoint.files.room import expect_room
 from zerort.engine import RuntimeOptions
 from zerort.engine.persist.last_step import room_beside
-from zerort.engine.residence.scratch_store import open_together
 from zerort.errors import CallError, StorageError
+from zerort.storage.opening import open_together
 from zerort.testing.threads import run_threads
 
 VALUE = 4 * NUMEL  # bytes of one kind of value of a unit
@@ -55,7 +55,7 @@ def elsewhere():
 
 
 def opened(group, where, plan=EVERYTHING, **options):
-    rt = open_runtime(group, where / "scratch", plan, **{"last_step": where / "last", **options})
+    rt = open_offloaded(group, where / "scratch", plan, **{"last_step": where / "last", **options})
     for at in range(2):
         rt.register(f"unit{at}", values(at))
     return rt
@@ -239,15 +239,15 @@ def test_progress_is_kept_with_the_step(tmp_path):
 def test_room_for_the_last_step_is_asked_for_before_the_first(tmp_path):
     def body(group, free):
         with (
-            open_runtime(group, tmp_path / "scratch", EVERYTHING, last_step=tmp_path / "last") as rt,
-            seams.inside(open_together, free_nbytes=lambda path: free - rt.context.tiers.resting_nbytes),
+            open_offloaded(group, tmp_path / "scratch", EVERYTHING, last_step=tmp_path / "last") as rt,
+            seams.inside(open_together, free_nbytes=lambda path: free - rt.context.storage.nbytes),
         ):
             rt.register("unit0", values(0))
             rt.register("unit1", values(1))
-            return rt.context.tiers.resting_nbytes
+            return rt.context.storage.nbytes
 
-    resting = run_threads(1, lambda group: body(group, 2**40))[0]
-    enough = resting * 7 // 4  # a checkpoint has no gradients: three of four parts are there twice
+    at_rest = run_threads(1, lambda group: body(group, 2**40))[0]
+    enough = at_rest * 7 // 4  # a checkpoint has no gradients: three of four parts are there twice
     run_threads(1, lambda group: body(group, enough))
     with pytest.raises(StorageError, match="for unit 'unit1', and the last step beside the next at"):
         run_threads(1, lambda group: body(group, enough - 1))
@@ -287,7 +287,7 @@ def test_a_last_step_that_fits_another_disk_fits_there_again(tmp_path, elsewhere
 
 def test_a_unit_that_comes_after_a_step_does_not_pay_for_what_is_kept(tmp_path):
     def body(group):
-        with open_runtime(group, tmp_path / "scratch", STATE, last_step=tmp_path / "last") as rt:
+        with open_offloaded(group, tmp_path / "scratch", STATE, last_step=tmp_path / "last") as rt:
             for at in range(2):
                 rt.register(f"unit{at}", values(at))
                 steps(rt, [at])
@@ -337,7 +337,7 @@ def test_where_links_are_refused_every_step_is_written_to_the_disk_of_scratch(tm
 def test_a_directory_that_cannot_be_looked_at_is_told_on_every_rank(tmp_path):
     def body(group):
         with (
-            open_runtime(group, tmp_path / "scratch", EVERYTHING, last_step=tmp_path / "last") as rt,
+            open_offloaded(group, tmp_path / "scratch", EVERYTHING, last_step=tmp_path / "last") as rt,
             pytest.raises(StorageError, match="Stale file handle"),
         ):
             rt.register("unit0", values(0))
@@ -349,7 +349,7 @@ def test_a_directory_that_cannot_be_looked_at_is_told_on_every_rank(tmp_path):
 
 def test_what_cannot_be_asked_for_is_said(tmp_path):
     def body(group):
-        with open_runtime(group, tmp_path) as rt, pytest.raises(CallError, match="keeps its last step, got one with"):
+        with open_offloaded(group, tmp_path) as rt, pytest.raises(CallError, match="keeps its last step, got one with"):
             rt.resume()
 
     run_threads(1, body)
@@ -402,7 +402,7 @@ def test_a_save_beside_one_of_each_step_asks_for_the_next_of_these(tmp_path):
 
 def test_what_no_step_changes_needs_no_room_beside_its_links(tmp_path):
     def body(group):
-        with open_runtime(group, tmp_path / "scratch", EVERYTHING) as rt:
+        with open_offloaded(group, tmp_path / "scratch", EVERYTHING) as rt:
             rt.register("base", values(0), frozen=True)
             head = rt.register("head", values(1))
             head.reduce({name: np.ones_like(value) for name, value in values(1).items()})

@@ -9,7 +9,7 @@ import pytest
 
 import zerort as zr
 from zerort.engine import RuntimeOptions
-from zerort.errors import CallError, PlanError, UnitStateError
+from zerort.errors import CallError, ClosedError, PlanError, UnitStateError
 from zerort.testing.threads import run_threads
 
 PARAMETERS = {"w": np.ones((4, 4), np.float32)}
@@ -37,6 +37,7 @@ def refused(error=CallError, **arguments):
         ("Micro_Steps", "Did you mean micro_steps=?"),
         ("lr", "optimizer=zr.AdamW(lr=3e-4"),
         ("gradient_accumulation_steps", "micro_steps=4"),
+        ("deterministic", "virtual_shards=8"),
         ("gradient_acumulation_step", "micro_steps=4"),
         ("zero_stage", "plan=zr.Plan.zero(3)"),
         ("bf16", "register parameters of that dtype"),
@@ -86,8 +87,7 @@ def test_one_rank_that_misspells_stops_all():
         ({"reduction": "average"}, "Expected reduction to be one of 'mean', 'sum'; got 'average'."),
         ({"nonfinite": np.ones(2)}, "Expected nonfinite to be one of 'raise', 'skip'"),
         ({"gradient_dtype": np.float32}, "Expected gradient_dtype to be one of None, 'float32'"),
-        ({"deterministic": 1}, "Expected deterministic to be True or False, got 1."),
-        ({"virtual_shards": "8", "deterministic": True}, "Expected virtual_shards to be an int"),
+        ({"virtual_shards": "8"}, "Expected virtual_shards to be an int"),
         ({"shard_weights": "12"}, "Expected shard_weights to be numbers"),
         ({"shard_weights": [1, "2"]}, "Expected shard_weights to be numbers"),
         ({"scratch": 3}, "Expected scratch to be a directory or several, got 3."),
@@ -110,7 +110,8 @@ def test_an_option_of_a_wrong_type_is_refused_by_name(arguments, told):
     ("arguments", "told"),
     [
         ({"group": "world"}, r"Expected group to be a Group, which zr.open_group\(\) opens, got 'world'."),
-        ({"mesh": 4}, r"Expected mesh to be a Mesh such as zr.mesh\(shard=4, replicate=2\), got 4."),
+        ({"mesh": 4}, r"Expected mesh to be one such as zr.mesh\(shard=4, replicate=2\), got 4."),
+        ({"device": "gpu"}, r"Expected device to be 'host' or 'cuda', got 'gpu'."),
     ],
 )
 def test_ranks_that_are_none_are_refused_by_name(arguments, told):
@@ -126,7 +127,7 @@ def test_every_option_is_in_the_signature_with_its_default_and_its_meaning():
         assert parameters[field.name].annotation == field.type, field.name
     for name in parameters:
         assert f"        {'**' * (name == 'unknown')}{name}: " in zr.open.__doc__, name
-    nouns = {"plan", "optimizer", "param_groups", "group", "mesh", "unknown"}
+    nouns = {"plan", "optimizer", "param_groups", "group", "mesh", "device", "unknown"}
     assert parameters.keys() - nouns == {field.name for field in dataclasses.fields(RuntimeOptions)}
 
 
@@ -153,6 +154,29 @@ def test_a_stage_that_is_none_is_refused(stage):
 def test_a_group_of_wrong_arguments_is_refused_by_name(arguments, told):
     with pytest.raises(CallError, match=told):
         zr.open_group(**arguments)
+
+
+def test_a_group_has_its_device_and_a_mesh_may_have_its_group():
+    with zr.open_group(kind="solo") as group:
+        with pytest.raises(CallError, match=r"Expected device='cuda' where the runtime opens its own group.*on host"):
+            zr.open(group=group, device="cuda")
+        with pytest.raises(CallError, match=r"got that of zr.open and that of the mesh"):
+            zr.open(group=group, mesh=zr.mesh(group=group))
+        with zr.open(group=group, mesh=zr.mesh(shard=1), device="host") as rt:
+            assert rt.group is group
+        assert group.all_reduce(np.ones(3, np.float32)).wait().sum() == 3  # it is the caller's, and open
+
+
+def test_a_mesh_is_a_value_and_opens_nothing():
+    assert zr.mesh(shard=4, replicate=2) == zr.mesh(replicate=2, shard=4)
+    with pytest.raises(PlanError, match="Expected shard and replicate to be whole numbers above 0, got 0 and 1"):
+        zr.mesh(shard=0)
+    with pytest.raises(PlanError, match=r"Expected shard \* replicate to be the number of ranks \(1\), got 4 \* 2"):
+        zr.open(mesh=zr.mesh(shard=4, replicate=2))
+    with zr.open(mesh=zr.mesh(shard=1)) as rt:
+        group = rt.group
+    with pytest.raises(ClosedError):
+        group.barrier()
 
 
 def test_a_mesh_over_no_group_is_refused():

@@ -76,7 +76,7 @@ def test_state_streams_in_while_gradients_are_still_being_reduced(tmp_path):
     def body(group):
         with opened(group, tmp_path, zr.Plan.zero(3, state=NVME)) as rt:
             train(rt)
-            rt.context.tiers.wait_written()
+            rt.context.update_stream.wait_written()
             trace.reset()
             *others, last = reversed(rt.units.values())
             with injected("delay@1:op=read:seconds=0.05:times=all"):
@@ -126,7 +126,7 @@ def test_the_next_units_parameters_are_read_while_this_one_computes(tmp_path):
             train(rt)
             units = list(rt.units.values())
             order = [*units, *units[::-1]]
-            rt.context.tiers.wait_written()
+            rt.context.update_stream.wait_written()
             trace.reset()
             for unit, follower in zip(order, [*order[1:], None], strict=True):
                 with unit.gathered():
@@ -153,7 +153,7 @@ def test_write_back_overlaps_the_next_forward_and_a_gather_waits_for_its_own_onl
         with opened(group, tmp_path, zr.Plan.zero(3, parameter=NVME, state=NVME)) as rt:
             train(rt)
             backward(rt)
-            rt.context.tiers.wait_written()
+            rt.context.update_stream.wait_written()
             trace.reset()
             with injected(f"delay@1:op=write:seconds=1:file={slow}"):
                 rt.step()
@@ -185,11 +185,11 @@ def test_what_fails_after_a_step_is_told_before_anything_builds_on_it(tmp_path):
             train(rt)
             rt.save(tmp_path / "checkpoint")
             backward(rt)
-            rt.context.tiers.wait_written()
+            rt.context.update_stream.wait_written()
             full = "unit2%20float32%2Fparameter%2F1"
             with injected(f"delay@1:op=write:seconds=0.2:file={full},enospc@1:op=write:file={full}"):
                 rt.step()
-                rt.context.tiers.wait_written()
+                rt.context.update_stream.wait_written()
             for verb in (lambda: forward(rt), lambda: rt.save(tmp_path / "checkpoint"), lambda: forward(rt)):
                 with pytest.raises(zr.errors.StorageError, match=r"unit2.*parameter%2F1.* got .*No space left"):
                     verb()

@@ -51,17 +51,11 @@ def test_ranks_that_open_differently_all_raise(arguments):
         ({"micro_steps": 0}, CallError, "Expected micro_steps"),
         ({"clip_norm": 0.0}, CallError, "Expected clip_norm to be a number above 0"),
         ({"nonfinite": "ignore"}, CallError, "Expected nonfinite to be one of 'raise', 'skip'"),
-        ({"deterministic": True}, CallError, "virtual_shards=N together"),
         ({"shard_weights": [1.0, 2.0]}, PlanError, "Expected one weight for each of 3 ranks"),
         ({"scratch": []}, CallError, "a directory or several"),
         ({"scratch": ["/tmp", "/tmp/"]}, CallError, "different directories"),
         ({"offload": {"depth": 3}}, CallError, "Expected offload to be OffloadOptions"),
         ({"param_groups": [zr.ParameterGroup("*", weight_decy=0.0)]}, CallError, "weight_decy"),
-        (
-            {"deterministic": True, "virtual_shards": 6, "optimizer": zr.Adafactor(lr=0.1)},
-            PlanError,
-            "Expected an elementwise optimizer",
-        ),
     ],
 )
 def test_arguments_that_cannot_be_are_refused_on_every_rank(arguments, error, text):
@@ -288,11 +282,19 @@ SPECS = {
     optimizer=st.sampled_from([*OPTIMIZERS, zr.SGD(lr=0.1)]),
     weighted=st.booleans(),
     micro_steps=st.sampled_from([1, 2]),
+    accumulate=st.sampled_from([None, "local"]),
     gradient_dtype=st.sampled_from([None, "float32"]),
 )
-def test_bytes_at_rest_are_those_of_the_forecast(stage, size, optimizer, weighted, micro_steps, gradient_dtype):
+def test_bytes_at_rest_are_those_of_the_forecast(
+    stage, size, optimizer, weighted, micro_steps, accumulate, gradient_dtype
+):
     weights = [float(rank % 3 + 1) for rank in range(size)] if weighted else None
-    told = {"shard_weights": weights, "gradient_dtype": gradient_dtype, "micro_steps": micro_steps}
+    told = {
+        "shard_weights": weights,
+        "gradient_dtype": gradient_dtype,
+        "micro_steps": micro_steps,
+        "accumulate": accumulate,
+    }
 
     def body(group):
         with zr.open(plan=zr.Plan.zero(stage), optimizer=optimizer, group=group, **told) as rt:

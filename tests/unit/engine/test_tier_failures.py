@@ -9,44 +9,59 @@ import threading
 
 import numpy as np
 import pytest
-from tier_runs import EVERYTHING, NVME, SMALL, STATE, assert_as_in_memory, faults, open_runtime, steps, values, weights
+from runs import (
+    EVERYTHING,
+    NVME,
+    SMALL,
+    STATE,
+    assert_as_in_memory,
+    faults,
+    open_offloaded,
+    open_session,
+    steps,
+    values,
+    weights,
+)
 
 import zerort as zr
 from zerort.checkpoint import verify
 from zerort.device import Ticket
-from zerort.engine.ledger import Ledger
-from zerort.engine.residence.tiers import Tiers
+from zerort.engine.residence.host_memory import HostMemory
 from zerort.errors import RankFailedError, StorageError
-from zerort.storage.stores.worker_pool import StoreOperation
+from zerort.storage.stores.operation import Span, StoreOperation
 from zerort.streaming import StoreTransfer
+from zerort.streaming.update_stream import UpdateStream
 from zerort.testing.memory_store import MemoryStore
 from zerort.testing.threads import run_threads
+from zerort.trace.ledger import Ledger
 
 
 class FullMemory(MemoryStore):
     """A store of which every write fails with what is no `StorageError`; who waits for it is told."""
 
     def write(self, name, source, *, offset=0):
-        def fail(pieces):
+        def fail():
             raise MemoryError("none left")
 
-        operation = StoreOperation(fail, pieces=1, begin=offset, end=offset + source.nbytes, writes=True)
-        operation.start(1)
-        operation.run()
+        operation = StoreOperation(Span(name, offset, offset + source.nbytes, writes=True))
+        operation.attempt(fail)
+        operation.asked.set()
         return Ticket(operation, result=source)
 
 
 def test_whatever_a_write_raised_is_told_as_a_storage_error(tmp_path):
     def body(group):
-        tiers = Tiers(group, scratch=tmp_path, options=SMALL, ledger=Ledger())
+        storage = open_session(group, tmp_path)
+        updates = UpdateStream(storage, ledger=Ledger(), host=HostMemory(group), rank=0)
         store = FullMemory()
         store.create("v", 4096)
         with pytest.raises(StorageError, match=r"got MemoryError: none left \(rank 0\)\. Go back to a checkpoint"):
-            tiers.run([[StoreTransfer(store=store, name="v", numel=1024)]], lambda number, array: None)
-        assert isinstance(tiers.wait_written().__cause__, MemoryError)
-        tiers.clear_partial_update()
-        assert tiers.failure() is None
-        tiers.close()
+            updates.run([[StoreTransfer(store=store, name="v", numel=1024)]], lambda number, array: None)
+        assert isinstance(updates.wait_written().__cause__, MemoryError)
+        updates.reset()
+        assert updates.failure() is None
+        updates.close()
+        storage.close()
         store.close()
 
     run_threads(1, body)
@@ -54,7 +69,7 @@ def test_whatever_a_write_raised_is_told_as_a_storage_error(tmp_path):
 
 def test_a_unit_that_finds_no_room_is_not_registered_and_can_be_later(tmp_path):
     def body(group):
-        with open_runtime(group, tmp_path) as rt:
+        with open_offloaded(group, tmp_path) as rt:
             group.barrier().wait()
             with faults(group, "enospc@2:op=reserve:file=-r1-"):
                 with pytest.raises(StorageError, match=r"for 'a float32/exp_avg/.*on rank 1"):
@@ -71,7 +86,7 @@ def test_a_unit_that_finds_no_room_is_not_registered_and_can_be_later(tmp_path):
 
 def test_a_tied_unit_that_could_not_be_registered_leaves_its_lender_as_it_was(tmp_path):
     def body(group):
-        with open_runtime(group, tmp_path, zr.Plan.zero(3, parameter=NVME)) as rt:
+        with open_offloaded(group, tmp_path, zr.Plan.zero(3, parameter=NVME)) as rt:
             lender = rt.register("lender", values(0))
             with faults(group, "enospc@1:op=write:file=borrower"), pytest.raises(StorageError, match="borrower"):
                 rt.register("borrower", {"b": np.ones(7, np.float32)}, ties={"w": (lender, "w")})
@@ -92,7 +107,7 @@ def test_a_disk_that_fails_in_an_update_ends_it_on_all_ranks_and_a_checkpoint_me
     scratch, path = tmp_path / "scratch", tmp_path / "checkpoint"
 
     def body(group):
-        with open_runtime(group, scratch) as rt:
+        with open_offloaded(group, scratch) as rt:
             for at in range(2):
                 rt.register(f"unit{at}", values(at))
             steps(rt, range(3))
@@ -117,7 +132,7 @@ def test_a_write_that_fails_after_the_next_step_began_ends_that_one_on_all_ranks
     late = "file=-r1-:op=write"
 
     def body(group):
-        with open_runtime(group, tmp_path / "scratch") as rt:
+        with open_offloaded(group, tmp_path / "scratch") as rt:
             unit = rt.register("a", {"w": np.zeros(100, np.float32)})
 
             def step():
@@ -127,7 +142,7 @@ def test_a_write_that_fails_after_the_next_step_began_ends_that_one_on_all_ranks
             step()
             rt.save(tmp_path / "checkpoint")
             step()
-            rt.context.tiers.wait_written()
+            rt.context.update_stream.wait_written()
             with faults(group, f"delay@1:seconds=1:{late},enospc@1:{late}"):
                 assert step().updated
                 with pytest.raises(StorageError, match=r"on rank 1, got .*No space left"):
@@ -141,10 +156,10 @@ def test_a_write_that_fails_after_the_next_step_began_ends_that_one_on_all_ranks
 
 def test_no_digest_is_told_of_what_could_not_be_written(tmp_path):
     late = "op=write:file=parameter"
-    fixed = {"deterministic": True, "virtual_shards": 2}  # then every report has a digest
+    fixed = {"virtual_shards": 2}  # then every report has a digest
 
     def body(group):
-        with open_runtime(group, tmp_path, zr.Plan.zero(3, parameter=NVME), **fixed) as rt:
+        with open_offloaded(group, tmp_path, zr.Plan.zero(3, parameter=NVME), **fixed) as rt:
             unit = rt.register("a", {"w": np.zeros(100, np.float32)})
             unit.reduce({"w": np.ones(100, np.float32)})
             with (
@@ -158,13 +173,13 @@ def test_no_digest_is_told_of_what_could_not_be_written(tmp_path):
 
 def test_parameters_alone_are_not_loaded_beside_torn_state(tmp_path):
     def body(group):
-        with open_runtime(group, tmp_path / "scratch") as rt:
+        with open_offloaded(group, tmp_path / "scratch") as rt:
             rt.register("unit0", values(0))
             steps(rt, range(2))
             rt.save(tmp_path / "checkpoint")
             with faults(group, "enospc@3:op=write:file=-r1-"), contextlib.suppress(StorageError):
                 steps(rt, [2])
-                rt.context.tiers.wait_written()  # the write may have failed after the step
+                rt.context.update_stream.wait_written()  # the write may have failed after the step
             with pytest.raises(StorageError, match=r"Expected whole optimizer state .*rt\.load\(path\); or open"):
                 rt.load(tmp_path / "checkpoint", optimizer=False)
             rt.load(tmp_path / "checkpoint")
@@ -215,7 +230,7 @@ def test_a_kernel_that_fails_on_one_rank_ends_the_update_on_all(tmp_path, failin
 
 def test_a_gather_that_a_disk_refuses_is_told_to_all_ranks_and_may_be_repeated(tmp_path):
     def body(group):
-        with open_runtime(group, tmp_path, EVERYTHING) as rt:
+        with open_offloaded(group, tmp_path, EVERYTHING) as rt:
             for at in range(2):
                 rt.register(f"unit{at}", values(at))
             steps(rt, range(2))
@@ -236,7 +251,7 @@ def test_a_gather_that_a_disk_refuses_is_told_to_all_ranks_and_may_be_repeated(t
 
 def test_gradients_that_cannot_be_put_away_stop_the_step_before_anything_changed(tmp_path):
     def body(group):
-        with open_runtime(group, tmp_path, EVERYTHING) as rt:
+        with open_offloaded(group, tmp_path, EVERYTHING) as rt:
             for at in range(2):
                 rt.register(f"unit{at}", values(at))
             steps(rt, range(2))
@@ -254,7 +269,7 @@ def test_gradients_that_cannot_be_put_away_stop_the_step_before_anything_changed
 
 def test_gradients_that_could_not_be_put_away_are_forgotten_with_their_step(tmp_path):
     def body(group):
-        with open_runtime(group, tmp_path, EVERYTHING) as rt:
+        with open_offloaded(group, tmp_path, EVERYTHING) as rt:
             units = [rt.register(f"unit{at}", values(at)) for at in range(2)]
             fault = "enospc@1:op=write:times=all:file=unit1%20float32%2Fgradient"
             with faults(group, fault), pytest.raises(StorageError, match=r"gradient.*No space left"):
@@ -267,7 +282,7 @@ def test_gradients_that_could_not_be_put_away_are_forgotten_with_their_step(tmp_
 
 def test_an_exception_in_the_users_loop_leaves_no_files(tmp_path):
     def body(group):
-        with open_runtime(group, tmp_path) as rt:
+        with open_offloaded(group, tmp_path) as rt:
             rt.register("a", values(0))
             steps(rt, range(2))
             raise RuntimeError("of the user")
@@ -275,3 +290,36 @@ def test_an_exception_in_the_users_loop_leaves_no_files(tmp_path):
     with pytest.raises(RuntimeError, match="of the user"):
         run_threads(1, body)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_that_fails_under_a_tied_sum_of_a_fixed_tree_updates_nothing(tmp_path):
+    def body(group):
+        plan = zr.Plan.zero(3, gradient=zr.Tier.NVME)
+        settings = {"group": group, "scratch": tmp_path, "virtual_shards": 2, "reduction": "sum"}
+        with zr.open(plan, zr.SGD(lr=1.0), **settings) as rt:
+            embed = rt.register("embed", {"table": np.zeros(5000, np.float32)})
+            head = rt.register("head", {}, ties={"out": (embed, "table")})
+
+            def step():
+                for _ in rt.micro_batches:
+                    embed.reduce({"table": np.full(5000, 1, np.float32)})
+                    head.reduce({"out": np.full(5000, 2, np.float32)})
+                return rt.step()
+
+            (section,) = rt.units["embed"].sections
+            add_sums = section._sink._add_sums
+
+            def fail(*args, **options):
+                raise StorageError("EIO on rank 1")
+
+            if group.rank == 1:
+                section._sink._add_sums = fail
+            with pytest.raises(StorageError, match="EIO on rank 1"):
+                step()
+            assert rt.updates == 0
+            section._sink._add_sums = add_sums
+            step()
+            with embed.gathered() as parameters:
+                return np.unique(parameters["table"]).tolist()
+
+    assert run_threads(2, body) == [[-6.0], [-6.0]]

@@ -13,17 +13,16 @@ import pytest
 import seams
 from hypothesis import given
 from hypothesis import strategies as st
-from tier_runs import EVERYTHING, NUMEL, NVME, SMALL, open_runtime, steps, values, weights
+from runs import EVERYTHING, NUMEL, NVME, SMALL, open_offloaded, open_session, steps, values, weights
 
 import zerort as zr
-from zerort.engine.ledger import Ledger
-from zerort.engine.offload_options import OFFLOAD_ENVIRONMENT, scratch_directories
+from zerort.config.environment import OFFLOAD_ENVIRONMENT
+from zerort.config.offload import scratch_directories
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import ChunkedArray, cut_chunks
-from zerort.engine.residence.scratch_store import expect_room
-from zerort.engine.residence.tiers import Tiers
 from zerort.errors import CallError, PlanError, StorageError
 from zerort.storage.files.owners import this_owner
+from zerort.storage.opening import expect_room
 from zerort.testing.threads import run_threads
 
 DEVICE = zr.Tier.DEVICE
@@ -43,12 +42,12 @@ def test_chunks_tile_the_range(numel, most):
 
 def test_a_column_reads_and_writes_any_range_wherever_it_rests(tmp_path):
     def body(group):
-        tiers = Tiers(group, scratch=tmp_path, options=SMALL, ledger=Ledger())
-        tiers.prepare(4 * NUMEL, what="a column")
+        storage = open_session(group, tmp_path)
+        storage.prepare(4 * NUMEL, what="a column")
         cuts = cut_chunks(NUMEL, most=2048)
-        column = ChunkedArray("values", cuts, np.zeros(cuts[2], np.float32), resident=2, tiers=tiers)
+        column = ChunkedArray("values", cuts, np.zeros(cuts[2], np.float32), resident=2, storage=storage)
         column.create()
-        assert column.resting_nbytes == tiers.resting_nbytes == 4 * (NUMEL - cuts[2])
+        assert column.offloaded_nbytes == storage.nbytes == 4 * (NUMEL - cuts[2])
         expected = np.zeros(NUMEL, np.float32)
         generator = np.random.default_rng(0)
         for _ in range(40):
@@ -57,11 +56,11 @@ def test_a_column_reads_and_writes_any_range_wherever_it_rests(tmp_path):
             generator = np.random.default_rng(last)
             expected[first:last] = column.read(first, np.empty(last - first, np.float32)).wait()
             np.testing.assert_array_equal(column.read(0, np.empty(NUMEL, np.float32)).wait(), expected)
-        assert [column.is_resting(at) for at in range(len(cuts) - 1)] == [False, False, *[True] * (len(cuts) - 3)]
+        assert [column.is_offloaded(at) for at in range(len(cuts) - 1)] == [False, False, *[True] * (len(cuts) - 3)]
         column.delete()
         column.delete()
-        assert tiers.resting_nbytes == 0
-        tiers.close()
+        assert storage.nbytes == 0
+        storage.close()
 
     run_threads(1, body)
     assert os.listdir(tmp_path) == []
@@ -125,6 +124,7 @@ def test_the_environment_sets_every_option(monkeypatch):
         {"retries": -1},
         {"depth": "auto"},
         {"update_on": "gpu"},
+        {"update_on": "auto"},
     ],
 )
 def test_options_prove_themselves(wrong):
@@ -143,10 +143,10 @@ def test_scratch_is_what_is_given_then_the_environments(monkeypatch, tmp_path):
 
 def test_too_little_room_is_refused_with_the_numbers_on_every_rank(tmp_path):
     def body(group):
-        tiers = Tiers(group, scratch=tmp_path, options=SMALL, ledger=Ledger())
+        storage = open_session(group, tmp_path)
         with pytest.raises(StorageError, match=r"Expected 2048PiB .* for unit 'a' .* free: all ranks of"):
-            tiers.prepare(2**60, what="unit 'a'")
-        tiers.close()
+            storage.prepare(2**60, what="unit 'a'")
+        storage.close()
 
     run_threads(2, body)
     assert os.listdir(tmp_path) == []
@@ -157,9 +157,9 @@ def test_what_a_killed_run_left_is_deleted_before_room_is_asked_for(tmp_path):
     left = tmp_path / f"zerort-offload-{host}-00000000-{pid}-{start}-r0-0123abcd"  # of before the machine was booted
 
     def body(group):
-        tiers = Tiers(group, scratch=tmp_path, options=SMALL, ledger=Ledger())
-        tiers.prepare(500, what="unit 'a'")  # on each of two ranks
-        tiers.close()
+        storage = open_session(group, tmp_path)
+        storage.prepare(500, what="unit 'a'")  # on each of two ranks
+        storage.close()
 
     left.mkdir()
     (left / "value.chunk").write_bytes(bytes(1))
@@ -183,10 +183,10 @@ def test_a_directory_that_cannot_be_is_refused_on_every_rank(tmp_path):
 
     def body(group):
         scratch = tmp_path / ("file" if group.rank == 1 else "directory")
-        tiers = Tiers(group, scratch=scratch, options=SMALL, ledger=Ledger())
+        storage = open_session(group, scratch)
         with pytest.raises(StorageError, match=r"file/?.*rank 1|Expected to read and write .*file"):
-            tiers.prepare(100, what="unit 'a'")
-        tiers.close()
+            storage.prepare(100, what="unit 'a'")
+        storage.close()
 
     run_threads(2, body)
     assert os.listdir(tmp_path / "directory") == []
@@ -203,12 +203,12 @@ def in_memory():
 
 def test_memory_in_a_disks_place_is_said_loudly(in_memory):
     def body(group):
-        tiers = Tiers(group, scratch=in_memory, options=SMALL, ledger=Ledger())
+        storage = open_session(group, in_memory)
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            tiers.prepare(4096, what="unit 'a'")
+            storage.prepare(4096, what="unit 'a'")
         assert any("which is memory (tmpfs)" in str(one.message) for one in found)
-        tiers.close()
+        storage.close()
 
     run_threads(1, body)
     assert os.listdir(in_memory) == []
@@ -253,7 +253,7 @@ def test_scratch_that_is_asked_for_is_made(tmp_path, monkeypatch):
         with zr.open(plan=plan, group=group, scratch=scratch, create_scratch=True, offload=SMALL) as rt:
             rt.register("unit0", values(0))
             steps(rt, range(1))
-            assert rt.rank != 0 or rt.context.tiers.disks[0].mount.point in str(rt.context.tiers.disks[0])
+            assert rt.rank != 0 or rt.context.storage.disks[0].mount.point in str(rt.context.storage.disks[0])
 
     run_threads(2, lambda group: body(group, tmp_path / "new" / "one"))
     monkeypatch.setenv("ZERORT_SCRATCH", str(tmp_path / "environment"))
@@ -263,12 +263,12 @@ def test_scratch_that_is_asked_for_is_made(tmp_path, monkeypatch):
 
 def test_the_first_state_of_a_section_may_stay_in_memory(tmp_path):
     def body(group, resident):
-        with open_runtime(group, tmp_path) as rt:
+        with open_offloaded(group, tmp_path) as rt:
             tiers = SectionResidence(parameter=DEVICE, gradient=DEVICE, state=NVME, state_resident_nbytes=resident)
             rt.context = dataclasses.replace(rt.context, tiers_of=lambda name: tiers)
             rt.register("a", values(0))
             report = steps(rt, range(3))
-            return weights(rt)["a"], rt.memory(), report
+            return weights(rt)["a.w"], rt.memory(), report
 
     total = 2 * 4 * 9024  # padded to 64
     found = {resident: run_threads(1, lambda g, r=resident: body(g, r))[0] for resident in (0, 40_000, total)}
@@ -295,41 +295,43 @@ def test_whole_tensor_optimizers_keep_their_state_in_memory_and_say_so(tmp_path)
     run_threads(1, body)
 
 
-def test_a_lenders_gradient_stays_in_memory_and_says_so(tmp_path):
-    units = {"lender": {"w": zr.TensorSpec((NUMEL,))}, "borrower": {"b": zr.TensorSpec((7,))}}
+@pytest.mark.parametrize("first", ["owner", "borrower"])
+def test_gradients_of_tied_units_are_added_where_they_rest(tmp_path, first):
+    """In whatever order they come; at rest they take what they take without ties."""
+    units = {"owner": {"w": zr.TensorSpec((NUMEL,))}, "borrower": {"b": zr.TensorSpec((7,))}}
+    settings = {"size": 1, "offload": SMALL}
 
-    def body(group, plan, warned):
-        with open_runtime(group, tmp_path, plan) as rt:
-            lender = rt.register("lender", values(0))
-            with warnings.catch_warnings(record=True) as found:
-                warnings.simplefilter("always")
-                borrower = rt.register("borrower", {"b": np.ones(7, np.float32)}, ties={"w": (lender, "w")})
-            assert ["The gradient of 'lender float32' stays in memory" in str(one.message) for one in found] == warned
-            assert not [
-                name for _, _, names in os.walk(tmp_path) for name in names if "lender%20float32%2Fgrad" in name
-            ]
+    def body(group, plan):
+        with open_offloaded(group, tmp_path, plan) as rt:
+            owner = rt.register("owner", values(0))
+            borrower = rt.register("borrower", {"b": np.ones(7, np.float32)}, ties={"w": (owner, "w")})
+            norms = []
             for _ in range(2):
-                lender.reduce(values(1))
-                borrower.reduce({"w": values(2)["w"], "b": np.ones(7, np.float32)})
-                assert rt.step().updated
-            told = zr.forecast(
-                units, plan=plan, optimizer=rt.context.optimizer, size=1, tied_owners=["lender"], offload=SMALL
-            )
+                given = {"owner": values(1), "borrower": {"w": values(2)["w"], "b": np.ones(7, np.float32)}}
+                for unit in (owner, borrower) if first == "owner" else (borrower, owner):
+                    unit.reduce(given[unit.name])
+                report = rt.step()
+                norms.append(report.grad_norm)
+            ties = {"borrower": {"w": ("owner", "w")}}
+            told = zr.forecast(units, plan=plan, optimizer=rt.context.optimizer, ties=ties, **settings)
             memory = rt.memory()
-            for part in ("parameter", "gradient", "state", "nvme"):
+            for part in ("parameter", "gradient", "state", "buckets", "nvme"):
                 assert getattr(memory, part) == getattr(told, part), part
-            with lender.gathered() as p:
-                return np.array(p["w"])
+            untied = zr.forecast(units, plan=plan, optimizer=rt.context.optimizer, **settings)
+            assert (memory.gradient, memory.nvme) == (untied.gradient, untied.nvme)
+            with owner.gathered() as p:
+                return np.array(p["w"]), norms
 
-    plans = {zr.Plan.zero(3): [], zr.Plan.zero(3, gradient=NVME): [True], EVERYTHING: [True]}
-    expected, *others = (run_threads(1, lambda g, p=plan: body(g, p, plans[p]))[0] for plan in plans)
-    for found in others:
+    plans = (zr.Plan.zero(3), zr.Plan.zero(3, gradient=NVME), EVERYTHING)
+    (expected, norms), *others = (run_threads(1, lambda g, p=plan: body(g, p))[0] for plan in plans)
+    for found, others_norms in others:
         np.testing.assert_array_equal(found, expected)
+        np.testing.assert_allclose(others_norms, norms, rtol=1e-14)
 
 
 def test_frozen_parameters_are_read_and_never_written_back(tmp_path):
     def body(group):
-        with open_runtime(group, tmp_path, zr.Plan.zero(3, parameter=NVME)) as rt:
+        with open_offloaded(group, tmp_path, zr.Plan.zero(3, parameter=NVME)) as rt:
             rt.register("cold", values(0), frozen=True)
             rt.register("warm", values(1))
             for _ in range(2):
@@ -346,18 +348,18 @@ def test_frozen_parameters_are_read_and_never_written_back(tmp_path):
     run_threads(1, body)
 
 
-@pytest.mark.parametrize("options", [{"micro_steps": 2}, {"deterministic": True, "virtual_shards": 2}])
+@pytest.mark.parametrize("options", [{"micro_steps": 2}, {"virtual_shards": 2}])
 def test_gradients_that_are_summed_more_than_once_stay_in_memory(tmp_path, options):
     def body(group):
-        with pytest.raises(PlanError, match=r"with gradients on NVME, got another.*gradient=Tier.HOST"):
-            open_runtime(group, tmp_path, EVERYTHING, **options)
+        with pytest.raises(PlanError, match=r"gradients on NVME to be shards of one copy .*gradient=Tier.HOST"):
+            open_offloaded(group, tmp_path, EVERYTHING, accumulate="local", **options)
 
     run_threads(2, body)
 
 
 def test_new_values_reach_what_rests(tmp_path):
     def body(group):
-        with open_runtime(group, tmp_path, EVERYTHING) as rt:
+        with open_offloaded(group, tmp_path, EVERYTHING) as rt:
             unit = rt.register("a", {"w": np.zeros(NUMEL, "bfloat16"), "b": np.ones(7, "bfloat16")})
             unit.assign({"w": np.full(NUMEL, 3, "bfloat16")})
             with unit.gathered() as p:
@@ -374,7 +376,7 @@ def test_new_values_reach_what_rests(tmp_path):
 
 def test_several_directories_share_the_values(tmp_path):
     def body(group):
-        with open_runtime(group, [tmp_path / "a", tmp_path / "b"]) as rt:
+        with open_offloaded(group, [tmp_path / "a", tmp_path / "b"]) as rt:
             rt.register("unit0", values(0))
             steps(rt, range(3))
             return weights(rt)
@@ -389,5 +391,5 @@ def test_several_directories_share_the_values(tmp_path):
         warnings.simplefilter("ignore", RuntimeWarning)  # on a busy disk one of two directories may look too slow
         (found,) = run_threads(1, body)
     (expected,) = run_threads(1, in_memory)
-    np.testing.assert_array_equal(found["unit0"], expected["unit0"])
+    np.testing.assert_array_equal(found["unit0.w"], expected["unit0.w"])
     assert os.listdir(tmp_path / "a") == os.listdir(tmp_path / "b") == []

@@ -107,7 +107,7 @@ LION = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0}
         ),
         (
             lambda: native.adamw_(f32().astype(np.float16), f32(), f32(), f32(), **ADAMW),
-            r"Expected param of dtype float32, float64, got float16",
+            r"Expected param of dtype float32, float64, uint16, got float16",
         ),
         (
             lambda: native.adamw_(np.ones(8), f32(), np.ones(8), np.ones(8), **ADAMW),

@@ -135,11 +135,44 @@ def test_native_equals_numpy_bitwise(optimizer, dtype: str, grad_dtype: str, cop
                 copies.append(b"" if out is None else out.tobytes())
                 assert grad.tobytes() == before
                 if out is not None:
-                    assert out.tobytes() == run.param.astype(out.dtype).tobytes()
+                    rounded = np.empty_like(out)
+                    native.round_master(rounded, run.param)
+                    assert out.tobytes() == rounded.tobytes()
             assert copies[0] == copies[1]
             a, b = runs.values()
             assert a.param.tobytes() == b.param.tobytes()
             assert [s.tobytes() for s in a.states] == [s.tobytes() for s in b.states]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("grad_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_masters_in_halves_have_the_bits_of_whole_ones(form, optimizer, grad_dtype: str) -> None:
+    kernel, _ = optimizer
+    for numel in SIZES:
+        whole, halved = Run(numel), Run(numel)
+        copy, upper, lower = (np.empty(numel, dtype) for dtype in (BFLOAT16, BFLOAT16, np.uint16))
+        native.split_master(upper, lower, halved.param)
+        halved.param = lower
+        for step in range(1, STEPS + 1):
+            grad = whole.grad(DTYPES[grad_dtype])
+            kernel(form, whole, grad, step, grad_scale=1 / 3, copy_out=copy)
+            kernel(form, halved, grad, step, grad_scale=1 / 3, copy_out=upper)
+        joined = np.empty(numel, np.float32)
+        native.join_master(joined, upper, lower)
+        assert joined.tobytes() == whole.param.tobytes()
+        assert upper.tobytes() == copy.tobytes()
+        assert [one.tobytes() for one in halved.states] == [one.tobytes() for one in whole.states]
+
+
+def test_a_remainder_alone_is_no_parameter() -> None:
+    lower, state = np.zeros(8, np.uint16), np.zeros(8, np.float32)
+    settings = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "step": 1}
+    with pytest.raises(ValueError, match="Expected copy_out, the bfloat16 half"):
+        native.adamw_(lower, state.copy(), state, state.copy(), **settings)
+    grad = np.zeros(8, BFLOAT16)
+    with pytest.raises(ValueError, match="apart"):
+        native.adamw_(lower, grad, state, state.copy(), copy_out=grad, **settings)
 
 
 @pytest.mark.parametrize("form", FORMS)

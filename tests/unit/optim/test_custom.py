@@ -46,7 +46,7 @@ class SignSGD(ElementwiseOptimizer):
         average += grad.astype(average.dtype) * (grad_scale * (1.0 - self.decay))
         param -= lr * np.sign(average)
         if copy_out is not None:
-            native.cast_into(copy_out, param)
+            native.round_master(copy_out, param)
 
 
 def test_it_is_the_one_in_the_documentation() -> None:

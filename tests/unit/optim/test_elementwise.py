@@ -124,7 +124,8 @@ def test_learning_rates_are_numbers_or_any_callable() -> None:
 
 def test_descriptions_go_through_json() -> None:
     said = AdamW(lr=3e-4, betas=[0.8, 0.9]).describe()
-    assert said == {"kind": "AdamW", "lr": 3e-4, "betas": [0.8, 0.9], "eps": 1e-8, "weight_decay": 0.01}
+    forms = {"master": "float32", "moments": "float32"}
+    assert said == {"kind": "AdamW", "lr": 3e-4, "betas": [0.8, 0.9], "eps": 1e-8, "weight_decay": 0.01, **forms}
     assert json.loads(json.dumps(said)) == said
     assert SGD(lr=halved).describe()["lr"] == f"{__name__}.halved"
     assert SGD(lr=warmup_cosine(1.0, warmup=1, total=2)).describe()["lr"] == repr(warmup_cosine(1.0, warmup=1, total=2))

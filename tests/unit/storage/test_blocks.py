@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from zerort.checkpoint.sweep import sweep, wait_for_sweeps
+from zerort.checkpoint.files.sweep import sweep, wait_for_sweeps
 from zerort.storage.files.blocks import BlockFile, aligned_buffer, run_workers
 
 

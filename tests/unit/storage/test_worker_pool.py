@@ -7,7 +7,8 @@ import pytest
 from zerort.errors import ClosedError
 from zerort.storage.files.blocks import BlockFile
 from zerort.storage.files.shared_file import SharedFile
-from zerort.storage.stores.worker_pool import StoreOperation, WorkerPool
+from zerort.storage.stores.operation import Span, StoreOperation
+from zerort.storage.stores.worker_pool import WorkerPool
 
 
 @pytest.fixture
@@ -24,8 +25,8 @@ def submit(pool, part, *, pieces=4):
         for number in numbers:
             pool.compute(operation, lambda number=number: part(number), name="sums")
 
-    operation = StoreOperation(work, pieces=pieces, begin=0, end=1, writes=False)
-    pool.submit(operation, pieces=pieces, name="read")
+    operation = StoreOperation(Span("value", 0, 1, writes=False))
+    pool.submit(operation, work, pieces=pieces, name="read")
     return operation
 
 

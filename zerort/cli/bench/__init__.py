@@ -5,6 +5,8 @@ step/           a training step under several plans against the same computing w
 disk/           stores, streamed updates and checkpoints against the disk itself
 optimizer/      fused updates against the memory limit and torch
 copies/         a GPU's copies and streamed updates
+wire/           codecs: speed against memcpy, bytes, and error against its bound
+hosts/          every collective, and a step, between hosts of network namespaces
 
 arguments.py joins their command lines; options.py has what several share; limits.py measures the memory limit.
 """

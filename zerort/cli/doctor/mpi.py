@@ -182,5 +182,5 @@ def _check_group(topic: str, answer: dict[str, Any], options: GroupOptions) -> I
         yield warn(
             "cross memory",
             "process_vm_readv is not allowed: own arrays are staged through shared memory, which is slower",
-            cure="sysctl kernel.yama.ptrace_scope=0, or docker run --cap-add=SYS_PTRACE; or use group.empty.",
+            cure="sysctl kernel.yama.ptrace_scope=0, or docker run --cap-add=SYS_PTRACE; or use group.zeros.",
         )

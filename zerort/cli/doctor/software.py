@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -13,15 +12,11 @@ import numpy as np
 from zerort import native
 from zerort.cli.doctor.finding import Finding, bad, ok, warn
 from zerort.cli.machine import core_count
-from zerort.config import ENVIRONMENT, GroupOptions
-from zerort.engine.offload_options import OFFLOAD_ENVIRONMENT, SCRATCH
+from zerort.config import GroupOptions
+from zerort.config.environment import KNOWN_VARIABLES, given_variables
 from zerort.errors import CallError
 
-__all__ = ["KNOWN_VARIABLES", "check_software", "group_options"]
-
-_OTHERS = (SCRATCH, "ZERORT_FAULT", "ZERORT_NATIVE", "ZERORT_STACKS", "ZERORT_JOB")
-KNOWN_VARIABLES = (*ENVIRONMENT, *OFFLOAD_ENVIRONMENT, *_OTHERS)
-"""Every environment variable that zerort reads."""
+__all__ = ["check_software", "group_options"]
 
 
 def group_options() -> GroupOptions:
@@ -47,7 +42,7 @@ def check_software() -> Iterator[Finding]:
 
 
 def _check_environment() -> Iterator[Finding]:
-    given = {name: text for name, text in sorted(os.environ.items()) if name.startswith("ZERORT_")}
+    given = given_variables()
     known = {name: text for name, text in given.items() if name in KNOWN_VARIABLES}
     try:
         GroupOptions.from_environment()

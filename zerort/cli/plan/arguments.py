@@ -8,6 +8,7 @@ from zerort.cli.arguments import Commands, add_command, output_file, parse_count
 from zerort.config import ZERO, parse_bytes
 from zerort.errors import CallError
 from zerort.layout.dtypes import TRAINABLE
+from zerort.optim import MASTERS
 
 __all__ = ["OPTIMIZERS", "add_plan"]
 
@@ -24,6 +25,7 @@ examples:
   zerort plan model.safetensors --ranks 8 --host 8GiB --nvme 200GiB
   zerort plan params.json --ranks 2 --host 3GiB --nvme 40GiB --dtype bfloat16 --scratch /mnt/nvme
   zerort plan run/checkpoint --ranks 4 --host 16GiB --read-speed 3.2 --write-speed 1.8
+  zerort plan model.safetensors --ranks 8 --device cuda --device 20GiB --host 64GiB
   zerort plan mymodel:parameters --ranks 8 --device 2GiB --host 8GiB --nvme 1TiB --json plan.json
 
 MODEL is one of
@@ -33,7 +35,8 @@ MODEL is one of
   a directory              a checkpoint of zerort; its parameters are float32, --dtype says what they are trained in
   module:function          called without arguments, returns what params.json holds; arrays and TensorSpecs will do
 
-Sizes are per rank. On a machine without a GPU, device and host are one memory, and their sum counts."""
+Sizes are per rank. On a machine without a GPU, device and host are one memory, and their sum counts; --device cuda
+plans for ranks with a GPU each, whose memory is apart."""
 
 
 def add_plan(commands: Commands) -> None:
@@ -45,12 +48,22 @@ def add_plan(commands: Commands) -> None:
     one.add_argument(
         "--ranks", type=parse_ranks, default=1, metavar="N", help="ranks that share the model (default: 1)"
     )
-    for name, what in (("device", "GPU memory"), ("host", "host memory"), ("nvme", "disk space")):
+    one.add_argument(
+        "--device",
+        type=_device,
+        action="append",
+        default=[],
+        metavar="S",
+        help="cuda or host: where ranks compute (default: host); or a size: budget of GPU memory per rank",
+    )
+    for name, what in (("host", "host memory"), ("nvme", "disk space")):
         one.add_argument(
             f"--{name}", type=_size, default=0, metavar="S", help=f"budget of {what} per rank (default: none)"
         )
     one.add_argument("--stage", type=int, choices=tuple(ZERO), help="ZeRO stage (default: 3; without a budget, all)")
     one.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="whose state is counted (default: adamw)")
+    one.add_argument("--master", choices=tuple(MASTERS), help="form of adamw's master weights (default: float32)")
+    one.add_argument("--moments", choices=("float32", "int8"), help="form of adamw's moments (default: float32)")
     one.add_argument("--dtype", choices=_DTYPES, help="dtype of all floating-point parameters (default: as MODEL says)")
     one.add_argument(
         "--gradient-dtype", choices=_DTYPES, help="dtype that gradients are summed in (default: the parameters')"
@@ -63,6 +76,27 @@ def add_plan(commands: Commands) -> None:
         help="pattern of names of tensors that are not trained; may be repeated",
     )
     one.add_argument(
+        "--tie",
+        action="append",
+        default=[],
+        metavar="UNIT=NAME",
+        help="a unit that uses another one's tensor, too: head=embed.table; may be repeated",
+    )
+    one.add_argument(
+        "--micro-steps", type=parse_count(1), default=1, metavar="N", help="gradients that a step sums (default: 1)"
+    )
+    one.add_argument(
+        "--virtual-shards",
+        type=parse_count(1),
+        metavar="N",
+        help="micro-batches of a step that is the same to the bit on any number of ranks",
+    )
+    one.add_argument(
+        "--accumulate",
+        choices=("sharded", "local"),
+        help="how they are summed (default: sharded where the plan shards gradients)",
+    )
+    one.add_argument(
         "--prefetch", type=parse_count(0), default=1, metavar="N", help="units gathered ahead (default: 1)"
     )
     one.add_argument("--buckets", type=parse_count(1), default=2, metavar="N", help="gradient buckets (default: 2)")
@@ -73,6 +107,10 @@ def add_plan(commands: Commands) -> None:
     one.add_argument("--read-speed", type=_speed, metavar="GB/S", help="speed of the disk, instead of measuring it")
     one.add_argument("--write-speed", type=_speed, metavar="GB/S", help="speed of the disk, instead of measuring it")
     one.add_argument("--json", type=output_file, metavar="F", help="also write the forecast of every rank as JSON")
+
+
+def _device(text: str) -> int | str:
+    return text if text in ("cuda", "host") else _size(text)
 
 
 def _size(text: str) -> int:

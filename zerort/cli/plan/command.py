@@ -14,15 +14,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from zerort.buffer import Leaves
 from zerort.cli.arguments import UsageError
 from zerort.cli.plan.models import Model, read_model
 from zerort.cli.screen import Screen, new_table
 from zerort.config import ZERO, Budget, Plan, format_bytes
-from zerort.engine.offload_options import OffloadOptions
+from zerort.config.offload import OffloadOptions
+from zerort.engine.model.tensors import full_name
+from zerort.engine.options import accumulation
 from zerort.engine.report import MemoryReport
+from zerort.engine.residence.choose import reach
 from zerort.engine.sizing.forecast import MemoryForecast, Traffic
 from zerort.engine.sizing.requirements import PARTS, ModelSpec
 from zerort.errors import CallError, PlanError
+from zerort.layout import Placement, itemsize
 from zerort.layout.dtypes import TRAINABLE
 from zerort.optim import SGD, Adafactor, AdamW, Lion, Optimizer
 from zerort.storage import DirectoryReport, inspect
@@ -44,12 +49,25 @@ def run_plan(options: argparse.Namespace) -> int:
         raise UsageError(f"Expected --ranks to be a multiple of --machines, got {options.ranks} on {options.machines}.")
     if bool(options.read_speed) != bool(options.write_speed):
         raise UsageError("Expected --read-speed and --write-speed together, got one of them.")
+    if options.virtual_shards is not None and (options.virtual_shards < options.ranks or options.micro_steps > 1):
+        raise UsageError(
+            f"Expected --virtual-shards to be at least --ranks ({options.ranks}), without --micro-steps, got "
+            f"{options.virtual_shards} and {options.micro_steps}."
+        )
+    options.on_gpus, options.device = "cuda" in options.device, _capacity(options.device)
     has_budget = bool(options.device or options.host or options.nvme)
     if has_budget and options.stage is None:
         options.stage = 3
     disk = _disk(options)
     for line in _head(options, model):
         screen.print(line)
+    for unit, tensors in _ties(options, model).items():
+        for full, (home, name) in tensors.items():
+            nbytes = math.prod(model[home][name].shape) * itemsize(model[home][name].dtype)
+            screen.print(
+                f"tied: {unit} uses {full}. Its gradients are reduced by themselves; torch's autograd sums them first, "
+                f"and holds {format_bytes(nbytes)} besides, from the first use in backward to the last"
+            )
     names = {name: None for tensors in model.values() for name in tensors}
     for glob in options.frozen:
         if not fnmatch.filter(names, glob):
@@ -72,7 +90,7 @@ def _within_budget(
         budget = Plan.fit(device=options.device, host=options.host, nvme=options.nvme, stage=options.stage)
     except PlanError as error:
         raise UsageError(f"{error} On the command line: --host 8GiB --nvme 200GiB.") from error
-    screen.print(f"budget: {_budget(budget)}")
+    screen.print(f"budget: {_budget(budget, on_gpus=options.on_gpus)}")
     document: dict[str, Any] = {"budget": asdict(budget)}
     try:
         forecasts = _forecasts(options, model, budget)
@@ -101,6 +119,9 @@ def _under_every_plan(screen: Screen, options: argparse.Namespace, model: Model)
     screen.print("")
     screen.print(table)
     screen.print("besides: gradient buckets and gathered units. Activations are your program's own.")
+    if options.micro_steps > 1:
+        for name in found:
+            screen.print(f"{name}: {_summed(options, int(name.removeprefix('zero')))}")
     screen.print("What part of it goes to a disk within a budget: --host 8GiB --nvme 200GiB")
     return {
         "plans": {name: {part: getattr(memory, part) for part in (*PARTS, *_WORKING)} for name, memory in found.items()}
@@ -122,18 +143,33 @@ class _Forecast:
 
 
 def _in_memory(memory: MemoryReport) -> int:
-    return memory.resting + memory.buckets + memory.gathered + memory.streaming
+    return memory.at_rest + memory.buckets + memory.gathered + memory.streaming
+
+
+def _micro_steps(options: argparse.Namespace) -> int:
+    """Return how many micro-batches each rank computes in a step."""
+    if options.virtual_shards is None:
+        return int(options.micro_steps)
+    return Leaves(options.virtual_shards, options.ranks).most
 
 
 def _forecasts(options: argparse.Namespace, model: Model, plan: Plan | Budget) -> list[_Forecast]:
     """Return every rank's forecast."""
+    placements = plan if isinstance(plan, Plan) else Plan.zero(plan.stage)
+    is_sharded = placements.gradient.placement is Placement.SHARDED  # of others there is one way to accumulate
     model_spec = ModelSpec(
         units=model,
-        plan=plan if isinstance(plan, Plan) else Plan.zero(plan.stage),
-        optimizer=_optimizer(options.optimizer),
+        plan=placements,
+        optimizer=_optimizer(options),
         size=options.ranks,
         frozen=_frozen(options, model),
         gradient_dtype=options.gradient_dtype,
+        equal_shards=options.on_gpus,
+        over_nccl=options.on_gpus,
+        micro_steps=options.micro_steps,
+        accumulate=options.accumulate if is_sharded else None,
+        virtual_shards=options.virtual_shards,
+        ties=_ties(options, model),
     )
     memory_forecast = MemoryForecast.of(
         model_spec,
@@ -141,12 +177,49 @@ def _forecasts(options: argparse.Namespace, model: Model, plan: Plan | Budget) -
         offload=_offload(),
         prefetch=options.prefetch,
         buckets=options.buckets,
-        one_memory=options.machines == 1,
+        one_memory=options.machines == 1 and not options.on_gpus,
+        reach=reach(on_gpus=options.on_gpus),
     )
     return [
-        _Forecast(memory_forecast.memory(rank), memory_forecast.below(rank), memory_forecast.traffic(rank))
+        _Forecast(
+            memory_forecast.memory(rank),
+            memory_forecast.below(rank),
+            memory_forecast.traffic(rank, passes=2 * _micro_steps(options)),
+        )
         for rank in range(options.ranks)
     ]
+
+
+def _ties(options: argparse.Namespace, model: Model) -> dict[str, dict[str, tuple[str, str]]]:
+    """Return which units use tensors that others hold, as the user says."""
+    places = {full_name(unit, name): (unit, name) for unit, tensors in model.items() for name in tensors}
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    for text in options.tie:
+        unit, sign, full = text.partition("=")
+        if not sign or full not in places:
+            raise UsageError(
+                f"Expected --tie UNIT=NAME with a tensor's full name, such as {next(iter(places))!r}; got {text!r}."
+            )
+        found.setdefault(unit, {})[full] = places[full]
+    return found
+
+
+def _summed(options: argparse.Namespace, stage: int) -> str:
+    """Say how a plan sums the gradients of several micro-steps."""
+    plan = Plan.zero(stage)
+    is_sharded = plan.gradient.placement is Placement.SHARDED  # of others there is one way to accumulate
+    how = options.accumulate if is_sharded else None
+    return accumulation(plan, micro_steps=options.micro_steps, accumulate=how)
+
+
+def _capacity(given: Sequence[int | str]) -> int:
+    """Return the budget of GPU memory among what ``--device`` was given: sizes, and words."""
+    sizes = [one for one in given if not isinstance(one, str)]
+    if len(sizes) > 1 or {"cuda", "host"} <= {*given}:
+        raise UsageError(
+            f"Expected --device once as cuda or host, and once as a size; got {', '.join(map(str, given))}."
+        )
+    return sizes[0] if sizes else 0
 
 
 def _offload() -> OffloadOptions:
@@ -163,15 +236,19 @@ def _frozen(options: argparse.Namespace, model: Model) -> Callable[[str], bool]:
     return lambda name: name in untrainable or any(fnmatch.fnmatchcase(name, glob) for glob in options.frozen)
 
 
-def _optimizer(name: str) -> Optimizer:
+def _optimizer(options: argparse.Namespace) -> Optimizer:
+    forms = {name: form for name in ("master", "moments") if (form := getattr(options, name)) is not None}
+    if forms and options.optimizer != "adamw":
+        given = " and ".join(f"--{name}" for name in forms)
+        raise UsageError(f"Expected {given} with --optimizer adamw, got {options.optimizer}. Leave it out.")
     made: dict[str, Optimizer] = {
-        "adamw": AdamW(lr=1e-3),
+        "adamw": AdamW(lr=1e-3, **forms),
         "lion": Lion(lr=1e-3),
         "sgd": SGD(lr=1e-3),
         "sgd-momentum": SGD(lr=1e-3, momentum=0.9),
         "adafactor": Adafactor(lr=1e-3),
     }
-    return made[name]
+    return made[options.optimizer]
 
 
 def _disk(options: argparse.Namespace) -> DirectoryReport | None:
@@ -200,21 +277,37 @@ def _too_full(options: argparse.Namespace, forecasts: Sequence[_Forecast], disk:
 # ── what is shown ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _moments(options: argparse.Namespace) -> str | None:
+    """Return the form of the moments, and that it changes results."""
+    return "int8 (approximate)" if options.moments == "int8" else options.moments
+
+
 def _head(options: argparse.Namespace, model: Model) -> list[str]:
     specs = [spec for tensors in model.values() for spec in tensors.values()]
     numel = sum(math.prod(spec.shape) for spec in specs)
     dtypes = ", ".join(dict.fromkeys(spec.dtype for spec in specs))
     ranks = f"{options.ranks} rank{'s' * (options.ranks > 1)}"
     stage = "" if options.stage is None else f", ZeRO-{options.stage}"
+    forms = [f"{form} {what}s" for what, form in (("master", options.master), ("moment", _moments(options))) if form]
+    form = f" with {' and '.join(forms)}" if forms else ""
     odd = [spec.dtype for spec in specs if spec.dtype not in TRAINABLE]
     cold = f"; {len(odd)} of them stay as they are: no optimizer trains {', '.join(dict.fromkeys(odd))}" if odd else ""
+    summed = f", {options.micro_steps} micro-steps" if options.micro_steps > 1 else ""
+    if options.stage is not None:
+        summed = f", {_summed(options, options.stage)}" if summed else ""
+    if options.virtual_shards:
+        summed = f", {_micro_steps(options)} micro-steps of {options.virtual_shards} virtual shards"
     return [
         f"model: {options.model}: {numel:,} parameters in {len(specs)} tensors of {len(model)} units, {dtypes}{cold}",
-        f"training: {options.optimizer}{stage} on {ranks}, {options.machines} machine{'s' * (options.machines > 1)}",
+        f"training: {options.optimizer}{form}{stage}{summed} on {ranks}, {options.machines} "
+        f"machine{'s' * (options.machines > 1)}{', a GPU each' if options.on_gpus else ''}",
     ]
 
 
-def _budget(budget: Budget) -> str:
+def _budget(budget: Budget, *, on_gpus: bool) -> str:
+    if on_gpus:
+        sizes = f"{format_bytes(budget.device)} of GPU memory, {format_bytes(budget.host)} of host memory"
+        return f"{sizes} and {format_bytes(budget.nvme)} of disk per rank"
     both = budget.device and budget.host
     note = " (device and host are one memory on a machine without a GPU)" if both else ""
     return f"{format_bytes(budget.memory)} of memory{note} and {format_bytes(budget.nvme)} of disk per rank"

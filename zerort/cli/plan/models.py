@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from zerort.checkpoint import read_manifest
-from zerort.checkpoint.safetensors import DTYPES, MOST_HEAD
+from zerort.checkpoint.format.safetensors import DTYPES, MOST_HEAD
 from zerort.cli.arguments import UsageError
 from zerort.engine.model.tensors import TensorSpec
 from zerort.errors import CallError, CheckpointError

@@ -23,7 +23,7 @@ from zerort.comm.bootstrap.environment import load_mpi
 from zerort.comm.bootstrap.leftovers import sweep
 from zerort.comm.group import Group
 from zerort.comm.guard.failure import abort_job_on_exception, end_job
-from zerort.comm.neighbours import can_open_each_other, see_each_other
+from zerort.comm.neighbours import can_open_each_other, see_each_other, share_cores
 from zerort.comm.transport import Transport
 from zerort.comm.transports.nccl.opening import open_on_gpus
 from zerort.comm.transports.node.meeting import open_control
@@ -190,6 +190,7 @@ def open_node(
     able = machine.allgather(native.AVAILABLE and allow_native)
     sees_processes = see_each_other(machine.allgather)
     named = not (sees_processes and can_open_each_other(machine.allgather))
+    crowded = share_cores(machine.allgather)
     control, path, error = None, "", ""
     if machine.Get_rank() == 0:
         for directory in {"/dev/shm", options.shm_dir}:  # MPI libraries know only the first
@@ -212,6 +213,7 @@ def open_node(
                 in_native=all(able),
                 sees_processes=sees_processes,
                 named=named,
+                crowded=crowded,
             )
         except SharedMemoryError as problem:
             error = str(problem)

@@ -16,12 +16,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from zerort.comm.arrays import DeviceArrays
+from zerort.comm.arrays import DeviceArrays, address_of_any
 from zerort.comm.geometry import Geometry
 from zerort.native.rendezvous import AGREED_BYTES, HEADER_BYTES
 from zerort.typing import Array
 
-__all__ = ["INVALID", "Call", "call_site", "calls_back", "describe_header", "is_ours", "users_frame"]
+__all__ = [
+    "INVALID",
+    "SEQUENCE_NBYTES",
+    "Call",
+    "call_site",
+    "calls_back",
+    "describe_header",
+    "is_binding",
+    "is_ours",
+    "pack_sequence",
+    "users_frame",
+]
 
 INVALID = "invalid call"
 """The operation of a rank whose arguments are wrong: it still arrives, so that the others need not wait for it."""
@@ -29,6 +40,7 @@ INVALID = "invalid call"
 # sequence | op, dtype, reduction, root, numel, layout, name || site
 _SEQUENCE = struct.Struct("<Q")
 _AGREED = struct.Struct("<16s12s4siQQ36s")
+SEQUENCE_NBYTES = _SEQUENCE.size
 _SITE_BYTES = HEADER_BYTES - AGREED_BYTES
 assert _SEQUENCE.size + _AGREED.size == AGREED_BYTES
 
@@ -72,6 +84,8 @@ class Call:
     """Where a transport found the arrays; its own business."""
     shortcut: Any = field(default=None, repr=False)
     """A transport's own faster way to make this call again."""
+    make: Any = field(default=None, repr=False)
+    """Returns a new array for the result of the same call; None if the caller gave an out."""
     _tail: bytes = field(default=b"", repr=False)
 
     def header(self) -> bytes:
@@ -98,6 +112,13 @@ class Call:
         self.source, self.out, self.result = source, out, out
         return self
 
+    def take_new(self, source: Array, out: Array) -> Call:
+        """Take a source wherever it lies, and a new array for the result, to make this call again."""
+        self.source, self.out, self.result = source.reshape(-1), out.reshape(-1), out
+        self.source_address, self.out_address = address_of_any(source), address_of_any(out)
+        self.places = None
+        return self
+
     def finish(self) -> Any:
         """Let go of the arrays and return the result; the call can then be made again."""
         result = self.result
@@ -117,6 +138,11 @@ def _pack(op: str, dtype: str, reduction: str, root: int, numel: int, counts: An
     layout = zlib.crc32(repr((counts, name)).encode())
     agreed = _AGREED.pack(op.encode(), dtype.encode(), reduction.encode(), root, numel, layout, name.encode()[:36])
     return agreed + site.encode()[-_SITE_BYTES:].ljust(_SITE_BYTES, b"\0")
+
+
+def pack_sequence(sequence: int) -> bytes:
+    """Return what a header begins with."""
+    return _SEQUENCE.pack(sequence)
 
 
 def describe_header(header: bytes) -> tuple[int, str, str]:
@@ -169,9 +195,19 @@ def is_ours(filename: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def calls_back(filename: str) -> bool:
     """Say whether a file stands between users and zerort: its lines tell nobody where a mistake is."""
-    folder, name = os.path.split(filename)
-    binding = os.path.basename(folder).startswith("zerort_")
-    return is_ours(filename) or binding or name == "contextlib.py" or _TORCH in filename
+    between = os.path.basename(filename) == "contextlib.py" or _TORCH in filename
+    return is_ours(filename) or between or is_binding(filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_binding(filename: str) -> bool:
+    """Say whether a file is a binding's: in a package ``zerort_…``, or below it. A plain folder may be called that."""
+    folder = os.path.dirname(filename)
+    while os.path.isfile(os.path.join(folder, "__init__.py")):
+        if os.path.basename(folder).startswith("zerort_"):
+            return True
+        folder = os.path.dirname(folder)
+    return False
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from zerort.comm import geometry
-from zerort.comm.arrays import address_of_any, is_writeable
+from zerort.comm.arrays import Tensors, address_of_any, is_writeable
 from zerort.comm.geometry import Counts
 from zerort.comm.guard.call import Call
 from zerort.errors import CallError
@@ -35,6 +35,7 @@ __all__ = [
     "fill_reduce",
     "fill_reduce_scatter",
     "fill_split",
+    "fill_tensors",
 ]
 
 
@@ -57,6 +58,25 @@ def fill_split(call: Call, rank: int, size: int, given: Given) -> None:
                 f"split: Expected a {what} that is a whole number{' ≥ 0, or None' if what == 'color' else ''}, "
                 f"got {value!r}."
             )
+
+
+def fill_tensors(
+    call: Call,
+    rank: int,
+    size: int,
+    given: Given,
+    *,
+    fill: Callable[[Call, int, int, Given], None],
+    tensors: Tensors,
+) -> None:
+    """What ``fill`` does, with a framework's tensors: an array takes part as it is, and a new result is a tensor."""
+    source, out = (
+        one if one is None or isinstance(one, np.ndarray) else tensors.to_array(one)
+        for one in (given.source, given.out)
+    )
+    fill(call, rank, size, given._replace(source=source, out=out))
+    if call.result is not None:
+        call.result = tensors.from_array(call.result) if given.out is None else given.out
 
 
 def fill_barrier(call: Call, rank: int, size: int, given: Given) -> None:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from zerort import forks
 from zerort.comm.guard.folded import format_error, likeness
 from zerort.comm.guard.standing import exit_code
+from zerort.config.environment import read_variable
 from zerort.errors import RankFailedError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def abort_job_on_exception(comm: MPI.Intracomm | None = None, *, full_traceback:
     if _installed:
         return
     _installed = True
-    stacks = os.environ.get("ZERORT_STACKS", "")
+    stacks = read_variable("ZERORT_STACKS")
     if os.path.isdir(stacks):
         # `zerort.testing` asks a job that hangs where it stands. Each process has a file: they all answer at once.
         file = os.open(os.path.join(stacks, str(os.getpid())), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -20,7 +20,7 @@ import re
 import traceback
 from typing import Any
 
-from zerort.comm.guard.call import calls_back, is_ours
+from zerort.comm.guard.call import calls_back, is_binding, is_ours
 from zerort.errors import CollectiveError, ZerortError
 
 __all__ = ["format_error", "likeness"]
@@ -79,6 +79,4 @@ class _Folded(traceback.StackSummary):
 @functools.lru_cache(maxsize=256)
 def _is_inside(filename: str) -> bool:
     """Say whether a file is zerort's, or a binding's: a user's own folder may be called zerort_something, too."""
-    folder = os.path.dirname(filename)
-    binding = os.path.basename(folder).startswith("zerort_") and os.path.isfile(os.path.join(folder, "__init__.py"))
-    return is_ours(filename) or binding
+    return is_ours(filename) or is_binding(filename)

@@ -1,8 +1,8 @@
 """`Exchange`: messages between ranks over MPI, in pieces that MPI can carry, with an eye on the clock and on alarms.
 
 The one place that hands memory to MPI. Everything is non-blocking and polled, because a blocking MPI call cannot be
-left when a rank it waits for is gone. A rank that gives up, or leaves, sends an alarm to all others; whoever waits
-reads its alarms meanwhile, so one rank's timeout is everybody's within milliseconds.
+left when a rank it waits for is gone. A rank that gives up, or leaves, sounds an alarm (alarms.py); whoever waits reads
+its alarms meanwhile, so one rank's timeout is everybody's within milliseconds.
 
 [Note: threads]
 Messages are the business of one thread. Alarms are not: a thread that watches over a GPU hears and sounds them, too.
@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +26,11 @@ from mpi4py import MPI
 
 from zerort import trace
 from zerort.comm.neighbours import process_space
+from zerort.comm.transports.alarms import Alarm, Alarms
 from zerort.native.rendezvous import is_alive
 from zerort.typing import Array
 
-__all__ = ["Alarm", "Exchange", "Interrupted"]
+__all__ = ["Exchange", "Interrupted", "Messages"]
 
 _LISTEN_EVERY = 0.01
 """Seconds between looks at the alarms while waiting."""
@@ -43,27 +43,28 @@ _BUSY_FOR = 0.005
 
 _NAP = 50e-6
 
+_LONG_NBYTES = 256 * 1024
+"""Messages of this size and more take longer than a nap, and polling would take the core from who computes."""
+
+
+_GREETINGS = 1
+"""The tag of messages that come before a call, or with a small one."""
 
 _abandoned: list[object] = []
 """Requests that were given up, and their memory: MPI may still write there, so it is never given back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    """What a rank said when it gave up or left."""
+@dataclass(slots=True, eq=False)
+class Messages:
+    """Messages under way, with their memory."""
 
-    rank: int
-    sequence: int
-    """The first call in which the rank takes no part."""
-    reason: str
-    """``"gave up"``, ``"left"``, ``"failed"`` or, sounded for it by a rank of its host, ``"died"``."""
-    last: str
-    """What it was doing; of one that left, the words of its `Standing`."""
+    requests: list[Any]
+    sends: list[tuple[int, Array]]
+    receives: list[tuple[int, Array]]
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether the rank takes part no longer and has nothing to complain of."""
-        return self.reason in ("left", "died")
+
+_outstanding: dict[int, Messages] = {}
+"""Messages that have not been waited for; those that were given up stay here for the reason above."""
 
 
 class Interrupted(Exception):
@@ -84,7 +85,6 @@ class Exchange:
         self.comm = comm.Dup()
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.hosts = hosts
-        self.alarms: dict[int, Alarm] = {}
         self._alarm_comm = comm.Dup()
         self._message_nbytes = message_nbytes
         self._timeout = timeout
@@ -93,12 +93,23 @@ class Exchange:
         self._only_thread = None if MPI.Query_thread() >= MPI.THREAD_MULTIPLE else threading.get_ident()
         self._alarming = threading.Lock()  # a probe by one thread must not find what another is about to receive
         self._hushed = False
+        self._alarms = Alarms(self.rank, self.size, send=self._mail_to, receive=self._next_mail)
         where = comm.allgather((hosts[self.rank], process_space(), os.getpid()))
         self._neighbours = {
             rank: pid
             for rank, (*place, pid) in enumerate(where)
             if place == [*where[self.rank][:2]] and rank != self.rank and is_alive(pid)  # hidden ones cannot be told
         }
+
+    def trade(
+        self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]], *, sequence: int
+    ) -> None:
+        """Send and receive greetings, each in one message; what comes may be shorter than the room for it."""
+        requests: list[Any] = []
+        with _kept(requests, sends, receives):
+            requests += [self.comm.Irecv([room, MPI.BYTE], source=rank, tag=_GREETINGS) for rank, room in receives]
+            requests += [self.comm.Isend([mine, MPI.BYTE], dest=rank, tag=_GREETINGS) for rank, mine in sends]
+            self._wait(requests, sequence=sequence)
 
     def all_gather_bytes(self, mine: bytes, *, sequence: int) -> list[bytes]:
         """Return every rank's bytes; all give equally many."""
@@ -109,33 +120,39 @@ class Exchange:
             self._wait(requests, sequence=sequence)
         return [row.tobytes() for row in everyone]
 
-    def swap(
-        self,
-        sends: Iterable[tuple[int, Array]],
-        receives: Iterable[tuple[int, Array]],
-        *,
-        sequence: int,
-    ) -> None:
-        """Send and receive 1-D arrays, all at once, and return when all have gone and come.
+    def start(self, sends: Iterable[tuple[int, Array]], receives: Iterable[tuple[int, Array]]) -> Messages:
+        """Begin to send and receive 1-D arrays, all at once; `finish` waits until all have gone and come.
 
         Args:
             sends: (to rank, array). Several to one rank arrive in this order.
             receives: (from rank, array to fill).
-            sequence: The call that this belongs to; an alarm of an earlier one interrupts it.
         """
-        sends, receives = list(sends), list(receives)
+        messages = Messages([], list(sends), list(receives))
+        _outstanding[id(messages)] = messages
         limit = self._message_nbytes
-        requests: list[Any] = []
-        with _kept(requests, sends, receives):
-            for rank, array in receives:
-                requests.extend(self.comm.Irecv([piece, MPI.BYTE], source=rank) for piece in _pieces(array, limit))
-            for rank, array in sends:
-                if self.hosts[rank] != self.hosts[self.rank]:
-                    trace.count("wire.bytes", array.nbytes)
-                requests.extend(self.comm.Isend([piece, MPI.BYTE], dest=rank) for piece in _pieces(array, limit))
-            self._wait(requests, sequence=sequence)
+        for rank, array in messages.receives:
+            messages.requests += [self.comm.Irecv([piece, MPI.BYTE], source=rank) for piece in _pieces(array, limit)]
+        for rank, array in messages.sends:
+            if self.hosts[rank] != self.hosts[self.rank]:
+                trace.count("wire.bytes", array.nbytes)
+            messages.requests += [self.comm.Isend([piece, MPI.BYTE], dest=rank) for piece in _pieces(array, limit)]
+        return messages
 
-    def _wait(self, requests: list[Any], *, sequence: int) -> None:
+    def finish(self, messages: Messages, *, sequence: int) -> None:
+        """Wait until messages have gone and come.
+
+        Args:
+            messages: What `start` returned.
+            sequence: The call that they belong to; an alarm of an earlier one interrupts it.
+
+        Raises:
+            Interrupted: As in `_wait`.
+        """
+        long = sum(array.nbytes for _, array in messages.receives) >= _LONG_NBYTES
+        self._wait(messages.requests, sequence=sequence, busy_for=0.0 if long else _BUSY_FOR)
+        del _outstanding[id(messages)]
+
+    def _wait(self, requests: list[Any], *, sequence: int, busy_for: float = _BUSY_FOR) -> None:
         """Poll until all ``requests`` are done.
 
         Raises:
@@ -149,12 +166,12 @@ class Exchange:
                 self.listen()
                 if now - looked >= _LOOK_EVERY:
                     looked = now
-                    self._look_for_the_dead(sequence)
+                    self.look_for_the_dead(sequence)
                 lost = any(alarm.sequence <= sequence for alarm in self.alarms.values())
                 if lost or now - began >= self._timeout:
                     raise Interrupted
             # Yield at first, for the other side may need this core to answer; later leave it alone for longer.
-            time.sleep(0 if now - began < _BUSY_FOR else _NAP)
+            time.sleep(0 if now - began < busy_for else _NAP)
 
     def listen(self) -> None:
         """Read the alarms that have come, and send those that wait for this thread."""
@@ -162,43 +179,66 @@ class Exchange:
             return
         with self._alarming:
             if not self._hushed:
-                self._send()
-                self._receive()
+                self._sound_all()
+                self._alarms.exchange()
 
-    def _look_for_the_dead(self, sequence: int) -> None:
+    @property
+    def alarms(self) -> dict[int, Alarm]:
+        """What other ranks said, or those who spoke for them, until now: another thread may hear more meanwhile."""
+        return dict(self._alarms.known)
+
+    def look_for_the_dead(self, sequence: int) -> None:
         """Sound the alarm that a process of this host, which ended without a word, cannot sound itself."""
+        alarms = self.alarms
         for rank, pid in self._neighbours.items():
-            if rank not in self.alarms and not is_alive(pid):
-                self.alarms[rank] = Alarm(rank, sequence, "died", "")
-                self.sound(self.alarms[rank])
+            if rank not in alarms and not is_alive(pid):
+                self.sound(Alarm(rank, sequence, "died", ""))
 
     def sound(self, alarm: Alarm) -> None:
-        """Send an alarm to every other rank. Does not wait for anyone to hear it."""
+        """Send an alarm to every other rank, by way of some. Does not wait for anyone to hear it."""
         self._unsent.append(alarm)
         self.listen()
+
+    @property
+    def missing(self) -> frozenset[int] | None:
+        """The ranks that are missing, as one rank judged for all; None before ([Note: one verdict] in alarms.py)."""
+        return None if self._alarms.verdict is None else self._alarms.verdict[1]
+
+    def judge(self, missing: Iterable[int]) -> None:
+        """Say for all ranks which of them are missing, unless another has."""
+        with self._alarming:
+            self._alarms.judge(missing)
+        self.speak_out()
+
+    def speak_out(self) -> None:
+        """Pass on now what would be passed on in a while: this rank listens no more."""
+        if self._only_thread in (None, threading.get_ident()):
+            with self._alarming:
+                if not self._hushed:
+                    self._sound_all()
+                    self._alarms.exchange(last=True)
 
     def hush(self) -> None:
         """Hear and sound no more alarms: the last have been sent, and MPI is about to end."""
         if not MPI.Is_finalized():
-            self.listen()
+            self.speak_out()
         with self._alarming:
             self._hushed = True
 
-    def _send(self) -> None:
+    def _sound_all(self) -> None:
         while self._unsent:
-            alarm = self._unsent.popleft()
-            raw = json.dumps({name: getattr(alarm, name) for name in Alarm.__dataclass_fields__}).encode()
-            for rank in range(self.size):
-                if rank != self.rank:
-                    self._mail.append((self._alarm_comm.Isend([raw, MPI.BYTE], dest=rank), raw))
+            self._alarms.sound(self._unsent.popleft())
 
-    def _receive(self) -> None:
+    def _mail_to(self, rank: int, raw: bytes) -> None:
+        self._mail.append((self._alarm_comm.Isend([raw, MPI.BYTE], dest=rank), raw))
+
+    def _next_mail(self) -> bytes | None:
         status = MPI.Status()
-        while self._alarm_comm.Iprobe(source=MPI.ANY_SOURCE, status=status):
-            raw = bytearray(status.Get_count(MPI.BYTE))
-            self._alarm_comm.Recv([raw, MPI.BYTE], source=status.Get_source())
-            alarm = Alarm(**json.loads(raw))
-            self.alarms.setdefault(alarm.rank, alarm)  # a rank that gave up leaves later: the first word says why
+        if not self._alarm_comm.Iprobe(source=MPI.ANY_SOURCE, status=status):
+            return None
+        raw = bytearray(status.Get_count(MPI.BYTE))
+        self._alarm_comm.Recv([raw, MPI.BYTE], source=status.Get_source())
+        return bytes(raw)
 
     def close(self, *, patience: float) -> None:
         """Free the communicators if every rank is there to do so within ``patience`` seconds; else leave them be."""
@@ -209,9 +249,9 @@ class Exchange:
                 if time.monotonic() > deadline:
                     return
                 time.sleep(_NAP)
-            for mail, _ in self._mail:
-                mail.Wait()
-            self._receive()
+            while not MPI.Request.Testall([mail for mail, _ in self._mail]):
+                self._alarms.hear()  # a long message leaves when it is received
+            self._alarms.hear()
             self._alarm_comm.Free()
             self.comm.Free()
 

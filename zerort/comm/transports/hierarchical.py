@@ -3,38 +3,39 @@
     reduce_scatter   sum within the host, out of its ranks' memory ── one partial per host pair ──> sum over hosts
     all_gather       write one's shard into the host's window ── each shard to each other host once ──> read the window
 
-[Note: lanes]
-A host's ranks share the work of talking to other hosts. With ``lanes`` = the fewest ranks on any host, the rank with
-local number i serves lane i % lanes, and only the first ``lanes`` ranks of a host talk. A shard travels in the lane of
-its owner.
-
-[Note: rounds]
-Arrays pass in pieces of one size, in step on both sides, whether they land in the window that the user holds or in
-ours: a host need not know where the other's arrays lie.
+Who sends what to whom is in shift.py, what crosses the wire in carrier.py, what happens within a host in host_side.py.
+Arrays pass in pieces of one size, in step on both sides, wherever they lie: a host need not know of another's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 import numpy as np
 from mpi4py import MPI
 
-from zerort import native
+from zerort import native, trace
 from zerort.comm import geometry
-from zerort.comm.geometry import Geometry, split_evenly
-from zerort.comm.guard.call import Call, call_site
+from zerort.comm.guard.call import SEQUENCE_NBYTES, Call, call_site
 from zerort.comm.guard.standing import Standing
 from zerort.comm.guard.verdict import Trouble
 from zerort.comm.transport import Transport
+from zerort.comm.transports.carrier import HostSide
+from zerort.comm.transports.greeting import DIFFERS
+from zerort.comm.transports.host_side import LANDING_SLOTS, SharedHost
 from zerort.comm.transports.mpi import MpiTransport
 from zerort.comm.transports.node.transport import NodeTransport
+from zerort.comm.transports.shift import Topology
 from zerort.config import GroupOptions
 from zerort.errors import CollectiveError, SharedMemoryError
 from zerort.typing import Array
 
 __all__ = ["HierarchicalTransport"]
+
+
+_NOTE_WORDS = 8
+"""Numbers before a small result in the host's window: a cache line, of which the first holds the flags."""
 
 
 class HierarchicalTransport(MpiTransport):
@@ -60,33 +61,100 @@ class HierarchicalTransport(MpiTransport):
         options: GroupOptions,
         open_part: Callable[..., Transport],
     ) -> None:
+        self._node = node  # first: opening may be given up
         super().__init__(comm, hosts=hosts, name=name, options=options)
-        self._node = node
         self._open_part = open_part
         node.stand(self.standing)
-        self._members = [[r for r in range(self.size) if hosts[r] == host] for host in dict.fromkeys(hosts)]
-        self._host_of = [next(h for h, ranks in enumerate(self._members) if r in ranks) for r in range(self.size)]
-        self._host = self._host_of[self.rank]
-        self._lanes = min(len(ranks) for ranks in self._members)
-        self._lane_of = [self._members[self._host_of[r]].index(r) % self._lanes for r in range(self.size)]
-        local = self._members[self._host].index(self.rank)
-        self._my_lane = local if local < self._lanes else None
-        half = min(options.exchange_nbytes, options.staging_nbytes)
-        # Where other hosts' pieces land, in two halves that take turns.
-        self._landing = self._on_every_host(lambda: node.allocate_shared(2 * half))
-        self._half = half
-        self._turn = 0
-
-    def _talker(self, host: int, rank: int) -> int:
-        """Return the rank on ``host`` that serves the lane of ``rank``."""
-        return self._members[host][self._lane_of[rank]]
+        self._here = self.topology.members[self.topology.host_of[self.rank]]
+        self._notes = self._on_every_host(lambda: node.allocate_shared(2 * (8 * _NOTE_WORDS + self._small_copy)))
+        self._notes_turn = 0
+        # Where other hosts' pieces land if the ranks of this one cannot read each other's memory.
+        landing_nbytes = LANDING_SLOTS * self.topology.most * self._piece_nbytes
+        self._landing = self._on_every_host(lambda: node.allocate_shared(landing_nbytes))
 
     # -- meeting ---------------------------------------------------------------------------------------------------
 
     def meet(self, call: Call) -> None:
-        """Agree with everyone over MPI, then show the ranks of this host where the arrays lie."""
-        super().meet(call)
-        self._within(call, lambda: self._node.meet(call))
+        """Show the ranks of this host where the arrays lie; one of them compares the call with the other hosts'."""
+        self._sequence = call.sequence
+        flags = self._compare(call)
+        notes = self._next_notes()
+        if self._leads:
+            notes[0] = self._greet(call, flags)[0]
+        self._part(call)
+        self._conclude(call, int(notes[0]))
+
+    def _compare(self, call: Call) -> int:
+        """Meet the ranks of this host; return what their first one has to say for them all."""
+        agrees = True
+
+        def compare() -> None:
+            nonlocal agrees
+            agrees = self._node.compare(call)
+
+        self._within(call, compare)
+        if not self._leads:
+            return 0
+        tails = [header[SEQUENCE_NBYTES:] for header in self._node.headers()]
+        return self._flags_of(call, self._here, tails) | (0 if agrees else DIFFERS)
+
+    def _next_notes(self) -> Array:
+        """Return where the leader leaves flags for the ranks of this host, and behind them a small result."""
+        self._notes_turn ^= 1
+        half = self._notes.size // 2
+        return self._notes[self._notes_turn * half :][:half].view(np.int64)
+
+    def _run_small(self, call: Call) -> None:
+        """Sum, or collect, within the host; exchange that with the other hosts; share the result within the host."""
+        source, out, table = call.source, call.out, call.geometry
+        assert source is not None
+        assert out is not None
+        self._sequence = call.sequence
+        flags = self._compare(call)
+        notes = self._next_notes()
+        counts = (call.numel,) if table is None or table.reduces else tuple(count for _, count in table.takes)
+        raw = notes[_NOTE_WORDS:].view(np.uint8)
+        # An array that a host holds once is written by one rank: when a late one came, its owner might be changing it.
+        result = out if (table is None or table.alike) and self._node.one_out() else None
+        whole = raw[: sum(counts) * out.itemsize].view(out.dtype) if result is None else result
+        if self._leads:
+            notes[0] = self._lead(call, flags, counts, whole)
+        self._part(call)
+        self._conclude(call, int(notes[0]))
+        if result is None and out.size:
+            first = table.takes[self.rank][0] if table is not None and table.reduces else 0
+            np.copyto(out, whole[first : first + out.size])
+
+    def _lead(self, call: Call, flags: int, counts: Sequence[int], whole: Array) -> int:
+        """Return the flags of all hosts; ``whole`` is then the sum over them, or all their shards side by side."""
+        assert self._greeter is not None
+        assert call.source is not None
+        reduces = call.geometry is None or call.geometry.reduces
+        width = call.source.itemsize
+        shares = [sum(counts[rank] for rank in ranks) for ranks in self.topology.members] if not reduces else [*counts]
+        mine = self._greeter.data((shares[0] if reduces else shares[self.topology.host_of[self.rank]]) * width).view(
+            whole.dtype
+        )
+        if not flags & DIFFERS:
+            if reduces:
+                self._node.reduce_sources(call, mine, first=0)
+            else:
+                for local, part in enumerate(_cut(mine, [counts[rank] for rank in self._here])):
+                    self._node.copy_source(local, part)
+        flags, told = self._greet(call, flags, mine.nbytes, max(shares) * width)
+        if flags & DIFFERS:
+            return flags
+        trace.count("wire.bytes", mine.nbytes * (len(self.topology.members) - 1))
+        if reduces:
+            if whole.size:
+                native.reduce_into(whole, [row[: whole.nbytes].view(whole.dtype) for row in told], call.reduction)
+            return flags
+        places = geometry.starts(counts)
+        for ranks, row in zip(self.topology.members, told, strict=True):
+            shards = _cut(row.view(whole.dtype), [counts[rank] for rank in ranks])
+            for rank, shard in zip(ranks, shards, strict=True):
+                whole[places[rank] :][: shard.size] = shard
+        return flags
 
     def _part(self, call: Call) -> None:
         self._within(call, lambda: self._node.end_barrier(call))
@@ -98,7 +166,9 @@ class HierarchicalTransport(MpiTransport):
 
     def peer_failure(self) -> Trouble | None:
         """Say what is known of all ranks, or at least of this host's: a killed one sounds no alarm."""
-        return super().peer_failure() or self._node.peer_failure(self._members[self._host])
+        return super().peer_failure() or self._node.peer_failure(
+            list(self.topology.members[self.topology.host_of[self.rank]])
+        )
 
     def _give_up(self, call: Call) -> NoReturn:
         """Break this host's meeting place, too: ranks that talk to no other host wait there."""
@@ -114,128 +184,20 @@ class HierarchicalTransport(MpiTransport):
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
-    def move(self, call: Call) -> None:
-        """Serve the geometry host by host; an all_to_all has nothing to share and goes straight."""
-        table, source, out = call.geometry, call.source, call.out
-        assert table is not None
-        assert source is not None
-        assert out is not None
-        if table.reduces:
-            self._scatter_by_host(table, out, call)
-        elif table.alike:
-            self._gather_by_host(table, source, out, call)
-        else:
-            self._copy(table, source, out, call)
+    def _make_topology(self, hosts: list[int]) -> Topology:
+        return Topology(hosts)
 
-    def all_reduce(self, call: Call) -> None:
-        """Reduce one's own part, then gather all parts."""
-        assert call.out is not None
-        counts = split_evenly(call.numel, self.size)
-        mine = np.empty(counts[self.rank], call.out.dtype)  # apart: an out may be another rank's source
-        self._scatter_by_host(geometry.scatter(counts, self.rank), mine, call)
-        self._gather_by_host(geometry.gather(counts, self.rank), mine, call.out, call)
-
-    def _piece(self, itemsize: int) -> int:
-        return self._half // (self.size * itemsize)
-
-    def _gather_by_host(self, table: Geometry, source: Array, out: Array, call: Call) -> None:
-        piece = self._piece(out.itemsize)
-        whole = self._node.one_out()
-        if whole:
-            self._put(source, out[table.places[self.rank] :])
-            self._part(call)
-        for done in range(0, table.longest, piece):
-            if whole:
-                spots = {r: out[table.places[r] + done :] for r in range(self.size)}
-            else:
-                landing = self._next_landing(out.dtype)
-                spots = {r: landing[r * piece :] for r in range(self.size)}
-                many = min(piece, source.size - done)
-                if many > 0:
-                    spots[self.rank][:many] = source[done:][:many]
-                self._part(call)
-            pieces = {r: spots[r][: max(0, min(piece, table.takes[r][1] - done))] for r in range(self.size)}
-            if self._my_lane is not None:
-                lane = [r for r in range(self.size) if self._lane_of[r] == self._my_lane]
-                at_home = [r for r in lane if self._host_of[r] == self._host]
-                sends = [
-                    (self._talker(host, r), pieces[r])
-                    for host in range(len(self._members))
-                    if host != self._host
-                    for r in at_home
-                ]
-                receives = [
-                    (self._talker(self._host_of[r], r), pieces[r]) for r in lane if self._host_of[r] != self._host
-                ]
-                self.swap(sends, receives, call)
-            if not whole:
-                self._part(call)
-                for r, got in pieces.items():
-                    out[table.places[r] + done :][: got.size] = got
-        if whole:
-            self._part(call)
-
-    def _scatter_by_host(self, table: Geometry, out: Array, call: Call) -> None:
-        piece = self._piece(out.itemsize)
-        hosts = range(len(self._members))
-        lane = [r for r in range(self.size) if self._my_lane is not None and self._lane_of[r] == self._my_lane]
-        readable = self._node.sources_are_readable()
-        if not readable:
-            self._node.memory.start_rounds()
-        for done in range(0, table.longest, piece):
-            sizes = [max(0, min(piece, count - done)) for _, count in table.gives]
-            starts = [first + done for first, _ in table.gives]
-            partial = {r: np.empty(sizes[r], out.dtype) for r in lane}
-            if readable:
-                for r, array in partial.items():
-                    self._node.reduce_sources(call, array, first=starts[r])
-            else:
-                self._sum_staged(partial, starts, sizes, piece, call)
-            at_home = [r for r in lane if self._host_of[r] == self._host]
-            away = [r for r in lane if self._host_of[r] != self._host]
-            parts = {
-                (r, host): partial[r] if host == self._host else np.empty(sizes[r], out.dtype)
-                for r in at_home
-                for host in hosts
-            }
-            self.swap(
-                [(self._talker(self._host_of[r], r), partial[r]) for r in away],
-                [(self._talker(host, r), array) for (r, host), array in parts.items() if host != self._host],
-                call,
-            )
-            landing = self._next_landing(out.dtype)
-            for r in at_home:
-                if sizes[r]:
-                    result = out[done:] if r == self.rank else landing[r * piece :]
-                    native.reduce_into(result[: sizes[r]], [parts[r, host] for host in hosts], call.reduction)
-            if len(self._members[self._host]) > self._lanes:  # ranks without a lane find their part in the window
-                self._part(call)
-                if self._my_lane is None and sizes[self.rank]:
-                    out[done:][: sizes[self.rank]] = landing[self.rank * piece :][: sizes[self.rank]]
-        if not self._node.sources_are_staged():
-            self._part(call)
-
-    def _sum_staged(
-        self, partial: dict[int, Array], starts: list[int], sizes: list[int], piece: int, call: Call
-    ) -> None:
-        """Reduce this host's pieces through its ranks' staging slabs, where one rank cannot read another's memory."""
-        assert call.source is not None
-        slab = self._node.memory.next_slab(call.source.dtype)
-        for r in range(self.size):
-            slab[r * piece :][: sizes[r]] = call.source[starts[r] :][: sizes[r]]
-        self._part(call)
-        for r, array in partial.items():
-            slabs = (self._node.memory.slab_of(local, array.dtype) for local in range(self._node.size))
-            native.reduce_into(array, [one[r * piece :][: array.size] for one in slabs], call.reduction)
-
-    def _put(self, source: Array, place: Array) -> None:
-        if source.size and source.ctypes.data != place.ctypes.data:
-            place[: source.size] = source
-
-    def _next_landing(self, dtype: np.dtype[Any]) -> Array:
-        self._turn ^= 1
-        raw = self._landing[self._turn * self._half :][: self._half]
-        return raw[: raw.size // dtype.itemsize * dtype.itemsize].view(dtype)
+    def _side(self, call: Call, source: Array, out: Array) -> HostSide:
+        return SharedHost(
+            call,
+            source,
+            out,
+            node=self._node,
+            topology=self.topology,
+            rank=self.rank,
+            landing=self._landing,
+            part=lambda: self._part(call),
+        )
 
     # -- memory, parts, end ----------------------------------------------------------------------------------------
 
@@ -309,6 +271,14 @@ class HierarchicalTransport(MpiTransport):
 
     def details(self) -> str:
         """Say how the hosts hang together."""
-        shape = "+".join(str(len(ranks)) for ranks in self._members)
-        hosts = f"{len(self._members)} hosts of {shape} ranks, {self._lanes} lanes"
+        members = self.topology.members
+        hosts = f"{len(members)} hosts of {'+'.join(str(len(ranks)) for ranks in members)} ranks"
         return f"{hosts}; {self._node.details()}; {super().details()}"
+
+
+def _cut(array: Array, counts: Sequence[int]) -> Iterator[Array]:
+    """Yield pieces of an array, one after the other."""
+    first = 0
+    for count in counts:
+        yield array[first : first + count]
+        first += count

@@ -8,15 +8,16 @@ in fp32. What crosses the wire is the algorithm's bound: (n - 1) / n of the arra
 from __future__ import annotations
 
 import time
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
 
-from zerort import native
+from zerort import native, trace
 from zerort.comm import geometry
-from zerort.comm.geometry import Geometry, even_part, split_evenly
-from zerort.comm.guard.call import Call
+from zerort.comm.geometry import split_evenly
+from zerort.comm.guard.call import SEQUENCE_NBYTES, Call, call_site, pack_sequence
 from zerort.comm.guard.standing import Standing
 from zerort.comm.guard.verdict import (
     Sighting,
@@ -28,7 +29,14 @@ from zerort.comm.guard.verdict import (
     late_error,
 )
 from zerort.comm.transport import Transport
-from zerort.comm.transports.exchange import Alarm, Exchange, Interrupted
+from zerort.comm.transports.alarms import Alarm
+from zerort.comm.transports.carrier import Carrier, HostSide, piece_nbytes
+from zerort.comm.transports.exchange import Exchange, Interrupted, Messages
+from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, small_nbytes
+from zerort.comm.transports.host_side import LANDING_SLOTS, AloneOnHost
+from zerort.comm.transports.network import Network, is_direct, largest_sum, measure
+from zerort.comm.transports.node.memory import slab_nbytes
+from zerort.comm.transports.shift import Topology
 from zerort.config import GroupOptions
 from zerort.native.rendezvous import AGREED_BYTES
 from zerort.typing import Array
@@ -42,7 +50,13 @@ _HEAR_FOR = 1.0
 """Seconds in which the ranks that gave up together tell each other so."""
 
 _SMALL_NBYTES = 64 * 1024
-"""Broadcasts up to this size go straight from root to everyone."""
+"""Broadcasts and reductions up to this size go straight between root and everyone."""
+
+
+_MOST_PLACES = 1024
+"""Calls of which the places are remembered; others exchange headers anew."""
+
+_KEY_NBYTES = AGREED_BYTES - SEQUENCE_NBYTES
 
 
 class MpiTransport(Transport):
@@ -59,32 +73,141 @@ class MpiTransport(Transport):
     def __init__(self, comm: MPI.Intracomm, *, hosts: list[int], name: str, options: GroupOptions) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), name=name, options=options)
         self.hosts = hosts
+        self._abroad = sum(host != hosts[self.rank] for host in hosts)  # ranks on other hosts
         # Below MULTIPLE, a thread of ours could meet the user's own calls of MPI: then nothing is asynchronous.
-        self.runs_on = "own thread" if MPI.Query_thread() >= MPI.THREAD_MULTIPLE else "caller"
+        self.runs_on = "any thread" if MPI.Query_thread() >= MPI.THREAD_MULTIPLE else "caller"
         self._exchange = Exchange(comm, hosts=hosts, message_nbytes=options.message_nbytes, timeout=options.timeout)
-        self._headers: list[bytes] | None = None  # what every rank said when all last met
+        self.topology = self._make_topology(hosts)
+        slab = slab_nbytes(options.staging_nbytes, self.topology.most)
+        self._piece_nbytes = piece_nbytes(
+            self.topology, exchange_nbytes=options.exchange_nbytes, slot_nbytes=2 * slab // LANDING_SLOTS
+        )
+        self._carrier = Carrier(
+            self.rank, self.topology, nbytes=self._piece_nbytes, start=self.start, finish=self.finish
+        )
+        self._places: dict[bytes, list[bytes]] = {}  # calls, and for each what headers of all ranks end with
+        self._last: tuple[int, list[bytes]] | None = None  # the call at which all last met: number, ends of headers
         self._met_at = time.monotonic()
         self._sequence = 0
         self._left = False
+        leaders, hosts_count = [ranks[0] for ranks in self.topology.members], self.topology.count
+        self._leads = self.rank in leaders
+        self.network = self._measure(leaders)
+        """What messages between hosts cost; on every rank the same, and so is what follows."""
+        self._is_direct = is_direct(self.network, hosts_count)
+        room = small_nbytes(hosts_count, slab_nbytes=slab, message_nbytes=options.message_nbytes)
+        self.eager_nbytes = min(options.eager_nbytes, room)  # a larger call takes several exchanges: not on the caller
+        self._small_copy = room
+        """Bytes of the largest array that travels with a greeting."""
+        self._small_sum = min(room, largest_sum(self.network, hosts_count, scattered=False))
+        self._small_scatter = min(room, largest_sum(self.network, hosts_count, scattered=True))
+        self._greeter = (
+            Greeter(leaders, self.rank, room=room, direct=self._is_direct, trade=self._trade) if self._leads else None
+        )
+
+    def _make_topology(self, hosts: list[int]) -> Topology:
+        return Topology(range(self.size))  # ranks that share no memory are hosts of their own
 
     # -- meeting ---------------------------------------------------------------------------------------------------
 
     def meet(self, call: Call) -> None:
-        """Gather every rank's header and compare them."""
+        """Compare digests of all ranks' calls, and exchange headers where a rank calls from a new place."""
         self._sequence = call.sequence
+        self._conclude(call, self._greet(call, self._flags_of(call, [self.rank], [call.tail()]))[0])
+
+    def _measure(self, leaders: Sequence[int]) -> Network:
+        """Find out what messages between hosts cost: what the slowest found, on all ranks."""
+        costs = np.zeros(3)
         try:
-            headers = self._exchange.all_gather_bytes(call.header(), sequence=call.sequence)
+            if self._leads and len(leaders) > 1:
+                costs[:] = measure(leaders, self.rank, self._trade).costs()
+            told = self._exchange.all_gather_bytes(costs.tobytes(), sequence=self._sequence)
+        except Interrupted:
+            self._give_up(Call(op="open", site=call_site(), sequence=self._sequence))
+        latency, overhead, per_byte = map(float, np.frombuffer(b"".join(told)).reshape(-1, 3).max(0))
+        return Network(latency, overhead, 1 / per_byte if per_byte else float("inf"))
+
+    def _trade(self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]) -> None:
+        self._exchange.trade(sends, receives, sequence=self._sequence)
+
+    def _flags_of(self, call: Call, ranks: Sequence[int], tails: Sequence[bytes]) -> int:
+        """Return what this rank has to say for ``ranks``, whose headers end with ``tails``."""
+        known = self._places.get(call.tail()[:_KEY_NBYTES])
+        is_new = known is None or any(known[rank] != tail for rank, tail in zip(ranks, tails, strict=True))
+        return (DIFFERS if call.complaint else 0) | (NEW_PLACE if is_new else 0)
+
+    def _greet(self, call: Call, flags: int, nbytes: int = 0, most: int = 0) -> tuple[int, list[Array]]:
+        assert self._greeter is not None
+        try:
+            heard = self._greeter.greet(call, flags, nbytes, most=most)
         except Interrupted:
             self._give_up(call)
-        # A rank that comes late still finds the others' headers, but they have given up and gone: their alarms tell.
+        # A rank that comes late still finds the others' words, but they have given up and gone: their alarms tell.
         # One that wakes up late was here in time: what they have given up is a later call.
         self._exchange.listen()
         ended = [one for one in self._exchange.alarms.values() if one.reason in ("gave up", "failed")]
         if any(alarm.sequence <= call.sequence for alarm in ended):
             self._give_up(call)
-        self._headers, self._met_at = headers, time.monotonic()
-        if call.complaint or any(header[:AGREED_BYTES] != headers[0][:AGREED_BYTES] for header in headers):
+        return heard
+
+    def _conclude(self, call: Call, flags: int) -> None:
+        """Go on if all ranks agree on the call, when all know where each makes it."""
+        if flags & DIFFERS:
             raise self.disagree(call)
+        key = call.tail()[:_KEY_NBYTES]
+        if flags & NEW_PLACE:
+            trace.count("headers exchanged")
+            try:
+                headers = self._exchange.all_gather_bytes(call.header(), sequence=call.sequence)
+            except Interrupted:
+                self._give_up(call)
+            self._places.pop(key, None)
+            self._places[key] = [header[SEQUENCE_NBYTES:] for header in headers]
+            if len(self._places) > _MOST_PLACES:
+                del self._places[next(iter(self._places))]  # the oldest, on every rank the same
+        self._last, self._met_at = (call.sequence, self._places[key]), time.monotonic()
+
+    def run(self, call: Call) -> None:
+        """Do one collective: a small one in one exchange."""
+        if self._is_small(call):
+            with trace.span("small", track=f"comm {self.name}", sequence=call.sequence, nbytes=call.nbytes):
+                self._run_small(call)
+        else:
+            super().run(call)
+
+    def _is_small(self, call: Call) -> bool:
+        """Say whether data travels with the greeting: so for all ranks alike, or their calls differ."""
+        table, source, out = call.geometry, call.source, call.out
+        if source is None or out is None or (table is None and call.op != "all_reduce"):
+            return False
+        if table is None:
+            return out.nbytes <= self._small_sum
+        if table.reduces:
+            return call.numel * source.itemsize <= self._small_scatter
+        # Passed on, a broadcast takes as much room as everybody's data.
+        most = self._small_copy if self._is_direct or call.op != "broadcast" else self._small_scatter
+        return table.alike and out.nbytes <= most
+
+    def _run_small(self, call: Call) -> None:
+        source, out, table = call.source, call.out, call.geometry
+        assert source is not None
+        assert out is not None
+        assert self._greeter is not None
+        self._sequence = call.sequence
+        sent = source[: 0 if call.op == "broadcast" and call.root != self.rank else source.size].view(np.uint8)
+        np.copyto(self._greeter.data(sent.size), sent)
+        most = sent.size if table is None or table.reduces else table.longest * source.itemsize
+        flags, told = self._greet(call, self._flags_of(call, [self.rank], [call.tail()]), sent.size, most)
+        self._conclude(call, flags)
+        trace.count("wire.bytes", sent.size * self._abroad)
+        takes = ((0, call.numel),) * self.size if table is None else table.takes
+        parts = [_elements(row, take, out.dtype) for row, take in zip(told, takes, strict=True)]
+        if table is None or table.reduces:
+            if parts[0].size:
+                native.reduce_into(out, parts, call.reduction)
+        else:
+            for place, part in zip(table.places, parts, strict=True):
+                out[place : place + part.size] = part
 
     def exchange_texts(self, text: str) -> list[str]:
         """Gather every rank's text."""
@@ -111,145 +234,119 @@ class MpiTransport(Transport):
             return gone_trouble([alarm.rank for alarm in alarms])
         return failed_trouble(first.rank, f"it gave up {first.last}" if first.reason == "gave up" else first.last)
 
-    def swap(
-        self,
-        sends: list[tuple[int, Array]],
-        receives: list[tuple[int, Array]],
-        call: Call,
-    ) -> None:
-        """Send and receive arrays; raise what everybody raises if a rank is lost meanwhile."""
+    def start(self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]) -> Messages:
+        """Begin to send and receive arrays."""
+        return self._exchange.start(sends, receives)
+
+    def finish(self, messages: Messages, call: Call) -> None:
+        """Wait for messages; raise what everybody raises if a rank is lost meanwhile."""
         try:
-            self._exchange.swap(sends, receives, sequence=call.sequence)
+            self._exchange.finish(messages, sequence=call.sequence)  # not-gpu: between hosts
         except Interrupted:
             self._give_up(call)
 
     def _give_up(self, call: Call) -> NoReturn:
         """Say so to all, hear who else does, and raise: whoever is not heard of is missing."""
         exchange, began = self._exchange, time.monotonic()
+        exchange.look_for_the_dead(call.sequence)  # one that the ranks of its host have missed sounds no alarm itself
         exchange.sound(Alarm(self.rank, call.sequence, "gave up", f"{call.describe()} at {call.site}"))
-        heard = 0
-        while heard < self.size - 1 and time.monotonic() - began < _HEAR_FOR:
-            heard = len(exchange.alarms)
-            exchange.listen()
-            for failed in exchange.alarms.values():
-                if failed.reason == "failed":
-                    self.broken = failed_error(self.title, rank=failed.rank, why=failed.last)
-                    raise self.broken
-            time.sleep(1e-3)
+        missing = self._hear_others(began)
         sightings = []
         for rank in range(self.size):
             alarm = exchange.alarms.get(rank)
-            if rank == self.rank or (alarm is not None and not alarm.is_gone):
+            is_gone = alarm is not None and alarm.is_gone
+            if not is_gone and rank not in missing:
                 last = f"#{call.sequence} {call.describe()} at {call.site}" if alarm is None else alarm.last
                 sightings.append(Sighting(arrived=True, last=last))
                 continue
             sightings.append(
                 Sighting(
                     arrived=False,
-                    left=alarm is not None,
-                    last=last_call(self._headers[rank] if self._headers else None),
+                    left=is_gone,
+                    last=last_call(self._last_header(rank)),
                     since=time.monotonic() - self._met_at,
                     process=f"host {self.hosts[rank]}",
                     farewell=Standing.read(alarm.last) if alarm is not None and alarm.reason == "left" else None,
                 )
             )
-        if all(seen.arrived for seen in sightings):
+        if self.rank in missing or all(seen.arrived for seen in sightings):
             self.broken = late_error(**self.facts(call), rank=self.rank)
         else:
             self.broken = self.missing(call, sightings)
         raise self.broken
 
+    def _hear_others(self, began: float) -> frozenset[int]:
+        """Return which ranks are missing: the lowest of those who gave up says so for all."""
+        exchange = self._exchange
+        while True:
+            exchange.listen()
+            for failed in exchange.alarms.values():
+                if failed.reason == "failed":
+                    exchange.speak_out()
+                    self.broken = failed_error(self.title, rank=failed.rank, why=failed.last)
+                    raise self.broken
+            if exchange.missing is not None:
+                break
+            here = {self.rank, *(rank for rank, alarm in exchange.alarms.items() if not alarm.is_gone)}
+            waited, judges = time.monotonic() - began, min(here) == self.rank
+            if (judges and len(exchange.alarms) == self.size - 1) or waited > (_HEAR_FOR if judges else 2 * _HEAR_FOR):
+                exchange.judge(rank for rank in range(self.size) if rank not in here)
+                break
+            time.sleep(1e-3)
+        exchange.speak_out()
+        assert exchange.missing is not None
+        return exchange.missing
+
+    def _last_header(self, rank: int) -> bytes | None:
+        return None if self._last is None else pack_sequence(self._last[0]) + self._last[1][rank]
+
     # -- moving ----------------------------------------------------------------------------------------------------
 
     def move(self, call: Call) -> None:
-        """Serve the geometry with one message per pair of ranks, or block by block where they are summed."""
+        """Serve the geometry round by round; large arrays of one rank's by way of all ranks."""
         table, source, out = call.geometry, call.source, call.out
         assert table is not None
         assert source is not None
         assert out is not None
         if call.op == "broadcast" and call.nbytes > _SMALL_NBYTES:
-            self._broadcast(call)
+            self._carrier.chain(source, out, call, self._side(call, source, out))
         elif call.op == "reduce" and call.nbytes > _SMALL_NBYTES:
             self._reduce(call)
         elif table.reduces:
-            self._scatter(table, source, out, call)
+            self._carrier.scatter(table, out, call, self._side(call, source, out))
+        elif table.alike:
+            self._carrier.gather(table, source, out, call, self._side(call, source, out))
         else:
-            self._copy(table, source, out, call)
+            self._carrier.all_pairs(table, source, out, call)
 
     def all_reduce(self, call: Call) -> None:
-        """Reduce one's own part, then gather all parts in place."""
+        """Reduce one's own part, then gather all parts."""
         assert call.source is not None
         assert call.out is not None
         counts = split_evenly(call.numel, self.size)
-        first, count = even_part(call.numel, self.size, self.rank)
-        mine = call.out[first : first + count]
-        self._scatter(geometry.scatter(counts, self.rank), call.source, mine, call)
-        self._copy(geometry.gather(counts, self.rank), mine, call.out, call)
+        mine = np.empty(counts[self.rank], call.out.dtype)  # apart: an out may be another rank's source
+        self._carrier.scatter(geometry.scatter(counts, self.rank), mine, call, self._side(call, call.source, mine))
+        self._carrier.gather(geometry.gather(counts, self.rank), mine, call.out, call, self._side(call, mine, call.out))
 
-    def _copy(self, table: Geometry, source: Array, out: Array, call: Call) -> None:
-        sends, receives = [], []
-        for rank in range(self.size):
-            first, count = table.takes[rank]
-            place = out[table.places[rank] :][:count]
-            if rank != self.rank:
-                receives.append((rank, place))
-                there, many = table.gives[rank]
-                sends.append((rank, source[there : there + many]))
-            elif count:
-                mine = source[first : first + count]
-                if mine.ctypes.data != place.ctypes.data:
-                    np.copyto(place, mine)
-        self.swap(sends, receives, call)
-
-    def _scatter(self, table: Geometry, source: Array, out: Array, call: Call) -> None:
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        # Blocks bound what a rank holds of the others' arrays.
-        block = max(1, self.options.exchange_nbytes // (self.size * out.itemsize))
-        buffers = {rank: np.empty(min(block, table.longest), out.dtype) for rank in others}
-        for done in range(0, table.longest, block):
-            mine = max(0, min(block, table.takes[self.rank][1] - done))
-            sends = [
-                (rank, source[first + done :][: max(0, min(block, count - done))])
-                for rank, (first, count) in enumerate(table.gives)
-                if rank != self.rank
-            ]
-            receives = [(rank, buffers[rank][:mine]) for rank in others]
-            self.swap(sends, receives, call)
-            if mine:
-                own = source[table.takes[self.rank][0] + done :][:mine]
-                parts = [own if rank == self.rank else buffers[rank][:mine] for rank in range(self.size)]
-                native.reduce_into(out[done:][:mine], parts, call.reduction)
-
-    def _broadcast(self, call: Call) -> None:
-        """Give every rank a part, then gather the parts: root sends the array once, not once to each rank."""
-        assert call.source is not None
-        assert call.out is not None
-        parts = [even_part(call.numel, self.size, rank) for rank in range(self.size)]
-        first, count = parts[self.rank]
-        mine = call.out[first : first + count]
-        if self.rank == call.root:
-            sends = [(rank, call.source[f : f + c]) for rank, (f, c) in enumerate(parts) if rank != call.root]
-            self.swap(sends, [], call)
-            mine[:] = call.source[first : first + count]
-        else:
-            self.swap([], [(call.root, mine)], call)
-        self._copy(geometry.gather(split_evenly(call.numel, self.size), self.rank), mine, call.out, call)
+    def _side(self, call: Call, source: Array, out: Array) -> HostSide:
+        """Return what this rank's host does for a call from ``source`` to ``out``."""
+        return AloneOnHost(source, out)
 
     def _reduce(self, call: Call) -> None:
         """Reduce one part on each rank, then collect the parts at root: no rank sums it all."""
         assert call.source is not None
         assert call.out is not None
-        parts = [even_part(call.numel, self.size, rank) for rank in range(self.size)]
-        mine = np.empty(parts[self.rank][1], call.source.dtype)
         counts = split_evenly(call.numel, self.size)
-        self._scatter(geometry.scatter(counts, self.rank), call.source, mine, call)
+        mine = np.empty(counts[self.rank], call.source.dtype)
+        table = geometry.scatter(counts, self.rank)
+        self._carrier.scatter(table, mine, call, self._side(call, call.source, mine))
+        sends, receives = [(call.root, mine)], []
         if self.rank == call.root:
-            first, count = parts[self.rank]
-            call.out[first : first + count] = mine
             out = call.out
-            self.swap([], [(r, out[f : f + c]) for r, (f, c) in enumerate(parts) if r != self.rank], call)
-        else:
-            self.swap([(call.root, mine)], [], call)
+            receives = [(r, out[first : first + count]) for r, (first, count) in enumerate(table.gives)]
+            np.copyto(receives.pop(self.rank)[1], mine)
+            sends = []
+        self.finish(self.start(sends, receives), call)  # not-gpu: between hosts
 
     # -- memory, parts, end ----------------------------------------------------------------------------------------
 
@@ -301,3 +398,9 @@ class MpiTransport(Transport):
     def details(self) -> str:
         """Say which MPI it is."""
         return MPI.Get_library_version().splitlines()[0].strip("\0 ")
+
+
+def _elements(raw: Array, take: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+    """Return elements ``(first, count)`` of an array whose bytes came in a message."""
+    first, count = take
+    return raw[first * dtype.itemsize : (first + count) * dtype.itemsize].view(dtype)

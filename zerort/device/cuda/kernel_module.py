@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from zerort.config.environment import read_variable
 from zerort.device.cuda.library import compile_source, cupy
 
 __all__ = ["KernelModule"]
@@ -58,15 +59,15 @@ class KernelModule:
     def _compiled(self) -> tuple[bytes, dict[str, str]]:
         """Return the code for the current GPU and its templates' names: from the disk, or compiled and put there."""
         source = self._source.read_text()
-        if os.environ.get("CUPY_CACHE_IN_MEMORY", "0") not in ("", "0"):
+        if read_variable("CUPY_CACHE_IN_MEMORY") not in ("", "0"):
             return self._compile(source)
         key = repr(
             [
                 *(source, self._options, self._templates, cupy.cuda.Device().compute_capability, cupy.__version__),
-                *(cupy.cuda.nvrtc.getVersion(), os.environ.get("CUPY_COMPILE_WITH_PTX")),
+                *(cupy.cuda.nvrtc.getVersion(), read_variable("CUPY_COMPILE_WITH_PTX")),
             ]
         )
-        folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+        folder = Path(read_variable("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
         path = folder / f"zerort-{hashlib.sha256(key.encode()).hexdigest()[:40]}.cubin"
         with contextlib.suppress(OSError):
             kept = path.read_bytes()

@@ -1,1 +1,4 @@
-"""The host as a `Device`: aligned NumPy memory (device.py), and streams that are worker threads (stream.py)."""
+"""The host as a `Device`: aligned NumPy memory (device.py), and streams that are worker threads (stream.py).
+
+memory.py says how much memory there still is.
+"""

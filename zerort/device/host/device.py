@@ -3,10 +3,13 @@
 # not-gpu: the host's own device
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from zerort.device.host.memory import available_nbytes
 from zerort.device.host.stream import HostStream
 from zerort.device.ticket import Ticket
 from zerort.errors import CallError, ClosedError
@@ -46,11 +49,11 @@ class HostDevice:
             raise CallError(f"Expected numel ≥ 0, got {numel}.")
         if alignment < 1 or alignment & (alignment - 1):
             raise CallError(f"Expected an alignment that is a power of two, got {alignment}.")
-        kind = numpy_dtype(dtype)
-        nbytes = numel * kind.itemsize
-        raw = np.empty(nbytes + alignment, np.uint8)
-        first = -raw.ctypes.data % alignment
-        return raw[first : first + nbytes].view(kind)
+        return _aligned(np.empty, numel, dtype, alignment)
+
+    def memory(self) -> tuple[int, int]:
+        """Return (free, total) bytes of the host's memory."""
+        return available_nbytes(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def owns(self, array: Any) -> bool:
         """Say whether ``array`` is NumPy's."""
@@ -59,10 +62,9 @@ class HostDevice:
     scratch = empty
 
     def zeros(self, numel: int, dtype: DtypeLike) -> Array:
-        """Return a 1-D array of zeros that begins at a cache line."""
-        made = self.empty(numel, dtype)
-        made.fill(0)
-        return made
+        """Return a 1-D array of zeros that begins at a cache line; its pages come when they are first touched."""
+        self._check_open()
+        return _aligned(np.zeros, numel, dtype, CACHE_LINE)
 
     def flat(self, array: Array) -> Array:
         """Return an array as 1-D and contiguous."""
@@ -129,3 +131,12 @@ class HostDevice:
 
     def __repr__(self) -> str:
         return f"HostDevice({self.name!r}, {'closed' if self._closed else f'{len(self._streams)} streams'})"
+
+
+def _aligned(make: Callable[..., Array], numel: int, dtype: DtypeLike, alignment: int) -> Array:
+    """Return what ``make`` makes of bytes as a 1-D array whose first byte stands at a multiple of ``alignment``."""
+    kind = numpy_dtype(dtype)
+    nbytes = numel * kind.itemsize
+    raw = make(nbytes + alignment, np.uint8)
+    first = -raw.ctypes.data % alignment
+    return raw[first : first + nbytes].view(kind)

@@ -56,9 +56,9 @@ def assign_values(
     wait_for_gathers(context, (places[name].section for name in wanted))
     # not-gpu: ranks that share memory
     context.world.barrier(name="assign").wait()  # nobody reads what is about to change
-    context.tiers.cancel_prefetch()
+    context.update_stream.cancel_prefetch()
     with (
-        context.tiers.partial_update_guard("an assignment"),
+        context.guard.changing("an assignment"),
         agreed(context.world, "assign", catching=StorageError),  # at its end, all have written their parts
     ):
         for name, value in wanted.items():

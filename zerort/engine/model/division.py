@@ -1,19 +1,21 @@
 """How tensors are divided into sections, and sections cut over ranks: from shapes alone, no memory is touched.
 
-divide      tensors by dtype and trainability; those with the same optimizer settings side by side
+divide      tensors by dtype, trainability and form of the state; those with the same settings side by side
 cut_over    where a section is cut between ranks
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from zerort.engine.model.tensors import TensorSpec
+from zerort.errors import CallError
 from zerort.layout import Cut
 from zerort.layout.flat import ALIGNMENT
-from zerort.optim import Optimizer
+from zerort.optim import MASTERS, MasterForm, Optimizer, StateFormat, master_form
 
 __all__ = ["BLOCK", "Division", "cut_over", "divide"]
 
@@ -21,7 +23,9 @@ BLOCK: Final = 1024
 """Elements. In deterministic mode norms are summed over blocks of this size, and no block is cut between ranks."""
 
 
-def cut_over(size: int, *, weights: Sequence[float] | None, deterministic: bool, equal: bool) -> Cut:
+def cut_over(
+    size: int, *, weights: Sequence[float] | None, deterministic: bool, equal: bool, alignment: int = ALIGNMENT
+) -> Cut:
     """Return how a runtime's sections are cut over ``size`` ranks.
 
     Args:
@@ -29,9 +33,15 @@ def cut_over(size: int, *, weights: Sequence[float] | None, deterministic: bool,
         weights: How much of every shard each takes; None: alike.
         deterministic: Whether norms are summed over blocks that no cut may divide.
         equal: Whether shards are padded to one length.
+        alignment: Elements: tensors and shards begin at multiples of it.
     """
-    granule = BLOCK if deterministic else ALIGNMENT
-    return Cut(size=size, granule=granule, weights=None if weights is None else tuple(weights), equal=equal)
+    return Cut(
+        size=size,
+        granule=math.lcm(BLOCK, alignment) if deterministic else alignment,
+        alignment=alignment,
+        weights=None if weights is None else tuple(weights),
+        equal=equal,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,10 @@ class Division:
     """By full name, in the order in which they will lie."""
     optimizers: dict[str, Optimizer] | None
     """By full name; None if the tensors are frozen."""
+    master: MasterForm | None = None
+    """How their master weights are kept; None: they have none."""
+    format: StateFormat | None = None
+    """In which blocks their state is kept; None: element by element."""
 
     @property
     def dtype(self) -> str:
@@ -49,8 +63,15 @@ class Division:
         return next(iter(self.tensors.values())).dtype
 
     def section_name(self, unit: str) -> str:
-        """Return what its section is called: unit and dtype, and whether it is frozen."""
-        return f"{unit or 'root unit'} {self.dtype}{' frozen' * (self.optimizers is None)}"
+        """Return what its section is called: unit and dtype, whether it is frozen, and an unusual form of masters."""
+        form = next((f" {name}" for name, form in MASTERS.items() if form is self.master and name != "float32"), "")
+        blocks = "" if self.format is None else f" {self.format.name}"
+        return f"{unit or 'root unit'} {self.dtype}{' frozen' * (self.optimizers is None)}{form}{blocks}"
+
+    def cut(self, cut: Cut) -> Cut:
+        """Return how its section is cut over ranks, given how others are: no block is divided."""
+        block = 1 if self.format is None else self.format.numel
+        return replace(cut, alignment=math.lcm(cut.alignment, block), granule=math.lcm(cut.granule, block))
 
 
 def divide(
@@ -59,23 +80,62 @@ def divide(
     frozen: Callable[[str], bool],
     resolve: Callable[[str, tuple[int, ...]], Optimizer],
 ) -> list[Division]:
-    """Divide tensors by dtype and trainability; those with the same optimizer settings come to lie side by side.
+    """Divide tensors by dtype, trainability, and form of master weights and state.
+
+    Those with the same optimizer settings come to lie side by side.
 
     Args:
         tensors: By full name.
         frozen: Whether a full name is frozen.
         resolve: Returns the optimizer of a full name and shape; the same object for the same settings.
+
+    Raises:
+        CallError: An optimizer cannot update parameters of this dtype in the form that it asks for.
     """
-    parts: dict[tuple[str, bool], dict[str, TensorSpec]] = {}
+    optimizers = {full: resolve(full, spec.shape) for full, spec in tensors.items() if not frozen(full)}
+    parts: dict[tuple[str, bool, MasterForm | None, StateFormat | None], dict[str, TensorSpec]] = {}
     for full, spec in tensors.items():
-        parts.setdefault((spec.dtype, frozen(full)), {})[full] = spec
+        is_cold = full not in optimizers
+        form = None if is_cold else master_form(optimizers[full], spec.dtype, name=full)
+        blocks = None if is_cold else _format_of(optimizers[full], full, spec)
+        parts.setdefault((spec.dtype, is_cold, form, blocks), {})[full] = spec
     divisions = []
-    for (_, is_cold), part in parts.items():
+    for (_, is_cold, form, blocks), part in parts.items():
         if is_cold:
             divisions.append(Division(part, None))
             continue
-        optimizers = {full: resolve(full, spec.shape) for full, spec in part.items()}
-        ranked = {key: index for index, key in enumerate(dict.fromkeys(map(id, optimizers.values())))}
+        own = {full: optimizers[full] for full in part}
+        _check_states(part, own)
+        ranked = {key: index for index, key in enumerate(dict.fromkeys(map(id, own.values())))}
         order = sorted(part, key=lambda full: ranked[id(optimizers[full])])  # stable
-        divisions.append(Division({full: part[full] for full in order}, {full: optimizers[full] for full in order}))
+        ordered = {full: part[full] for full in order}
+        divisions.append(Division(ordered, {full: own[full] for full in order}, form, blocks))
     return divisions
+
+
+def _format_of(optimizer: Optimizer, name: str, spec: TensorSpec) -> StateFormat | None:
+    """Return the format of a tensor's state.
+
+    Raises:
+        CallError: Parameters of this dtype cannot have it.
+    """
+    optimizer.check_parameter(name, spec.dtype)
+    return next((state.format for state in optimizer.states(spec.shape) if state.format is not None), None)
+
+
+def _check_states(tensors: Mapping[str, TensorSpec], optimizers: Mapping[str, Optimizer]) -> None:
+    """Refuse optimizers of one section that give one name to two kinds of state: it would be kept as the first one's.
+
+    Raises:
+        CallError: There are such.
+    """
+    found: dict[str, tuple[tuple[str, bool], str]] = {}
+    for full, optimizer in optimizers.items():
+        for state in optimizer.states(tensors[full].shape):
+            kind = (state.dtype, state.shape is None)
+            first, other = found.setdefault(state.name, (kind, full))
+            if first != kind:
+                raise CallError(
+                    f"Expected the optimizers of {other!r} and {full!r} to mean the same by state {state.name!r}, got "
+                    f"two kinds of it ({optimizers[other].kind}, {optimizer.kind}). Register them in different units."
+                )

@@ -1,7 +1,7 @@
 """`GatheredForm`: the whole of one unit on this rank, from when it is fetched until nobody holds it.
 
-    fetch     lease a slot if need be, start the gather or the reads         also ahead of time, as far as there is room
-    acquire   fetch, and meet the others where each has read its part        now it will be whole
+    fetch     lease a slot if need be, start every section's parameters      also ahead of time, as far as there is room
+    acquire   fetch, compare errors where ranks read from disks, finish      now it will be whole
     release   the last holder's gives the slot back
 
 [Note: Shared slots] Ranks that share memory share their slots, and each reads its own part of a unit from its disk
@@ -22,7 +22,7 @@ from zerort.device import Ticket, joined
 from zerort.device.slots import Slot
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
-from zerort.engine.residence.resting_parameters import RestingParameters
+from zerort.engine.residence.parameters import Parameters
 from zerort.errors import StorageError, ZerortError
 
 __all__ = ["GatheredForm", "wait_for_gathers"]
@@ -43,12 +43,16 @@ class GatheredForm:
         self._context = context
         self._name = name
         self._sections = sections
-        self._resting = [one.parameters for one in sections if isinstance(one.parameters, RestingParameters)]
-        self._shares_slots = bool(self._resting) and context.device.in_host_memory
+        self._can_fail = any(one.parameters.can_fail for one in sections)
+        self._shares_slots = self._can_fail and context.device.in_host_memory
         self._holders = 0  # who needs it: its unit, and units that are tied to that one
         self._slot: Slot | None = None
         self.fetched: Ticket[Any] | None = None
-        """Done when it is here: or, for what is read from a disk and not yet held, when this rank's part is."""
+        """Done when it is here: or, as long as nobody holds it, when what this rank has begun is."""
+
+    @property
+    def _parameters(self) -> list[Parameters]:
+        return [one.parameters for one in self._sections]
 
     @property
     def slot_nbytes(self) -> int:
@@ -68,7 +72,7 @@ class GatheredForm:
                 # not-gpu: shared slots
                 self._context.mesh.shard.barrier(name=f"slot for {self._name or 'root unit'}"[:60]).wait()
                 self._context.run.meetings += 1
-        cursor, arrivals = 0, []
+        cursor, begun = 0, []
         for section in self._sections:
             out = None
             if section.parameters.needs_room:
@@ -76,8 +80,8 @@ class GatheredForm:
                 nbytes = section.layout.nbytes
                 out = self._slot.memory[cursor : cursor + nbytes].view(section.parameters.dtype)
                 cursor += _room_of(section)
-            arrivals.append(section.parameters.restore(out=out))
-        self.fetched = joined(arrivals, result=None)
+            begun.append(section.parameters.start(out))
+        self.fetched = joined(begun, result=None)
         return True
 
     def acquire(self) -> None:
@@ -86,25 +90,28 @@ class GatheredForm:
             self._context.prefetcher.drop()
             if not self.fetch():
                 self._context.slots.gathered.lease(self.slot_nbytes)  # which says that there is none, and the cure
-        if self._resting and not self._holders:
-            self._meet()
+        if not self._holders:
+            if self._can_fail:
+                self._agree()
+            # not-gpu: `finish` of parameters gives a Ticket, and waits for nothing
+            self.fetched = joined([one.finish() for one in self._parameters], result=None)
         self._holders += 1
 
-    def _meet(self) -> None:
-        """Wait for this rank's part, and let all ranks know of theirs."""
+    def _agree(self) -> None:
+        """Wait for what this rank reads, and raise what any rank has met, once for all sections: on every rank."""
         context = self._context
-        assert self.fetched is not None
         name = f"gather {self._name or 'root unit'}"[:60]
         try:
             with agreed(context.mesh.shard, name, catching=StorageError, others=context.mesh.beyond):
                 with context.ledger.stall("nvme"):
-                    self.fetched.wait()  # gpu-wait: no_order_of_streams_changes_a_walk
-                context.tiers.check_written()  # else what is read may be what was there before a write that failed
+                    errors = [error for one in self._parameters if (error := one.local_error()) is not None]
+                if errors:
+                    raise errors[0]
+                context.update_stream.check_written()  # else what is read may be older than a write that failed
         except ZerortError:
             self.drop()
             raise
         context.run.meetings += 1
-        self.fetched = joined([self.fetched, *(one.spread() for one in self._resting)], result=None)
 
     def release(self) -> None:
         """End one `acquire`."""
@@ -143,6 +150,6 @@ def _room_of(section: Section) -> int:
 def wait_for_gathers(context: Context, sections: Iterable[Section]) -> None:
     """Wait until nobody reads parameters of ``sections`` any more, and all of them are written: they are to change."""
     context.prefetcher.drop()
-    context.stage.finish()  # gpu-wait: a_checkpoint_is_of_what_was_written
+    context.staging.finish()  # gpu-wait: a_checkpoint_is_of_what_was_written
     for section in sections:
         section.parameters.wait()  # gpu-wait: values_are_assigned_behind_a_gather

@@ -1,8 +1,8 @@
 """`Prefetcher`: gathers the units that come next; `GatherOrder` remembers in which order they came in the last step.
 
 The first step is watched; from the second on, the order of the step before is the forecast. A gather that was not
-foreseen is looked for further on, so that a branch that was not taken costs one late gather, not the whole step's. It
-depends on nothing but the program's own order, so all ranks foresee the same.
+predicted is looked for further on, so that a branch that was not taken costs one late gather, not the whole step's. It
+depends on nothing but the program's own order, so all ranks prefetch the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GatherOrder:
         try:
             self._at = self._before.index(name, self._at) + 1
         except ValueError:
-            return []  # not foreseen: stay where we were
+            return []  # not predicted: stay where we were
         return self._before[self._at : self._at + self._ahead]
 
     def end_step(self) -> None:

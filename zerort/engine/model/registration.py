@@ -17,6 +17,7 @@ from zerort.comm.agreed import agreed, expect_same, raise_together
 from zerort.engine.context import Context
 from zerort.engine.model.division import divide
 from zerort.engine.model.section import Section
+from zerort.engine.model.slot_set import bucket_slots, gather_slots, summed_slots
 from zerort.engine.model.tensors import (
     Frozen,
     TensorSpec,
@@ -76,9 +77,10 @@ def register_unit(
     if context.planner is None:
         return _make_unit(context, units, name, declared, values, cold=cold, aliases=aliases, ties=ties)
     apart = {local: spec for local, spec in declared.items() if local not in aliases}
-    tied_owners = {unit.name for unit, _ in ties.values()}
+    places = {local: unit.place_of(other) for local, (unit, other) in ties.items()}
+    named = {local: (home.name, home.local_name(full)) for local, (home, full) in places.items()}
     with context.planner.transaction():
-        context.planner.expect({name: apart}, frozen=cold.__contains__, tied_owners=tied_owners, more=True)
+        context.planner.expect({name: apart}, frozen=cold.__contains__, ties={name: named}, more=True)
         return _make_unit(context, units, name, declared, values, cold=cold, aliases=aliases, ties=ties)
 
 
@@ -97,12 +99,7 @@ def _make_unit(
     own = {full_name(name, local): spec for local, spec in declared.items() if local not in aliases}
     context.prefetcher.drop()
     sections = tuple(
-        Section(
-            part.section_name(name),
-            part.tensors,
-            optimizers=part.optimizers,
-            context=context,
-        )
+        Section(part.section_name(name), part, context=context)
         for part in divide(
             own,
             frozen={full_name(name, local) for local in cold}.__contains__,
@@ -110,7 +107,7 @@ def _make_unit(
         )
     )
     if any(section.tiers.streams for section in sections):
-        _make_resting(context, units, name, sections)
+        _make_offloaded(context, units, name, sections)
     error = _pack(sections, {full_name(name, local): value for local, value in values.items()})
     places: dict[str, tuple[Unit | None, str]] = {}
     for local in declared:
@@ -119,7 +116,7 @@ def _make_unit(
         places[local] = unit.place_of(other)
     made = Unit(context, name, sections=sections, places=places)
     try:
-        _reserve_slots(context, made)
+        reserve_slots(context, made)
         raise_together(context.world, error, name="register")  # all have written their parts
     except ZerortError:
         made.withdraw()
@@ -138,18 +135,18 @@ def _pack(sections: Sequence[Section], values: Mapping[str, Array]) -> Exception
     return None
 
 
-def _make_resting(context: Context, units: Units, name: str, sections: Sequence[Section]) -> None:
+def _make_offloaded(context: Context, units: Units, name: str, sections: Sequence[Section]) -> None:
     """Make what of the unit rests on a disk, on all ranks or on none."""
     columns = [column for section in sections for column in section.columns]
-    nbytes, what = sum(column.resting_nbytes for column in columns), unit_title(name)
+    nbytes, what = sum(column.offloaded_nbytes for column in columns), unit_title(name)
     try:
         if context.options.last_step is None:
-            context.tiers.prepare(nbytes, what=what)
+            context.storage.prepare(nbytes, what=what)
         else:
             from zerort.engine.persist.last_step import room_beside  # here: checkpoints take their time to import
 
             what += ", and the last step beside the next"
-            context.tiers.prepare(nbytes, what=what, beside=lambda: room_beside(context, units, sections))
+            context.storage.prepare(nbytes, what=what, beside=lambda: room_beside(context, units, sections))
         with agreed(context.world, "offload", catching=ZerortError):
             for column in columns:
                 column.create()
@@ -193,6 +190,8 @@ def _check_trainable(
 ) -> None:
     wanted = context.options.gradient_dtype
     for local, spec in declared.items():
+        if context.coding is not None:
+            context.coding.check_gathered(spec.dtype, what=f"{local!r} of {unit_title(name)}")
         if local in aliases and (local in cold) != (aliases[local] in cold):
             raise CallError(
                 f"Expected {local!r} and {aliases[local]!r} of {unit_title(name)}, which are one array, both frozen or "
@@ -205,27 +204,45 @@ def _check_trainable(
                 f"Expected {local!r} of {unit_title(name)} in one of {', '.join(TRAINABLE)}, got {spec.dtype}. Convert "
                 f"it: array.astype('float32'); or register it as frozen=[{local!r}]."
             )
-        gradient_dtype(spec.dtype, wanted, what=f"{local!r} of {unit_title(name)}")
+        summed_in = gradient_dtype(spec.dtype, wanted, what=f"{local!r} of {unit_title(name)}")
+        if context.coding is not None:
+            context.coding.check_reduced(summed_in, what=f"{local!r} of {unit_title(name)}")
 
 
-def _reserve_slots(context: Context, unit: Unit) -> None:
+def reserve_slots(context: Context, unit: Unit) -> None:
     """See to it that the unit finds room when it is gathered, when it is reduced, and when it is updated."""
-    staged = max((section.staged_nbytes for section in unit.sections), default=0)
-    if staged:
-        context.stage.reserve(staged)
-    streamed = max((section.streamed_nbytes for section in unit.sections), default=0)
-    if streamed:
-        context.tiers.reserve(streamed)
-    if unit.form.slot_nbytes:
-        context.slots.gathered.reserve(
-            unit.form.slot_nbytes, count=context.options.prefetch + 1 + unit.tied_owner_count
+    if not context.device.in_host_memory and any(section.is_offloaded for section in unit.sections):
+        tiers = {section.name: section.tiers for section in unit.sections}
+        streamed, staged = context.run.sizes.chunk_slots(
+            unit.name,
+            unit.tensors,
+            frozen=[local for local in unit.tensors if local not in unit.trainable],
+            tiers=tiers,
         )
-    buckets = [section.bucket for section in unit.sections if section.bucket is not None]
-    needing = [bucket for bucket in buckets if bucket.needs_slots]
-    if needing:
-        in_flight = context.options.buckets if any(bucket.leaves_slots_busy for bucket in needing) else 1
-        largest = max(bucket.layout.nbytes for bucket in needing)
-        context.slots.buckets.reserve(max(largest, 1), count=in_flight + len(needing) - 1)
+        if staged:
+            context.staging.reserve(staged)
+        if streamed:
+            context.update_stream.reserve(streamed)
+    gathered = [one.form.slot_nbytes for one in (unit, *unit.tied_owners) if one.form.slot_nbytes]
+    if gathered:
+        context.slots.gathered.reserve(
+            max(gathered), count=gather_slots(len(gathered), prefetch=context.options.prefetch)
+        )
+    codes = [size for one in (unit, *unit.tied_owners) if (size := one.codes_nbytes)]
+    if codes:
+        context.slots.codes.reserve(max(codes), count=gather_slots(len(codes), prefetch=context.options.prefetch))
+    sent = max((section.sent_nbytes for section in unit.sections), default=0)
+    if sent:
+        context.slots.sent.reserve(sent, count=context.options.buckets)
+    own = [section.bucket for section in unit.sections if section.bucket is not None and section.bucket.needs_slots]
+    tied = [] if context.keeps_whole_gradients else list(unit.tied_tensors)
+    if own or tied:
+        in_flight = context.options.buckets if not context.keeps_whole_gradients else 1
+        largest = max((bucket.layout.nbytes for bucket in own), default=0)
+        context.slots.buckets.reserve(max(largest, 1), count=bucket_slots(len(own), len(tied), in_flight=in_flight))
     rooms = [section.room_nbytes for section in unit.sections if section.room_nbytes is not None]
     if rooms:
-        context.slots.summed.reserve(max(rooms), count=context.options.buckets)
+        count = summed_slots(buckets=context.options.buckets, is_tied=False)
+        context.slots.summed.reserve(max(rooms), count=count)
+    if tied:
+        unit.reserve_for_ties()

@@ -1,4 +1,7 @@
-"""`SlotSet`: memory that units use in turn: gathered units, gradients in flight, gradients being offloaded."""
+"""`SlotSet`: memory that units use in turn: gathered units and their codes, gradients in flight or being offloaded.
+
+How many slots a unit needs is said here, for those who reserve them and for those who forecast that.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from zerort.comm import Group
 from zerort.device.slots import Slots
 
-__all__ = ["SlotSet"]
+__all__ = ["SlotSet", "bucket_slots", "gather_slots", "summed_slots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,10 @@ class SlotSet:
     """Gradients from the first that comes to the end of their reduction."""
     summed: Slots
     """Summed gradients on their way to where they rest."""
+    codes: Slots
+    """Codes of parameters that are being gathered; each rank's own."""
+    sent: Slots
+    """Codes of gradients that are being reduced; each rank's own."""
 
     @classmethod
     def build(cls, group: Group) -> SlotSet:
@@ -32,7 +39,7 @@ class SlotSet:
                 device=device,
                 cure="Release units sooner, or open the runtime with a larger prefetch.",
                 allocate=lambda nbytes: (
-                    group.empty_shared([nbytes] + [0] * (group.size - 1), "uint8", name="slot").full
+                    group.zeros_shared([nbytes] + [0] * (group.size - 1), "uint8", name="slot").full
                 ),
                 free=group.release_local,
             ),
@@ -43,7 +50,7 @@ class SlotSet:
                 allocate=(
                     (lambda nbytes: device.empty(nbytes, "uint8"))
                     if group.reads_in_place
-                    else (lambda nbytes: group.empty(nbytes, "uint8", name="bucket"))
+                    else (lambda nbytes: group.zeros(nbytes, "uint8", name="bucket"))
                 ),
                 free=group.release_local,
                 persistent=not group.reads_in_place,
@@ -55,10 +62,20 @@ class SlotSet:
                 allocate=(
                     (lambda nbytes: device.empty(nbytes, "uint8", alignment=4096))
                     if is_host
-                    else (lambda nbytes: group.empty(nbytes, "uint8", name="summed"))
+                    else (lambda nbytes: group.zeros(nbytes, "uint8", name="summed"))
                 ),
                 free=group.release_local,
                 persistent=not is_host,  # a GPU would stop for each allocation
+            ),
+            codes=Slots(
+                "slots for codes of parameters",
+                device=device,
+                allocate=lambda nbytes: device.empty(nbytes, "uint8"),
+            ),
+            sent=Slots(
+                "slots for codes of gradients",
+                device=device,
+                allocate=lambda nbytes: device.empty(nbytes, "uint8"),
             ),
         )
 
@@ -69,5 +86,36 @@ class SlotSet:
 
     def close(self) -> None:
         """Give everything back."""
-        for slots in (self.gathered, self.buckets, self.summed):
+        for slots in (self.gathered, self.buckets, self.summed, self.codes, self.sent):
             slots.close()
+
+
+def gather_slots(units: int, *, prefetch: int) -> int:
+    """Return how many slots are needed to gather a unit with those that hold its tied parameters.
+
+    Args:
+        units: How many of these take a slot.
+        prefetch: Units that are gathered ahead.
+    """
+    return max(prefetch + 1, units)
+
+
+def bucket_slots(sections: int, tied: int, *, in_flight: int) -> int:
+    """Return how many gradient buckets are needed to reduce a unit while those before are under way.
+
+    Args:
+        sections: Of the unit, those that take a bucket.
+        tied: Tensors of other units that it has gradients of.
+        in_flight: Units that may be reduced at once.
+    """
+    return max(in_flight + sections - 1, sections + tied)
+
+
+def summed_slots(*, buckets: int, is_tied: bool) -> int:
+    """Return how many slots are needed to offload a summed gradient.
+
+    Args:
+        buckets: Gradient buckets that may be in flight at once.
+        is_tied: Whether other units' gradients are added to it: what is there is then read back into a slot beside.
+    """
+    return max(buckets, 2) if is_tied else buckets

@@ -12,7 +12,7 @@ import numpy as np
 from zerort.buffer import unit_title
 from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
-from zerort.typing import Array, Device
+from zerort.typing import Array, Device, is_of
 
 __all__ = [
     "Frozen",
@@ -66,7 +66,7 @@ def declare(unit: str, params: Mapping[str, Array | TensorSpec]) -> dict[str, Te
 
 def _way_in(value: object) -> str:
     """Return how to register what is not NumPy's."""
-    if type(value).__module__.partition(".")[0] == "torch":
+    if is_of(value, "torch"):
         return "Tensors of torch come in with their model: zerort_torch.shard(model, rt)."
     if isinstance(value, (list, tuple, int, float)):
         return "Make it an array: np.array(value, np.float32)."

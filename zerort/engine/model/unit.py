@@ -10,19 +10,20 @@ told to the others, who raise it at their next collective.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NoReturn
 
 import numpy as np
 
 from zerort import trace
-from zerort.buffer import Views, gathering, unit_title
+from zerort.buffer import GradientBucket, Views, gathering, unit_title
 from zerort.device import Ticket, joined
 from zerort.engine.context import Context
 from zerort.engine.model.assignment import Place, assign_values
 from zerort.engine.model.gather import GatheredForm
+from zerort.engine.model.reduced import reduced_gradients
 from zerort.engine.model.section import Section
-from zerort.engine.model.tensors import check_gradient
+from zerort.engine.model.tensors import TensorSpec, check_gradient
 from zerort.errors import CallError, UnitStateError
 from zerort.typing import Array
 
@@ -57,14 +58,24 @@ class Unit:
         self._places: dict[str, tuple[Unit, str]] = {
             local: (home or self, full) for local, (home, full) in places.items()
         }
-        self._tied_owners = tuple({id(unit): unit for unit, _ in self._places.values() if unit is not self}.values())
-        self._sources = 1  # units whose gradients end up here: itself, and those that are tied to it
+        self.tied_owners = tuple({id(unit): unit for unit, _ in self._places.values() if unit is not self}.values())
+        """Units that hold parameters of this one: gathered and released with it."""
+        self.tied_tensors = {
+            full: home
+            for home, full in self._places.values()
+            if home is not self and home._section_of[full].bucket is not None
+        }
+        """Trainable tensors that others hold: their full names, and those units."""
+        self._reduced_with = (self, *dict.fromkeys(self.tied_tensors.values()))
+        self._contributors = [self]  # units whose gradients end up here: itself, and those that are tied to it
+        self._tied_buckets: dict[str, GradientBucket] = {}  # by full name, for gradients that are reduced elsewhere
         self._state = RELEASED
         self.form = GatheredForm(context, name, sections)
         """Its gathered form."""
         self._views: Views | None = None
-        self._turns = 0  # calls of reduce since the last step, of all sources
+        self._reduce_calls = 0  # calls of reduce since the last step
         self._contributed: set[str] = set()  # in this micro-step, one by one
+        self._has_views = False  # of this micro-step's gradients
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -79,18 +90,29 @@ class Unit:
         return tuple(name for name, (home, full) in self._places.items() if home._section_of[full].bucket is not None)
 
     @property
+    def tensors(self) -> dict[str, TensorSpec]:
+        """Shapes and dtypes of the parameters that it holds, by name; each once."""
+        found = {full: local for local, (home, full) in reversed(self._places.items()) if home is self}
+        layouts = {extent.name: (extent, one.layout) for one in self.sections for extent in one.layout.extents}
+        return {found[full]: TensorSpec(extent.shape, one.dtype) for full, (extent, one) in layouts.items()}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its gathered form."""
         return sum(section.layout.nbytes for section in self.sections)
 
     @property
-    def tied_owner_count(self) -> int:
-        """How many other units hold parameters that are tied to this one's."""
-        return len(self._tied_owners)
+    def codes_nbytes(self) -> int:
+        """Bytes of the codes of its largest section, while it is gathered; 0: it travels as it is."""
+        return max((section.codes_nbytes for section in self.sections), default=0)
 
     def place_of(self, name: str) -> tuple[Unit, str]:
         """Return the unit that holds a parameter of this one, and its full name."""
         return self._places[name]
+
+    def local_name(self, full: str) -> str:
+        """Return what a tensor that this unit holds is called in it, given its full name."""
+        return next(local for local, place in self._places.items() if place == (self, full))
 
     # -- gathering -------------------------------------------------------------------------------------------------
 
@@ -100,8 +122,9 @@ class Unit:
         self._context.prefetcher.note(self.name)
         with contextlib.ExitStack() as undo:
             undo.callback(setattr, self, "_state", RELEASED)
-            for unit in (*self._tied_owners, self):
-                unit.form.acquire()
+            for unit in (*self.tied_owners, self):
+                with self._context.ledger.waiting():
+                    unit.form.acquire()
                 undo.callback(unit.form.release)
             undo.pop_all()
         views = Views(
@@ -109,7 +132,7 @@ class Unit:
             {local: home._section_of[full].parameters.view(full) for local, (home, full) in self._places.items()},
         )
         self._views = views
-        arrivals = [unit.form.fetched for unit in (*self._tied_owners, self) if unit.form.fetched is not None]
+        arrivals = [unit.form.fetched for unit in (*self.tied_owners, self) if unit.form.fetched is not None]
         self._context.prefetcher.fetch()
         return joined(arrivals, result=views)
 
@@ -119,7 +142,7 @@ class Unit:
         if self._views is not None:
             self._views.expire()
             self._views = None
-        for unit in (self, *self._tied_owners):
+        for unit in (self, *self.tied_owners):
             unit.form.release()
 
     @gathering
@@ -149,7 +172,7 @@ class Unit:
 
         Write all of them, then call `reduce` without arguments. Their values are undefined until written.
         """
-        if self._tied_owners or self._sources > 1:
+        if self.tied_owners or len(self._contributors) > 1:
             self._fail(
                 UnitStateError(
                     f"Expected gradients() of a unit without ties, got {unit_title(self.name)}. Use reduce()."
@@ -160,6 +183,7 @@ class Unit:
         for section in self.sections:
             if section.bucket is not None:
                 found.update(section.bucket.views())
+        self._has_views = True
         return {local: found[full] for local, (_, full) in self._places.items() if full in found}
 
     def contribute(self, name: str, gradient: Array) -> None:
@@ -170,7 +194,7 @@ class Unit:
             self.reduce()
 
     def reduce(self, gradients: Mapping[str, Array] | None = None) -> None:
-        """End this micro-step: sum the unit's gradients over the ranks, once the last micro-step is there.
+        """End this micro-step: sum the unit's gradients over the ranks, now or with the last (`accumulate`).
 
         Returns at once; the sum is made while the caller computes on. Tensors without a gradient count as zero, and if
         no rank has one, they and their state stay as they are.
@@ -185,16 +209,29 @@ class Unit:
             for name, gradient in (gradients or {}).items():
                 self.add(name, gradient)
         self._contributed.clear()
-        for unit in (self, *self._tied_owners):
-            unit._end_turn()
+        self._reduce_calls += 1
+        own = [section.bucket for section in self.sections if section.bucket is not None]
+        if not self._context.keeps_whole_gradients:
+            self._end_micro_step([*self._tied_buckets.values(), *own], fires=True)
+        for unit in self._reduced_with:
+            unit._count_reduce()
 
-    def add(self, name: str, gradient: Array, *, donate: bool = False) -> None:
+    def skip_micro_step(self) -> None:
+        """End a micro-step in which no rank has a gradient of this unit: nothing moves. Every rank calls this."""
+        self._expect_room_for_gradients()
+        if self._context.leaves is not None:  # a leaf of zeros: what is added to what must not depend on the ranks
+            self.reduce()
+        else:
+            self._reduce_calls += 1
+
+    def add(self, name: str, gradient: Array, *, donate: bool = False, late: bool = False) -> None:
         """Add one tensor's gradient to this micro-step, which `reduce` ends; one that comes twice is summed.
 
         Args:
             name: Whose it is.
             gradient: The whole of it.
             donate: The array is the runtime's from now on, which may use it where it lies instead of copying it.
+            late: It is of a batch of this rank's own, whatever batch is computed now; see `JoinState.drops`.
         """
         home, full = self._places.get(name, (None, ""))
         if home is None:
@@ -211,7 +248,7 @@ class Unit:
                     "frozen. Leave it out, or register it without frozen=."
                 )
             )
-        home._expect_room_for_gradients()
+        self._expect_room_for_gradients()
         gradient = np.asarray(gradient) if isinstance(gradient, np.generic) else gradient  # of a scalar parameter
         try:
             check_gradient(
@@ -222,12 +259,15 @@ class Unit:
                 dtypes=section.gradient_dtypes,
                 device=self._context.device,
             )
-            section.bucket.add(full, gradient, donate=donate)
+            if late or not self._context.run.join.drops():
+                with self._context.ledger.waiting():
+                    bucket = section.bucket if home is self else self._tied_buckets.get(full, section.bucket)
+                    bucket.add(full, gradient, donate=donate)
         except Exception as error:
             self._fail(error)
 
     def _expect_room_for_gradients(self) -> None:
-        if self._turns >= self._context.micro_steps * self._sources:
+        if self._reduce_calls >= self._context.micro_steps:
             self._fail(
                 UnitStateError(
                     f"Expected at most {self._context.micro_steps} reduce() of {unit_title(self.name)} per step, got "
@@ -235,53 +275,110 @@ class Unit:
                 )
             )
 
-    def _end_turn(self) -> None:
-        """Count one source's gradients; close the micro-step when all sources' are in, and fire with the last."""
-        self._turns += 1
-        if self._turns % self._sources:
-            return
-        last = self._turns == self._context.micro_steps * self._sources
-        for section in self.sections:
-            if section.bucket is not None:
-                section.bucket.end_round()
-                if last:
-                    with trace.span(f"reduce {self.name}"):
-                        section.bucket.fire()
-        if last:
-            self._context.tiers.prefetch_update()
+    def _end_micro_step(self, buckets: Sequence[GradientBucket], *, fires: bool) -> None:
+        """Close this micro-step in some buckets, and start to reduce them."""
+        drops = self._context.run.join.drops() and self._has_views
+        self._has_views = False
+        for bucket in buckets:
+            if drops:
+                bucket.drop_micro_step()
+            bucket.end_micro_step()
+            if fires:
+                with trace.span(f"reduce {self.name}"), self._context.ledger.waiting():
+                    bucket.fire()
+
+    def _count_reduce(self) -> None:
+        """Count a micro-step of this unit, or of one that is tied to it, and start what follows the last of all.
+
+        Where gradients are whole, those of all of these units are summed in one bucket, which is closed and reduced
+        when the last of them is there.
+        """
+        turns = sum(unit._reduce_calls for unit in self._contributors)
+        buckets = [section.bucket for section in self.sections if section.bucket is not None]
+        if self._context.keeps_whole_gradients and turns % len(self._contributors) == 0:
+            self._end_micro_step(buckets, fires=self.reduced)
+        if self.reduced:
+            for bucket in buckets:
+                with self._context.ledger.waiting():
+                    bucket.end_step()
+            self._context.update_stream.prefetch()
+
+    def reduced_gradients(self) -> dict[str, Array]:
+        """Return this step's gradients, summed over the ranks. Every rank calls this before the step.
+
+        Divided by `Runtime.micro_batch_count`, which is ranks × micro-steps or ``virtual_shards`` (``reduction="sum"``:
+        by nothing), and by the loss scale; before clipping. With ``weight=`` the step divides by the weight instead,
+        which is not known yet; in a loop of `Runtime.join`, by the number of micro-batches that are not repeated.
+        Whole, in new arrays of the host; zeros where no rank had a gradient.
+        """
+        found: dict[str, Array] = {}
+        for unit in self._reduced_with:
+            if not unit.reduced:
+                self._fail(
+                    UnitStateError(
+                        f"Expected every reduce() of {unit_title(unit.name)} before reduced_gradients(), got "
+                        f"{sum(one._reduce_calls for one in unit._contributors)} of "
+                        f"{self._context.micro_steps * len(unit._contributors)}."
+                    )
+                )
+            for section in unit.sections:
+                if section.bucket is not None:
+                    found |= reduced_gradients(self._context, section)
+        return {local: found[full] for local, (_, full) in self._places.items() if full in found}
+
+    def reserve_for_ties(self) -> None:
+        """See to it that gradients of tied parameters find room where they are summed. Every rank calls this."""
+        for full, home in self.tied_tensors.items():
+            home._section_of[full].reserve_for_ties()
 
     def join_tied_owners(self) -> None:
-        """Let the units that hold tied parameters wait for this one's gradients, too. Every rank calls this."""
-        for owner in self._tied_owners:
-            owner._sources += 1
-            for section in owner.sections:
-                if section.bucket is not None:
-                    section.make_bucket(resident=True)
+        """Have this unit's gradients of tied parameters summed with those of the units that hold them. All ranks do."""
+        for owner in self._reduced_with[1:]:
+            owner._contributors.append(self)
+        if not self._context.keeps_whole_gradients:
+            for full, home in self.tied_tensors.items():
+                self._tied_buckets[full] = home._section_of[full].add_tied_bucket(full)
 
     # -- the step --------------------------------------------------------------------------------------------------
 
     @property
     def gradient_trouble(self) -> str:
         """What is missing of this step's gradients, as a sentence; empty if nothing is, or if there are none at all."""
-        turns, due = self._turns, self._context.micro_steps * self._sources
-        if turns in (0, due):
-            if not any(section.bucket.filling for section in self.sections if section.bucket is not None):
+        due = self._context.micro_steps
+        lacking = [unit for unit in self._contributors if unit._reduce_calls < due]
+        if self.reduced or not self.has_gradients:
+            if not any(bucket.filling for section in self.sections for bucket in section.buckets):
                 return ""
             return f"Expected reduce() of {unit_title(self.name)} after its gradients were handed in, got step()."
+        title = unit_title(lacking[0].name) + f", which is tied to {unit_title(self.name)}," * (lacking[0] is not self)
         return (
-            f"Expected {due} reduce() of {unit_title(self.name)} before step(), got {turns}. "
-            "Reduce every micro-step, and every unit that is tied to it."
+            f"Expected {due} reduce() of {title} before step(), got {lacking[0]._reduce_calls}. "
+            "Reduce every micro-step, and every unit that is tied to it, or drop what is there: rt.discard_gradients()."
         )
 
     @property
     def reduced(self) -> bool:
         """Whether this step's gradients are on their way."""
-        return self._turns == self._context.micro_steps * self._sources
+        return all(unit._reduce_calls == self._context.micro_steps for unit in self._contributors)
+
+    @property
+    def calls(self) -> tuple[int, int]:
+        """How often this step's gradients have called the ranks of one copy of the model, and the copies, at most."""
+        own = [one.bucket for one in self.sections if one.bucket is not None and one.bucket.fires]
+        over = sum(bucket.fires_over_copies for bucket in own) * self.reduced
+        if self._context.keeps_whole_gradients:
+            return len(own) * self.reduced, over
+        return (len(own) + len(self._tied_buckets)) * self._reduce_calls, over
+
+    @property
+    def lacks_micro_steps(self) -> bool:
+        """Whether other ranks may wait for a micro-step that this one has not reduced."""
+        return not self._context.keeps_whole_gradients and self.has_gradients and not self.reduced
 
     @property
     def has_gradients(self) -> bool:
-        """Whether gradients were handed in since the last step."""
-        return self._turns > 0
+        """Whether gradients were handed in since the last step, of this unit or of one that is tied to it."""
+        return any(unit._reduce_calls for unit in self._contributors)
 
     @property
     def is_gathered(self) -> bool:
@@ -290,11 +387,11 @@ class Unit:
 
     def forget_gradients(self) -> None:
         """Start anew after a step, done or not."""
-        self._turns = 0
+        self._reduce_calls = 0
         self._contributed.clear()
         for section in self.sections:
-            if section.bucket is not None:
-                section.bucket.reset()
+            for bucket in section.buckets:
+                bucket.reset()
 
     def withdraw(self) -> None:
         """Close a unit that could not be registered: what it has put into a store goes, too."""
@@ -312,7 +409,7 @@ class Unit:
     def _move(self, verb: str) -> None:
         self._context.check_open(verb)
         if verb == "gather":
-            self._context.tiers.check_whole(verb)
+            self._context.guard.check_whole(verb)
         needs, leads, cure = _MOVES[verb]
         if self._state != needs:
             title = unit_title(self.name)

@@ -34,8 +34,8 @@ class Units(dict[str, Unit]):
     def wait_for_reductions(self) -> None:
         """Wait for every reduction that was fired, and raise what went wrong in one."""
         for section in self.trained_sections():
-            if section.bucket is not None:
-                section.bucket.wait()  # not-gpu: for its error; `finish_reduce` orders what is computed
+            for bucket in section.buckets:
+                bucket.wait()  # not-gpu: for its error; `finish_reduce` orders what is computed
 
     def forget_gradients(self) -> None:
         """Start a new step's gradients."""

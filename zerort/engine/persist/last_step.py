@@ -18,22 +18,23 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from zerort import checkpoint
-from zerort.checkpoint.directory import make_directory
 from zerort.checkpoint.failure import storage_error, with_progress_watch
-from zerort.checkpoint.lease import LEASE_SECONDS, Lease
-from zerort.checkpoint.room import beside_nbytes
+from zerort.checkpoint.files.directory import make_directory
+from zerort.checkpoint.files.lease import LEASE_SECONDS, Lease
+from zerort.checkpoint.files.room import beside_nbytes
 from zerort.comm.agreed import gather_json
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.model.units import Units
+from zerort.engine.persist.residuals import residuals_of
 from zerort.engine.persist.saving import load, save
 from zerort.engine.persist.snapshot import values_in
 from zerort.engine.report import Restored
 from zerort.engine.residence.chunked_array import ChunkedArray
-from zerort.engine.residence.scratch_store import expect_room
 from zerort.errors import CallError
 from zerort.layout import itemsize
 from zerort.storage.files.mounts import disk_of, nearest
+from zerort.storage.opening import expect_room
 
 __all__ = ["keep", "lease_of", "objection", "resume", "room_beside"]
 
@@ -139,9 +140,9 @@ def room_beside(context: Context, units: Units, sections: Sequence[Section]) -> 
             _warn_of_copies(context, directory, copied)  # once: nothing rested before
         linked, written = sum(one.linked for one in told), sum(one.written for one in told)
         beside = beside_nbytes(directory, written=written, linked=linked)
-        if {disk_of(one) for one in context.tiers.directories} == {disk_of(directory)}:
+        if {disk_of(one) for one in context.storage.directories} == {disk_of(directory)}:
             return beside
-        needed = beside + sum(one.resting for one in told)
+        needed = beside + sum(one.offloaded for one in told)
         expect_room([directory], needed, what="the last step and the one before")
         return 0
 
@@ -155,23 +156,23 @@ class _Counted(NamedTuple):
     """Bytes of a checkpoint that rest there, and get a second name."""
     written: int
     """The other bytes of a checkpoint."""
-    resting: int
+    offloaded: int
     """Bytes that are about to rest there."""
     copied: list[float]
     """For each scratch directory its part of what rests on disks, if its files cannot be linked."""
 
 
 def _count(context: Context, units: Units, sections: Sequence[Section], directory: str) -> _Counted:
-    copied = context.tiers.copied_parts(nearest(directory))
+    copied = context.storage.copied_parts(nearest(directory))
     here = 1 - sum(copied)
-    new = sum(column.resting_nbytes for section in sections for column in section.columns)
-    total = resting = 0
+    new = sum(column.offloaded_nbytes for section in sections for column in section.columns)
+    total = offloaded = 0
     if context.mesh.copy == 0:  # the first copy of the model saves
         for section in (*units.sections(), *sections):
-            for value in values_in(section, context.mesh.shard.rank):
+            for value in (*values_in(section, context.mesh.shard.rank), *residuals_of(section, context.mesh.shard)):
                 total += value.mine.size * itemsize(value.layout.dtype)
-                resting += value.mine.resting_nbytes if isinstance(value.mine, ChunkedArray) else 0
-    linked = round(here * resting)
+                offloaded += value.mine.offloaded_nbytes if isinstance(value.mine, ChunkedArray) else 0
+    linked = round(here * offloaded)
     return _Counted(linked, total - linked, round(here * new), copied)
 
 
@@ -182,9 +183,11 @@ def _directory(context: Context) -> str:
 
 def _warn_of_copies(context: Context, directory: str, copied: Sequence[float]) -> None:
     where = (
-        "below the mount of scratch" if context.tiers.options.checksum else "in a run that keeps checksums of its files"
+        "below the mount of scratch"
+        if context.storage.options.checksum
+        else "in a run that keeps checksums of its files"
     )
-    apart = ", ".join(one for one, part in zip(context.tiers.directories, copied, strict=True) if part)
+    apart = ", ".join(one for one, part in zip(context.storage.directories, copied, strict=True) if part)
     warnings.warn(
         f"Expected last_step {where}, so that keeping a step costs a sync and links, got {directory}: parameters and "
         f"state that rest in {apart}, {sum(copied):.0%} of all that rest on disks, are written there in every step.",

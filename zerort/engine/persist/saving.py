@@ -1,34 +1,41 @@
-"""`save` and `load`: a runtime's checkpoints, of what is in memory and of what rests on a disk.
+"""`save`, `load` and feeds: a runtime's checkpoints, of what is in memory and of what rests on a disk.
 
 `snapshot.py` says what a checkpoint holds; here is when it may be taken, and what a failure leaves.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from zerort import checkpoint
 from zerort.checkpoint.failure import with_progress_watch
 from zerort.comm.agreed import agreed, gather_json, raise_together
+from zerort.engine.attachment import within
 from zerort.engine.context import Context
 from zerort.engine.model.gather import wait_for_gathers
 from zerort.engine.model.units import Units
 from zerort.engine.persist import snapshot
+from zerort.engine.persist.recoded import Recoded
+from zerort.engine.persist.residuals import Divided, LoadedResiduals
 from zerort.engine.report import Restored
 from zerort.engine.step.discard import discard_gradients
+from zerort.engine.stopping import unbroken
 from zerort.errors import CheckpointError
+from zerort.publish import Feed
 
-__all__ = ["load", "save"]
+__all__ = ["feed_of", "load", "save"]
 
 
-def save(context: Context, units: Units, path: str | Path, *, progress: Any) -> Path:
+def save(context: Context, units: Units, path: str | Path, *, progress: Any, compress: str | None = None) -> Path:
     """Write a checkpoint; see `Runtime.save`. Every rank calls this."""
     with agreed(context.world, "save"):
         where, progress = Path(path), checkpoint.as_json(progress, what="progress")
-        context.tiers.wait_written()
-        context.tiers.check_written()
+        context.update_stream.wait_written()
+        context.update_stream.check_written()
     wait_for_gathers(context, units.trained_sections())
     _wait_for_caller(context)
     values = [snapshot.over_world(context, value) for value in snapshot.values_of(context, units)]
@@ -39,7 +46,14 @@ def save(context: Context, units: Units, path: str | Path, *, progress: Any) -> 
         else None
     )
     checkpoint.save(
-        where, context.world, values, meta=snapshot.meta_of(context, units), progress=progress, kept=kept, lease=lease
+        where,
+        context.world,
+        values,
+        meta=snapshot.meta_of(context, units),
+        progress=progress,
+        kept=kept,
+        lease=lease,
+        compress=compress,
     )
     return where
 
@@ -51,17 +65,24 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
         context.world, lambda: checkpoint.read_manifest(path), path=str(path), name="load manifest"
     )
     with agreed(context.world, "load"):
-        context.tiers.wait_written()  # well or not: what failed is made anew
+        context.update_stream.wait_written()  # well or not: what failed is made anew
         snapshot.check_loadable(context, units, manifest, optimizer=optimizer)
     discard_gradients(context, units)
     wait_for_gathers(context, units.trained_sections())
     _wait_for_caller(context)
-    with context.tiers.partial_update_guard("a load", state=optimizer, begun=False) as change:
+    with context.guard.changing("a load", state=optimizer, begun=False) as change:
         try:
-            if context.tiers.is_partially_updated:
+            if context.is_partially_updated:
                 change.begin()
                 snapshot.recreate(units)
-            values = list(snapshot.values_of(context, units, optimizer=optimizer, loading=True))
+            meta = manifest.meta if optimizer else {}
+            residuals = LoadedResiduals(
+                units,
+                context.mesh.shard,
+                senders=int(meta.get("senders", 0)),
+                scale=Divided.of_meta(meta).scale_to(Divided.by_steps_of(context)),
+            )
+            values = [*snapshot.values_of(context, units, optimizer=optimizer, loading=manifest), *residuals.values()]
             manifest = checkpoint.load(
                 path,
                 context.mesh.shard,
@@ -71,6 +92,9 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
                 strict=strict,
                 on_read=change.begin,
             )
+            for value in values:
+                if isinstance(value.mine, Recoded):
+                    value.mine.flush()
         except Exception as caught:
             error = caught
         # The other copies of the model read for themselves. A change that one of them has begun counts for all, and so
@@ -84,16 +108,46 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
             )
         raise_together(context.world, error, name="load")
         snapshot.spread_loaded(context, units, optimizer=optimizer)
+        residuals.spread()
         for one in context.run.attachments:
             one.take_loaded()
         if optimizer:
             snapshot.restore_meta(context, units, manifest)
-    context.tiers.clear_partial_update()
+    context.guard.clear()
+    context.update_stream.reset()
     if optimizer:
         context.run.is_new = False  # parameters alone are where a run begins, not where one goes on
     every = tuple(manifest.progress)
     mine = every[context.rank] if context.rank < len(every) else every[0]
     return Restored(updates=snapshot.updates_of(manifest), progress=mine, every_progress=every)
+
+
+def feed_of(context: Context, units: Units, where: str | Path, *, dtype: str | None, full_every: int) -> Feed:
+    """Return a feed of the model; see `Runtime.publish`. Every rank calls this."""
+
+    def values() -> list[checkpoint.Value]:
+        context.check_whole("publish")
+        with agreed(context.world, "publish"):
+            context.update_stream.wait_written()
+            context.update_stream.check_written()
+        wait_for_gathers(context, units.trained_sections())
+        _wait_for_caller(context)
+        return [snapshot.over_world(context, value) for value in snapshot.published_values(context, units)]
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        with unbroken("push", context.mesh.groups), within(context.run.attachments):
+            yield
+
+    return Feed(
+        where,
+        context.world,
+        values,
+        updates=lambda: context.run.updates,
+        dtype=dtype,
+        full_every=full_every,
+        around=around,
+    )
 
 
 def _wait_for_caller(context: Context) -> None:

@@ -1,7 +1,8 @@
 """What a checkpoint holds of a runtime: the values of every unit, and the numbers beside them.
 
     parameter          master weights where there are any, else the parameters themselves
-    exp_avg, row …     every kind of optimizer state
+    exp_avg, row …     every kind of optimizer state, in the form in which it is kept
+    residual 0 …       what coding has lost of each rank's gradients, if that is kept
     buffer …           what bindings add
     meta               updates, each tensor's own count, loss scale, optimizer and plan
 
@@ -18,26 +19,49 @@ from typing import Any, Final
 import numpy as np
 
 from zerort.checkpoint import Manifest, Value
-from zerort.checkpoint.schema import COUNT, Each, Where, expect
+from zerort.checkpoint.format.schema import COUNT, Each, Where, expect
+from zerort.checkpoint.value import OffloadedArray
 from zerort.comm import Group
 from zerort.comm.agreed import raise_together
+from zerort.data import Cursor
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.model.units import Units
+from zerort.engine.persist.recoded import recoded_values
+from zerort.engine.persist.residuals import Divided, residuals_of
 from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.residence.halves import JoinedHalves
+from zerort.engine.step.facts.rates import check_rates, rates_by_name, restore_rates
 from zerort.errors import CheckpointError, StorageError, UnitStateError
 from zerort.layout import Partition, Placement, Range
 from zerort.typing import Array
 
-__all__ = ["meta_of", "recreate", "restore_meta", "spread_loaded", "values_in", "values_of"]
+__all__ = ["meta_of", "published_values", "recreate", "restore_meta", "spread_loaded", "values_in", "values_of"]
 
 _META: Final = {
     "updates": COUNT,
+    "senders": COUNT,
+    "divisor": COUNT,
+    "copies": Where(lambda value: COUNT.test(value) and value > 0, "a whole number above 0"),
     "steps": Each(COUNT),
     "loss_scale": Where(lambda value: value is None or _is_loss_scale(value), "a loss scale"),
     "optimizer": {"kind": str},
+    "orders": Each({"length": COUNT, "seed": COUNT, "taken": COUNT}),
+    "other_optimizers": Each(str),
+    "lr": Each(Where(lambda value: type(value) in (int, float) and 0 <= value < math.inf, "a learning rate")),
 }
 """What a load takes over beside the values."""
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "updates": 0,
+    "senders": 0,
+    "divisor": 0,
+    "copies": 1,
+    "other_optimizers": {},
+    "lr": {},
+    "orders": {},
+}
+"""The same of a checkpoint that does not say."""
 
 
 def _is_loss_scale(value: Any) -> bool:
@@ -46,23 +70,54 @@ def _is_loss_scale(value: Any) -> bool:
     return type(value["scale"]) in (int, float) and 0 < value["scale"] < math.inf
 
 
-def values_of(context: Context, units: Units, *, optimizer: bool = True, loading: bool = False) -> Iterator[Value]:
-    """Yield what a checkpoint stores, or what one is loaded into: this rank's part of each."""
-    rank = context.mesh.shard.rank
+def values_of(
+    context: Context, units: Units, *, optimizer: bool = True, loading: Manifest | None = None
+) -> Iterator[Value]:
+    """Yield this rank's part of what a checkpoint stores, or of what one is loaded into but for `LoadedResiduals`."""
+    shard = context.mesh.shard
     for unit in units.values():
         for section in unit.sections:
-            yield from values_in(section, rank, optimizer=optimizer)
+            yield from values_in(section, shard.rank, optimizer=optimizer, loading=loading)
+            if loading is None:
+                yield from residuals_of(section, shard)
     for one in context.run.attachments:
-        yield from one.values(loading=loading)
+        yield from one.values(loading=loading is not None)
 
 
-def values_in(section: Section, rank: int, *, optimizer: bool = True) -> Iterator[Value]:
-    """Yield what a checkpoint stores of a section: the part of ``rank``, which is this one."""
+def values_in(
+    section: Section, rank: int, *, optimizer: bool = True, loading: Manifest | None = None
+) -> Iterator[Value]:
+    """Yield what a checkpoint stores of a section: the part of ``rank``, which is this one.
+
+    Args:
+        section: Whose values.
+        rank: This one.
+        optimizer: Whether state is among them.
+        loading: The checkpoint that they are loaded from: state that it holds in another form is converted.
+    """
     yield _parameters_of(section, rank)
     if optimizer and section.state is not None:
         for kind, kept in section.state.entries.items():
-            mine = _range_of(kept.column, kept.partition.of(rank), first=kept.first_of(rank))
-            yield Value(kind=kind, layout=kept.layout, partition=kept.partition, mine=mine)
+            others = [] if loading is None else list(recoded_values(section, kept, rank, loading))
+            yield from others
+            converted = {extent.name for value in others for extent in value.layout.extents}
+            extents = tuple(extent for extent in kept.layout.extents if extent.name not in converted)
+            if extents or not converted:
+                mine = _range_of(kept.column, kept.partition.of(rank), first=kept.first_of(rank))
+                layout = replace(kept.layout, extents=extents)
+                yield Value(kind=kind, layout=layout, partition=kept.partition, mine=mine)
+
+
+def published_values(context: Context, units: Units) -> Iterator[Value]:
+    """Yield what is published: parameters as they are gathered, not their master weights, and bindings' buffers."""
+    rank = context.mesh.shard.rank
+    for unit in units.values():
+        for section in unit.sections:
+            own = section.partition.of(rank)
+            mine = _range_of(section.shard, own, first=own.first)
+            yield Value(kind="parameter", layout=section.layout, partition=section.partition, mine=mine)
+    for one in context.run.attachments:
+        yield from (value for value in one.values(loading=False) if value.kind == "buffer")
 
 
 def over_world(context: Context, value: Value) -> Value:
@@ -81,8 +136,13 @@ def _parameters_of(section: Section, rank: int) -> Value:
         return Value(
             kind="parameter", layout=section.layout, partition=section.partition, mine=mine, is_frozen=is_frozen
         )
-    layout = replace(section.layout, dtype=state.master.dtype.name)
-    master = _range_of(state.master, own, first=state.owned.first)
+    layout = replace(section.layout, dtype="float32")
+    master: Array | OffloadedArray
+    if state.reads_parameters:
+        first = own.first - state.owned.first
+        master = JoinedHalves(section.owned, state.master, first=first, size=own.numel)
+    else:
+        master = _range_of(state.master, own, first=state.owned.first)
     return Value(kind="parameter", layout=layout, partition=section.partition, mine=master)
 
 
@@ -96,13 +156,25 @@ def _range_of(column: ChunkedArray, own: Range, *, first: int) -> Array | Chunke
 
 def meta_of(context: Context, units: Units) -> dict[str, Any]:
     """Return the numbers that are stored beside the values, the same on every rank."""
+    senders = context.mesh.shard.size if any(one.residual is not None for one in units.sections()) else 0
     return {
         "updates": context.run.updates,
         "steps": {name: count for state in units.states() for name, count in state.steps.items()},
         "loss_scale": context.scaler.state() if context.scaler is not None else None,
         "optimizer": context.optimizer.describe(),
+        "other_optimizers": _other_optimizers(context, units),
+        "lr": rates_by_name(context, units),
         "plan": str(context.budget or context.plan),
+        "senders": senders,
+        **(Divided.by_steps_of(context).describe() if senders else {}),
+        "orders": {name: cursor.describe() for name, cursor in context.run.cursors.items()},
     }
+
+
+def _other_optimizers(context: Context, units: Units) -> dict[str, str]:
+    """Return the kind of each tensor's optimizer, where it is not that of the runtime."""
+    kinds = {name: state.optimizer_of(name).kind for state in units.states() for name in state.steps}
+    return {name: kind for name, kind in kinds.items() if kind != context.optimizer.kind}
 
 
 def updates_of(manifest: Manifest) -> int:
@@ -115,33 +187,55 @@ def check_loadable(context: Context, units: Units, manifest: Manifest, *, optimi
     held = [unit.name for unit in units.values() if unit.is_gathered]
     if held:
         raise UnitStateError(f"Expected all units released before load(), got {', '.join(held)} gathered.")
-    if not optimizer and context.tiers.is_partially_updated:
+    if not optimizer and context.is_partially_updated:
         raise StorageError(
             "Expected whole optimizer state to keep beside loaded parameters, got that of an update or a load "
             f"that was not done as a whole (rank {context.rank}). Load it, too: rt.load(path); or open the runtime "
             "anew."
         )
     _expect_meta(manifest, {"updates": COUNT})
-    described = manifest.meta.get("optimizer")
-    found = described.get("kind") if isinstance(described, dict) else None
-    if optimizer and found != context.optimizer.kind:
-        raise CheckpointError(
-            f"Expected a checkpoint with the state of {context.optimizer.kind}, got one of {found}. Open the runtime "
-            "with that optimizer, or take the parameters alone: rt.load(path, optimizer=False)."
-        )
     if optimizer:
+        _check_optimizers(context, units, manifest)
         _expect_meta(manifest, _META)
+        _expect_orders(context, manifest)
+        check_rates(units, manifest.meta.get("lr", {}))
+
+
+def _check_optimizers(context: Context, units: Units, manifest: Manifest) -> None:
+    """Raise if the state of some tensor is another optimizer's."""
+    described, others = manifest.meta.get("optimizer"), manifest.meta.get("other_optimizers", {})
+    found = described.get("kind") if isinstance(described, dict) else None
+    kinds = {name: state.optimizer_of(name).kind for state in units.states() for name in state.steps}
+    for name, kind in {"": context.optimizer.kind, **kinds}.items():
+        saved = others.get(name, found) if isinstance(others, dict) else found
+        if saved != kind:
+            raise CheckpointError(
+                f"Expected a checkpoint with the state of {kind}{f' for {name!r}' * bool(name)}, got one of {saved}. "
+                "Open the runtime with that optimizer, or take the parameters alone: rt.load(path, optimizer=False)."
+            )
 
 
 def _expect_meta(manifest: Manifest, schema: Mapping[str, Any]) -> None:
     """Raise unless the numbers that will be taken over are there, before anything is changed."""
     try:
-        expect({"updates": 0, **manifest.meta}, schema, at="meta")
+        expect({**_DEFAULTS, **manifest.meta}, schema, at="meta")
     except ValueError as error:
         raise CheckpointError(
             f"Expected the checkpoint of a runtime, got one whose numbers are not: {error}. Nothing was changed. Name "
             "one that rt.save has written."
         ) from None
+
+
+def _expect_orders(context: Context, manifest: Manifest) -> None:
+    """Raise if an order that is being taken was one over another dataset when the checkpoint was written."""
+    for name, saved in manifest.meta.get("orders", {}).items():
+        now = context.run.cursors.get(name)
+        if now is not None and (now.length, now.seed) != (saved["length"], saved["seed"]):
+            raise CheckpointError(
+                f"Expected a checkpoint in which the order {name!r} has length={now.length} and seed={now.seed}, got "
+                f"one with length={saved['length']} and seed={saved['seed']}. Nothing was changed. Take an order over "
+                "the same dataset."
+            )
 
 
 def restore_meta(context: Context, units: Units, manifest: Manifest) -> None:
@@ -151,8 +245,20 @@ def restore_meta(context: Context, units: Units, manifest: Manifest) -> None:
     for state in units.states():
         for name in state.steps:
             state.steps[name] = int(meta["steps"].get(name, 0))
+    restore_rates(context, units, meta.get("lr", {}))
+    if meta.get("senders"):
+        context.run.is_weighted = Divided.of_meta(meta).divisor == 0
     if context.scaler is not None and meta.get("loss_scale") is not None:
         context.scaler.restore(meta["loss_scale"])
+    _restore_orders(context, meta.get("orders", {}))
+
+
+def _restore_orders(context: Context, saved: Mapping[str, Any]) -> None:
+    """Go to the samples that come next; an order that the checkpoint does not know begins anew."""
+    cursors = context.run.cursors
+    for name, cursor in cursors.items():
+        cursor.restore(saved[name]["taken"] if name in saved else 0)
+    cursors.update({name: Cursor(**one) for name, one in saved.items() if name not in cursors})
 
 
 def recreate(units: Units) -> None:
@@ -178,6 +284,8 @@ def spread_loaded(context: Context, units: Units, *, optimizer: bool) -> None:
             if state is not None and state.master is not None:
                 if context.plan.state.placement is Placement.REPLICATED:
                     _spread(shard, state.master.memory, section.partition)
+                    if state.reads_parameters:
+                        _spread(shard, section.owned.memory, section.partition)
                 try:
                     state.round_master_into(section.owned)
                 except StorageError as caught:  # on this rank alone: it meets the others all the same
@@ -185,7 +293,7 @@ def spread_loaded(context: Context, units: Units, *, optimizer: bool) -> None:
             section.parameters.changed()
             if not section.parameters.needs_room:
                 # not-gpu: for its error; whoever looks at them waits for the same Ticket
-                section.parameters.restore().wait()
+                section.parameters.start().wait()
     raise_together(context.world, error, name="load")
 
 

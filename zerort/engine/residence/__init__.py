@@ -2,8 +2,9 @@
 
 choose.py                                   in which memory each part of a section lies
 chunked_array.py                            a 1-D array of this rank's, cut into chunks, in memory or in a store
-column_parameters.py  host_parameters.py  resting_parameters.py     offloaded parameters
-gradients.py                                summed gradients between reduction and update
-tiers.py  scratch_store.py                  this rank's store and pipeline, and what a failure leaves
-host_memory.py  slot_memory.py  stage.py    on GPUs: pinned memory, and how arrays get to where they are updated
+halves.py                                   bfloat16 parameters and their remainders as float32 masters, for checkpoints
+parameters.py                               shards to the whole and back, wherever the shards rest
+backings.py                                 makes both, by tier and device
+gradients.py  folded.py                     summed gradients between reduction and update; in a fixed tree
+host_memory.py                              on GPUs: host memory that all ranks pin, or none
 """

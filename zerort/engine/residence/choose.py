@@ -1,13 +1,25 @@
-"""`SectionResidence`: in which memory each part of one section rests."""
+"""`SectionResidence`: in which memory each part of one section rests; `reach_of`: which tiers computing reaches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zerort.config import Plan, Tier
 from zerort.errors import CallError
+from zerort.layout import Placement
+from zerort.typing import Device
 
-__all__ = ["SectionResidence"]
+__all__ = ["SectionResidence", "reach", "reach_of"]
+
+
+def reach(*, on_gpus: bool) -> frozenset[Tier]:
+    """Return the tiers whose values are computed with where they lie: without a GPU, all memory."""
+    return frozenset({Tier.DEVICE} if on_gpus else {Tier.DEVICE, Tier.HOST})
+
+
+def reach_of(device: Device) -> frozenset[Tier]:
+    """Return the tiers that a device reaches."""
+    return reach(on_gpus=not device.in_host_memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +34,16 @@ class SectionResidence:
 
     @classmethod
     def of(cls, plan: Plan) -> SectionResidence:
-        """Return what a plan says of every section."""
-        return cls(parameter=plan.parameter.tier, gradient=plan.gradient.tier, state=plan.state.tier)
+        """Return what a plan says of every section.
+
+        Parameters and gradients that each rank holds whole stay where computing happens; state may be on a GPU's host.
+        """
+        asked = cls(parameter=plan.parameter.tier, gradient=plan.gradient.tier, state=plan.state.tier)
+        if plan.parameter.placement is not Placement.SHARDED:
+            asked = replace(asked, parameter=Tier.DEVICE)
+        if plan.gradient.placement is not Placement.SHARDED:
+            asked = replace(asked, gradient=Tier.DEVICE)
+        return asked
 
     def __post_init__(self) -> None:
         for part in ("parameter", "gradient", "state"):
@@ -36,3 +56,7 @@ class SectionResidence:
     def streams(self) -> bool:
         """Whether a part of it streams through memory in chunks."""
         return Tier.NVME in (self.parameter, self.gradient, self.state)
+
+    def is_offloaded(self, reach: frozenset[Tier]) -> bool:
+        """Say whether a part of it rests elsewhere than where computing happens, given the tiers that it reaches."""
+        return not reach.issuperset((self.parameter, self.gradient, self.state))

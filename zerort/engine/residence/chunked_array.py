@@ -3,8 +3,9 @@
     cuts      0 ───────── 4096 ───────── 8192 ───────── 11000
     chunk     │ 0: memory    │ 1: memory    │ 2: "block0 float32/exp_avg/2"
 
-Everything that an update touches is a column: each kind of state, master weights, parameters, gradients. One that is in
-memory as a whole is an array with one chunk (decision 0027).
+Everything that an update touches is one: each kind of state, master weights, parameters, gradients. One that is in
+memory as a whole is an array with one chunk (decision 0027). Nothing else knows what holds a chunk; `backings.py` makes
+them, `zerort.testing.residence_contract` says what all of them hold. Next in reading order: `parameters.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zerort.comm.arrays import address_of_any
 from zerort.device import Done, HostDevice, Ticket, joined
 from zerort.errors import CallError
 from zerort.native import crc32c
@@ -23,12 +25,12 @@ from zerort.typing import Array, Device
 
 if TYPE_CHECKING:
     from zerort.checkpoint.value import LinkableFile
-    from zerort.engine.residence.tiers import Tiers
+    from zerort.storage.session import StorageSession
     from zerort.streaming import StoreTransfer
 
-__all__ = ["ChunkedArray", "beside", "cut_chunks"]
+__all__ = ["LEAST_NUMEL", "ChunkedArray", "colocate", "cut_chunks"]
 
-_GRANULE = 2048
+LEAST_NUMEL = 2048
 """Elements. Chunks begin at multiples of it: a page of every dtype, so that disks move them without a copy."""
 
 
@@ -40,7 +42,7 @@ class ChunkedArray:
         cuts: Where chunks begin, in elements, and the end of the last.
         memory: The first chunks, 1-D: all of them, or ``cuts[resident]`` elements.
         resident: How many chunks are in memory; None: all.
-        tiers: Where the others rest; `create` makes them.
+        storage: Where the others rest; `create` makes them.
         device: Whose memory it is, if that is not the host's.
     """
 
@@ -51,7 +53,7 @@ class ChunkedArray:
         memory: Array,
         *,
         resident: int | None = None,
-        tiers: Tiers | None = None,
+        storage: StorageSession | None = None,
         device: Device | None = None,
     ) -> None:
         self.name = name
@@ -60,7 +62,7 @@ class ChunkedArray:
         self.cuts = tuple(cuts)
         self.memory = memory
         self.resident = len(cuts) - 1 if resident is None else resident
-        self._tiers = tiers
+        self._storage = storage
         assert memory.size == self.cuts[self.resident]
 
     @property
@@ -79,7 +81,17 @@ class ChunkedArray:
         return self.memory.size < self.size
 
     @property
-    def resting_nbytes(self) -> int:
+    def is_stored(self) -> bool:
+        """Whether chunks of it are values of a store, if they have elements; the same on every rank."""
+        return self.resident < len(self.cuts) - 1
+
+    @property
+    def in_reach(self) -> bool:
+        """Whether all of it is in the memory that computing happens in; the same on every rank."""
+        return not self.is_stored and isinstance(self.memory, np.ndarray) == self.device.in_host_memory
+
+    @property
+    def offloaded_nbytes(self) -> int:
         """Bytes that are not in memory."""
         return (self.size - self.memory.size) * self.dtype.itemsize
 
@@ -89,9 +101,9 @@ class ChunkedArray:
         Raises:
             StorageError: There is no room, or the file system refused.
         """
-        for at in self._resting_chunks():
-            assert self._tiers is not None
-            self._tiers.store.create(self._value(at), self._numel(at) * self.dtype.itemsize)
+        for at in self._offloaded_chunks():
+            assert self._storage is not None
+            self._storage.store.create(self._value(at), self._numel(at) * self.dtype.itemsize)
 
     def delete(self) -> None:
         """Delete the values that `create` has made, all or some.
@@ -99,15 +111,15 @@ class ChunkedArray:
         Raises:
             StorageError: The file system refused.
         """
-        for at in self._resting_chunks():
-            assert self._tiers is not None
+        for at in self._offloaded_chunks():
+            assert self._storage is not None
             with contextlib.suppress(CallError):  # it was not made
-                self._tiers.store.delete(self._value(at))
+                self._storage.store.delete(self._value(at))
 
-    def _resting_chunks(self) -> Iterator[int]:
-        return (at for at in range(len(self.cuts) - 1) if self.is_resting(at))
+    def _offloaded_chunks(self) -> Iterator[int]:
+        return (at for at in range(len(self.cuts) - 1) if self.is_offloaded(at))
 
-    def is_resting(self, at: int) -> bool:
+    def is_offloaded(self, at: int) -> bool:
         """Say whether a chunk is not in memory. Nothing of one that has no elements is anywhere."""
         return at >= self.resident and self._numel(at) > 0
 
@@ -115,13 +127,17 @@ class ChunkedArray:
         """Return a chunk that is in memory, where it lies."""
         return self.memory[self.cuts[at] : self.cuts[at + 1]]
 
+    def is_piece(self, at: int, array: Array) -> bool:
+        """Say whether ``array`` is a chunk where it lies, and not a copy of it on its way."""
+        return not self.is_offloaded(at) and address_of_any(array) == address_of_any(self.piece(at))
+
     def part(self, at: int, *, read: bool = True, write: bool = True) -> StoreTransfer:
         """Return a chunk that is not in memory, for a pipeline."""
         from zerort.streaming import StoreTransfer
 
-        assert self._tiers is not None
+        assert self._storage is not None
         return StoreTransfer(
-            store=self._tiers.store,
+            store=self._storage.store,
             name=self._value(at),
             numel=self._numel(at),
             dtype=self.dtype,
@@ -138,8 +154,8 @@ class ChunkedArray:
             if at < 0:
                 tickets.append(self._copy(self.memory[here], out[there]))
             else:
-                assert self._tiers is not None
-                tickets.append(self._tiers.read(self._value(at), out[there], offset=here.start * self.dtype.itemsize))
+                assert self._storage is not None
+                tickets.append(self._storage.read(self._value(at), out[there], offset=here.start * self.dtype.itemsize))
         return joined(tickets, result=out)
 
     def write(self, first: int, source: Array) -> Ticket[Array]:
@@ -149,10 +165,21 @@ class ChunkedArray:
             if at < 0:
                 tickets.append(self._copy(source[there], self.memory[here]))
             else:
-                assert self._tiers is not None
+                assert self._storage is not None
                 offset = here.start * self.dtype.itemsize
-                tickets.append(self._tiers.write(self._value(at), source[there], offset=offset))
+                tickets.append(self._storage.write(self._value(at), source[there], offset=offset))
         return joined(tickets, result=source)
+
+    def put(self, first: int, source: Array) -> None:
+        """Write an array of the host to the elements from ``first`` on, here and now.
+
+        Raises:
+            StorageError: The file system refused.
+        """
+        if self.in_reach:
+            self.device.put(source, out=self.memory[first : first + source.size])
+        else:
+            self.write(first, source).wait()  # not-gpu: between the host and a disk, or arrays of the host
 
     def _copy(self, source: Array, out: Array) -> Ticket[Array]:
         if isinstance(source, np.ndarray) and isinstance(out, np.ndarray):
@@ -161,25 +188,26 @@ class ChunkedArray:
         ticket: Ticket[Array] = self.device.copy(source, out=out)
         return ticket
 
-    def part_of(self, first: int, last: int) -> ChunkedArray:
-        """Return the elements from ``first`` to ``last``, which are in memory, as a column of their own."""
-        return ChunkedArray(self.name, (0, last - first), self.memory[first:last], device=self.device)
+    def part_of(self, first: int, last: int, *, cuts: Sequence[int] | None = None) -> ChunkedArray:
+        """Return the elements from ``first`` to ``last``, which are in memory, as an array of their own."""
+        cuts = (0, last - first) if cuts is None else cuts
+        return ChunkedArray(self.name, cuts, self.memory[first:last], device=self.device)
 
-    def files_in(self, directory: str) -> list[LinkableFile]:
+    def linkable_files(self, directory: str) -> list[LinkableFile]:
         """Return the files of chunks that can have a second name in a directory."""
         from zerort.checkpoint.value import LinkableFile
 
-        if self._tiers is None:
+        if self._storage is None:
             return []
         return [
             LinkableFile(self.cuts[at], extent)
-            for at in self._resting_chunks()
-            for extent in self._tiers.file_extents(self._value(at), self._numel(at) * self.dtype.itemsize, directory)
+            for at in self._offloaded_chunks()
+            for extent in self._storage.file_extents(self._value(at), directory)
         ]
 
     def chunk(self, at: int) -> Array:
         """Return a chunk: where it lies in memory, or a copy of what rests elsewhere."""
-        if not self.is_resting(at):
+        if not self.is_offloaded(at):
             return self.piece(at)
         # not-gpu: between the host and a disk
         return self.read(self.cuts[at], np.empty(self._numel(at), self.dtype)).wait()
@@ -225,12 +253,12 @@ def cut_chunks(numel: int, *, most: int) -> tuple[int, ...]:
     """
     if numel <= most:
         return 0, numel
-    granules = -(-numel // _GRANULE)
-    chunks = max(-(-granules // max(most // _GRANULE, 1)), 1)
-    return (*(granules * at // chunks * _GRANULE for at in range(chunks)), numel)
+    granules = -(-numel // LEAST_NUMEL)
+    chunks = max(-(-granules // max(most // LEAST_NUMEL, 1)), 1)
+    return (*(granules * at // chunks * LEAST_NUMEL for at in range(chunks)), numel)
 
 
-def beside(array: Array, place: Array, *, device: Device) -> Array:
+def colocate(array: Array, place: Array, *, device: Device) -> Array:
     """Return an array in the same memory as ``place``, the host's or the device's: itself, or a copy."""
     if isinstance(array, np.ndarray) == isinstance(place, np.ndarray):
         return array

@@ -122,17 +122,17 @@ class _List:
     def no_memory(self) -> str:
         """Say how much would be enough, in a number that can be given: more memory also means larger chunks."""
         enough = self.capacity.device
-        working, resting = self._least(enough)
-        while working.nbytes + resting > enough:
-            enough = parse_bytes(format_bytes(working.nbytes + resting, up=True))
-            working, resting = self._least(enough)
+        working, at_rest = self._least(enough)
+        while working.nbytes + at_rest > enough:
+            enough = parse_bytes(format_bytes(working.nbytes + at_rest, up=True))
+            working, at_rest = self._least(enough)
         where, more = "whatever is on the disk", "more memory"
         if not self.capacity.nvme:
             where, more = "with nothing on a disk", "more memory, or some of a disk (nvme)"
         return (
             f"Expected at least {format_bytes(enough)} of memory per rank, {where}: "
             f"gradient buckets {format_bytes(working.buckets)}, gathered units {format_bytes(working.gathered)}, "
-            f"chunks on their way {format_bytes(working.streaming)}, what stays in memory {format_bytes(resting)}; got "
+            f"chunks on their way {format_bytes(working.streaming)}, what stays in memory {format_bytes(at_rest)}; got "
             f"{format_bytes(self.capacity.device)}. Allow {more}, cut the model into smaller units, open the "
             "runtime with fewer buckets or a smaller prefetch, or announce all units before the first is registered: "
             "rt.expect(…)."

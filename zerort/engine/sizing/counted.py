@@ -14,11 +14,14 @@ def memory_of(context: Context, units: Units) -> MemoryReport:
     sections, slots = list(units.sections()), context.slots
     return MemoryReport(
         parameter=sum(section.parameters.nbytes for section in sections),
-        gradient=sum(section.bucket.nbytes for section in sections if section.bucket is not None),
+        gradient=sum(section.gradient_nbytes for section in sections),
         state=sum(state.nbytes for state in units.states()),
-        buckets=slots.buckets.nbytes + slots.summed.nbytes,
-        gathered=slots.gathered.nbytes,
+        buckets=slots.buckets.nbytes
+        + slots.summed.nbytes
+        + slots.sent.nbytes
+        + sum(one.residual.nbytes for one in sections if one.residual is not None),
+        gathered=slots.gathered.nbytes + slots.codes.nbytes,
         gathered_peak=slots.gathered.peak_nbytes,
-        streaming=context.tiers.memory_nbytes + context.stage.nbytes,
-        nvme=context.tiers.resting_nbytes,
+        streaming=context.update_stream.nbytes + context.staging.nbytes,
+        nvme=context.storage.nbytes,
     )

@@ -8,17 +8,19 @@ No memory is touched. A plan says the tiers; for a budget they are decided here 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from zerort.config import Budget, Plan, Tier
+from zerort.config import Budget, Plan, Tier, Wire
+from zerort.config.offload import OffloadOptions
+from zerort.engine.coding import Coding
 from zerort.engine.model.tensors import Frozen, TensorSpec
-from zerort.engine.offload_options import OffloadOptions
+from zerort.engine.options import Accumulate
 from zerort.engine.report import MemoryReport
-from zerort.engine.residence.choose import SectionResidence
+from zerort.engine.residence.choose import SectionResidence, reach
 from zerort.engine.sizing.budget import Capacity, decide
-from zerort.engine.sizing.requirements import PARTS, ModelSpec, SectionSize
+from zerort.engine.sizing.requirements import PARTS, ModelSpec, SectionSize, Ties
 from zerort.engine.sizing.working import WorkingMemory
 from zerort.errors import CallError
 from zerort.optim import Optimizer, ParameterGroup
@@ -38,8 +40,11 @@ def forecast(
     shard_weights: Sequence[float] | None = None,
     gradient_dtype: str | None = None,
     micro_steps: int = 1,
+    accumulate: Accumulate | None = None,
     virtual_shards: int | None = None,
-    tied_owners: Collection[str] = (),
+    ties: Ties | None = None,
+    wire: Wire | None = None,
+    replicate: int = 1,
     prefetch: int = 1,
     buckets: int = 2,
     one_memory: bool = True,
@@ -58,9 +63,12 @@ def forecast(
         frozen: Which parameters take no gradient: in every unit, or by unit.
         shard_weights: How much of every shard each rank takes.
         gradient_dtype: What gradients are summed in; None: the parameter's dtype.
-        micro_steps: Calls of reduce that are summed before anything is communicated.
+        micro_steps: Calls of reduce per unit and step.
+        accumulate: How their gradients are summed: "sharded" or "local", as in `zerort.open`.
         virtual_shards: Micro-batches of a step in deterministic mode.
-        tied_owners: Units that others are tied to.
+        ties: Parameters that another unit holds, by unit: ``{"head": {"w": ("embed", "table")}}``.
+        wire: How values travel between ranks.
+        replicate: Copies of the model, each of ``size`` ranks.
         prefetch: Units that are gathered ahead.
         buckets: Gradient buckets that may be in flight at once.
         one_memory: Whether all ranks are on one machine: then a gather of what rests in memory takes none. Not on GPUs.
@@ -82,17 +90,20 @@ def forecast(
         frozen=frozen,
         shard_weights=shard_weights,
         equal_shards=on_gpus,
+        over_nccl=on_gpus,
         gradient_dtype=gradient_dtype,
         micro_steps=micro_steps,
+        accumulate=accumulate,
         virtual_shards=virtual_shards,
-        tied_owners=tied_owners,
+        ties=_checked(ties or {}),
+        coding=Coding.of(wire, one_memory=one_memory and not on_gpus, virtual_shards=virtual_shards),
+        replicate=replicate,
     )
     settings = {
         "prefetch": prefetch,
         "buckets": buckets,
-        "ties": len(tied_owners),
         "one_memory": one_memory and not on_gpus,
-        "reach": frozenset({Tier.DEVICE} if on_gpus else {Tier.DEVICE, Tier.HOST}),
+        "reach": reach(on_gpus=on_gpus),
     }
     return MemoryForecast.of(model_spec, plan, offload=offload, **settings).memory(rank)
 
@@ -123,7 +134,9 @@ class MemoryForecast:
         """
         offload = OffloadOptions.from_environment() if offload is None else offload
         memory = plan.memory if isinstance(plan, Budget) else None
-        working = WorkingMemory(sizes=model_spec.sections(), offload=offload, memory=memory, **settings)
+        working = WorkingMemory(
+            sizes=model_spec.sections(), ties=model_spec.tied_to(), offload=offload, memory=memory, **settings
+        )
         if isinstance(plan, Plan):
             tiers = tuple(_tiers_under(plan, size) for size in working.sizes)
         else:
@@ -134,10 +147,11 @@ class MemoryForecast:
         """Return what ``rank`` will hold. Chunks on their way are counted at their most."""
         sizes = self.model_spec.sections(rank=rank)
         below = self.below(rank)
-        resting = {part: sum(getattr(size, part) for size in sizes) - below[part] for part in PARTS}
+        at_rest = {part: sum(getattr(size, part) for size in sizes) - below[part] for part in PARTS}
+        at_rest["gradient"] += sum(size.tied_sums for size in sizes)
         working = replace(self.working, sizes=sizes).of(self.tiers)
         return MemoryReport(
-            **resting,
+            **at_rest,
             buckets=working.buckets,
             gathered=working.gathered,
             streaming=working.streaming,
@@ -158,16 +172,32 @@ class MemoryForecast:
 
         Args:
             rank: Whose.
-            passes: How often every unit is gathered: once forward, once backward.
+            passes: How often every unit is gathered: once forward, once backward, in each micro-step.
         """
         read = written = 0
         for size, tiers in zip(self.model_spec.sections(rank=rank), self.tiers, strict=True):
             below = size.below(tiers, chunk_numel=self.working.chunk_numel)
-            read += passes * below["parameter"] + below["gradient"] + below["state"]
+            gradient = below["gradient"] // size.shards
+            again, put_away = size.gradient_moves  # read and added to; written
+            read += passes * below["parameter"] + gradient + below["state"] + again * gradient
+            written += put_away * gradient
             if size.is_trained:
-                read += 0 if size.has_master else below["parameter"]  # else they are what master weights round to
-                written += sum(below.values())
+                read += below["parameter"] * size.reads_parameter
+                written += below["parameter"] + below["state"]
         return Traffic(read, written)
+
+
+def _checked(ties: Any) -> Ties:
+    """Return ties that lead from names to units and names, whether there are such or not."""
+    for unit, names in ties.items() if isinstance(ties, Mapping) else [("", ties)]:
+        places = names.values() if isinstance(names, Mapping) else [None]
+        if not all(isinstance(place, tuple) and len(place) == 2 for place in places):
+            raise CallError(
+                f"Expected ties by unit and name, ties={{'head': {{'w': ('embed', 'table')}}}}; got {names!r} of "
+                f"{unit!r}."
+            )
+    found: Ties = ties
+    return found
 
 
 def _tiers_under(plan: Plan, size: SectionSize) -> SectionResidence:

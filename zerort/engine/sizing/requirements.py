@@ -9,21 +9,29 @@ weights included.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from fractions import Fraction
+from typing import Final, NamedTuple
 
-from zerort.buffer import TreeSum
+from zerort.buffer import Leaves, sent_nbytes, unit_title
 from zerort.config import Plan, Tier
+from zerort.engine.coding import Coding
 from zerort.engine.model.division import Division, cut_over, divide
 from zerort.engine.model.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
+from zerort.engine.options import Accumulate, keeps_whole_gradients
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import cut_chunks
+from zerort.errors import CallError
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
-from zerort.layout.dtypes import TRAINABLE, gradient_dtype, master_dtype
+from zerort.layout.dtypes import TRAINABLE, gradient_dtype
+from zerort.layout.flat import ALIGNMENT
 from zerort.optim import ElementwiseOptimizer, Optimizer, ParameterGroup, StateSpec, resolve
 
-__all__ = ["PARTS", "ModelSpec", "SectionSize"]
+__all__ = ["PARTS", "ModelSpec", "SectionSize", "Ties", "UnitTies"]
+
+Ties = Mapping[str, Mapping[str, tuple[str, str]]]
+"""Parameters that another unit holds: the unit and the name there, by unit and name."""
 
 PARTS: Final = ("parameter", "gradient", "state")
 """What a section consists of, from hot to cold."""
@@ -45,16 +53,34 @@ class SectionSize:
     """Optimizer state at rest, master weights included."""
     whole: int = 0
     """Parameters of all ranks together: what its gathered form takes; 0 if every rank holds them all the time."""
+    codes: int = 0
+    """Codes of all ranks' parameters, while they travel; 0 if these travel as they are."""
+    sent: int = 0
+    """Codes of gradients that the rank sends and gets, while they travel; 0 if these travel as they are."""
+    residual: int = 0
+    """What coding has lost of gradients, if it is kept: in memory all the time."""
     bucket: int = 0
     """Gradients of the whole section, while they are collected in a slot; 0 if they are collected where they rest."""
+    reductions: int = 1
+    """How many reductions are summed where gradients rest, in a step."""
+    shards: int = 1
+    """How many shards of gradients rest at once: nodes of a fixed tree."""
+    gradient_moves: tuple[int, int] = (0, 1)
+    """How many of them a step reads back before the update, and puts away, if they are offloaded."""
+    tied_sums: int = 0
+    """Other units' gradients of its tensors, each in a fixed tree of its own: in memory, wherever gradients rest."""
+    arriving: int = 0
+    """Slices of gradients that arrive unsummed in a micro-step, in a slot; 0 if they are summed on their way."""
+    is_tied: bool = False
+    """Whether other units' gradients are added to them."""
     is_held: bool = False
     """Whether its slot is still read after its reduction has begun."""
     numel: int = 0
     """Elements that the rank updates."""
-    columns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    columns: Mapping[str, tuple[int | Fraction, ...]] = field(default_factory=dict)
     """Bytes per element of each array that streams if a part does, by part."""
-    has_master: bool = False
-    """Whether its state has master weights."""
+    reads_parameter: bool = True
+    """Whether an update reads parameters; else they are what master weights round to."""
     fixed: int = 0
     """Of the state, what stays in memory whatever the tier: one small array per tensor."""
     movable: frozenset[str] = frozenset(PARTS)
@@ -76,9 +102,18 @@ class SectionSize:
         if nbytes["state"]:
             each = sum(self.columns["state"])
             cuts = cut_chunks(self.numel, most=chunk_numel)
-            resident = max(each * at for at in cuts if each * at <= tiers.state_resident_nbytes)
+            resident = int(max(each * at for at in cuts if each * at <= tiers.state_resident_nbytes))
             nbytes["state"] -= self.fixed + resident
         return nbytes
+
+
+class UnitTies(NamedTuple):
+    """What a unit uses of others."""
+
+    owners: frozenset[str]
+    """Units that hold its tied parameters: gathered with it."""
+    trained: frozenset[tuple[str, str]]
+    """Units and names of the trainable ones: it has gradients of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,18 +141,63 @@ class ModelSpec:
     over_nccl: bool = False
     """Whether NCCL sums them."""
     micro_steps: int = 1
-    """Calls of reduce that are summed before anything is communicated."""
+    """Calls of reduce per unit and step."""
+    accumulate: Accumulate | None = None
+    """How their gradients are summed, as in `RuntimeOptions`."""
     virtual_shards: int | None = None
     """Micro-batches of a step in deterministic mode."""
-    tied_owners: Collection[str] = ()
-    """Units that others are tied to."""
-    replicated: bool = False
-    """Whether there are several copies of the model."""
+    ties: Ties = field(default_factory=dict)
+    """Parameters that another unit holds, by unit: ``{"head": {"w": ("embed", "table")}}``."""
+    coding: Coding | None = None
+    """What travels as codes; None: nothing."""
+    replicate: int = 1
+    """Copies of the model."""
 
     def sections(self, *, rank: int | None = None) -> list[SectionSize]:
         """Return what each section takes on ``rank``; None: the most that it takes on any."""
         ranks = range(self.size) if rank is None else (rank,)
         return [self._size(unit, part, ranks) for unit in self.units for part in self._divisions(unit)]
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether each rank keeps whole gradients."""
+        return keeps_whole_gradients(
+            self.plan,
+            micro_steps=self.micro_steps,
+            accumulate=self.accumulate,
+            in_tree=self.virtual_shards is not None,
+        )
+
+    def tied_to(self) -> dict[str, UnitTies]:
+        """Return what each unit with tied parameters uses of others.
+
+        Raises:
+            CallError: A tie leads nowhere.
+        """
+        found = {}
+        for unit, names in self.ties.items():
+            places = [self._place_of(unit, local) for local in names]
+            trained = {(home, name) for home, name in places if not is_frozen(frozen_in(home, self.frozen), name)}
+            found[unit] = UnitTies(frozenset(home for home, _ in places), frozenset(trained))
+        return found
+
+    def _tied_names(self) -> set[str]:
+        """Return the full names of trainable tensors that other units have gradients of."""
+        return {full_name(home, name) for one in self.tied_to().values() for home, name in one.trained}
+
+    def _place_of(self, unit: str, local: str) -> tuple[str, str]:
+        """Return the unit that holds a tied parameter, and its name there."""
+        seen = {(unit, local)}
+        home, name = self.ties[unit][local]
+        while name not in self.units.get(home, {}):
+            if (home, name) in seen or name not in self.ties.get(home, {}):
+                raise CallError(
+                    f"Expected to tie {local!r} of {unit_title(unit)} to a parameter of a unit, got {name!r} of "
+                    f"{home!r}. Name a unit and one of its tensors: ties={{'head': {{'w': ('embed', 'table')}}}}."
+                )
+            seen.add((home, name))
+            home, name = self.ties[home][name]
+        return home, name
 
     def _divisions(self, unit: str) -> Iterator[Division]:
         tensors = self.units[unit]
@@ -129,56 +209,103 @@ class ModelSpec:
         )
 
     def _size(self, unit: str, part: Division, ranks: Sequence[int]) -> SectionSize:
-        copies = 1  # whole gradients, where whole ones are kept
-        if self.virtual_shards is not None:
-            copies = 2 + TreeSum.depth(self.virtual_shards // self.size)
         cut = cut_over(
             self.size,
             weights=self.shard_weights,
             deterministic=self.virtual_shards is not None,
             equal=self.equal_shards,
+            alignment=ALIGNMENT if self.coding is None else self.coding.alignment,
         )
-        layout, partition = cut.of({name: spec.shape for name, spec in part.tensors.items()}, dtype=part.dtype)
+        shapes = {name: spec.shape for name, spec in part.tensors.items()}
+        layout, partition = part.cut(cut).of(shapes, dtype=part.dtype)
         mine = max(partition.counts[rank] for rank in ranks)
-        resting = mine if self._is_sharded("parameter") else layout.numel
+        at_rest = mine if self._is_sharded("parameter") else layout.numel
         gathered = layout.nbytes if self._is_sharded("parameter") else 0
+        codes = self._codes(part.dtype, partition) if gathered else 0
         width = itemsize(part.dtype)
         if part.optimizers is None:
             return SectionSize(
                 unit=unit,
                 name=part.section_name(unit),
-                parameter=width * resting,
+                parameter=width * at_rest,
                 whole=gathered,
+                codes=codes,
                 numel=mine,
                 columns={"parameter": (width,)},
                 movable=frozenset(filter(self._is_sharded, PARTS)),
             )
-        is_whole = self.micro_steps > 1 or copies > 1 or unit in self.tied_owners or not self._is_sharded("gradient")
-        element = itemsize(gradient_dtype(part.dtype, self.gradient_dtype, over_nccl=self.over_nccl))
-        in_slots = not is_whole or (self.micro_steps > 1 and copies == 1)
+        leaves = self._leaves()
+        is_whole = self.keeps_whole
+        summed_in = gradient_dtype(part.dtype, self.gradient_dtype, over_nccl=self.over_nccl)
+        element = itemsize(summed_in)
+        in_slots = not is_whole or (self.micro_steps > 1 and leaves is None)
+        reductions = 1 if is_whole else self.micro_steps if leaves is None else leaves.most
+        if is_whole:
+            resting = layout.numel * (1 if leaves is None else 1 + leaves.depth)
+        else:
+            resting = mine * (1 if leaves is None else leaves.held)
         return SectionSize(
             unit=unit,
             name=part.section_name(unit),
-            parameter=width * resting,
-            gradient=element * (copies * layout.numel if is_whole else mine),
+            parameter=width * at_rest,
+            gradient=element * resting,
             state=max(_state_nbytes(part, layout, self._owned(layout, partition, rank)) for rank in ranks),
             whole=gathered,
+            codes=codes,
+            sent=max(self._sent(summed_in, partition, rank) for rank in ranks),
+            residual=2 * layout.numel if self.coding is not None and self.coding.keeps_residual(summed_in) else 0,
             bucket=element * layout.numel if in_slots else 0,
+            reductions=reductions,
+            shards=1 if is_whole or leaves is None else leaves.held,
+            gradient_moves=(reductions - 1, reductions) if leaves is None else leaves.moves,
+            tied_sums=max(self._tied_sums(layout, partition, rank) for rank in ranks) * element,
+            arriving=0 if is_whole or leaves is None else element * mine * leaves.ranks,
+            is_tied=not is_whole and not self._tied_names().isdisjoint(part.tensors),
             is_held=not is_whole,
             numel=mine if self._is_sharded("state") else layout.numel,
             columns={"parameter": (width,), "gradient": (element,), "state": _state_columns(part)},
-            has_master=master_dtype(part.dtype) is not None,
+            reads_parameter=part.master is None or part.master.reads_parameter,
             fixed=_fixed_nbytes(part),
             movable=self._movable(part, is_whole=is_whole),
         )
+
+    def _codes(self, dtype: str, partition: Partition) -> int:
+        """Return the bytes that parameters take as codes."""
+        format = None if self.coding is None else self.coding.gather_format(dtype)
+        return 0 if format is None else sum(map(format.nbytes, partition.counts))
+
+    def _sent(self, summed_in: str, partition: Partition, rank: int) -> int:
+        """Return the bytes of the codes of gradients that a rank sends and gets."""
+        format = None if self.coding is None else self.coding.reduce_format(summed_in)
+        return 0 if format is None else sent_nbytes(format, partition.counts, rank)
 
     def _movable(self, part: Division, *, is_whole: bool) -> frozenset[str]:
         """Return the parts of a section that can leave memory."""
         assert part.optimizers is not None
         if not all(isinstance(one, ElementwiseOptimizer) for one in part.optimizers.values()):
             return frozenset()  # an optimizer looks at whole tensors
-        stays = {"gradient"} if is_whole or self.replicated else set()  # gradients that are summed more than once
+        stays = {"gradient"} if is_whole or self.replicate > 1 else set()  # gradients that are summed more than once
         return frozenset(filter(self._is_sharded, PARTS)) - stays
+
+    def _tied_sums(self, layout: FlatLayout, partition: Partition, rank: int) -> int:
+        """Return the elements that ``rank`` keeps of other units' fixed trees of some tensors."""
+        leaves = self._leaves()
+        if leaves is None or self.keeps_whole:
+            return 0
+        names = [full_name(home, name) for one in self.tied_to().values() for home, name in one.trained]
+        extents = [layout.of(name) for name in names if any(name == one.name for one in layout.extents)]
+        held = 0
+        for extent in extents:
+            padded = FlatLayout.build({extent.name: extent.shape}, dtype=layout.dtype).numel
+            held += partition.within(extent.offset, extent.offset + padded).counts[rank]
+        return held * leaves.held
+
+    def _leaves(self) -> Leaves | None:
+        """Return which micro-batches each rank computes, if gradients are summed in a fixed tree."""
+        if self.virtual_shards is None:
+            return None
+        ranks = self.size * self.replicate
+        return Leaves(self.virtual_shards, ranks, self.replicate, in_turn=not self.keeps_whole)
 
     def _owned(self, layout: FlatLayout, partition: Partition, rank: int) -> tuple[int, int]:
         """Return the range that ``rank`` updates."""
@@ -188,11 +315,11 @@ class ModelSpec:
         return getattr(self.plan, part).placement is Placement.SHARDED
 
 
-def _state_columns(part: Division) -> tuple[int, ...]:
+def _state_columns(part: Division) -> tuple[Fraction, ...]:
     """Return the bytes per element of master weights and of each kind of state that has one element per parameter's."""
-    kinds = {spec.name: spec.dtype for name in part.tensors for spec in _states_of(part, name) if spec.shape is None}
-    master = master_dtype(part.dtype)
-    return tuple(map(itemsize, kinds.values() if master is None else (*kinds.values(), master)))
+    kinds = {spec.name: spec.width for name in part.tensors for spec in _states_of(part, name) if spec.shape is None}
+    masters = () if part.master is None else (Fraction(itemsize(part.master.dtype)),)
+    return (*kinds.values(), *masters)
 
 
 def _states_of(part: Division, name: str) -> tuple[StateSpec, ...]:
@@ -212,18 +339,17 @@ def _fixed_nbytes(part: Division) -> int:
 
 def _state_nbytes(part: Division, layout: FlatLayout, owned: tuple[int, int]) -> int:
     first, last = owned
-    master = master_dtype(part.dtype)
-    nbytes = _fixed_nbytes(part) + (0 if master is None else itemsize(master) * (last - first))
-    having: dict[tuple[str, str], list[str]] = {}
+    nbytes = _fixed_nbytes(part) + (0 if part.master is None else itemsize(part.master.dtype) * (last - first))
+    having: dict[tuple[str, Fraction], list[str]] = {}
     for extent in layout.extents:
         for spec in _states_of(part, extent.name):
             if spec.shape is None:
-                having.setdefault((spec.name, spec.dtype), []).append(extent.name)
-    for (_, dtype), names in having.items():
+                having.setdefault((spec.name, spec.width), []).append(extent.name)
+    for (_, width), names in having.items():
         if len(names) == len(layout.extents):
-            nbytes += itemsize(dtype) * (last - first)
+            nbytes += int(width * (last - first))
         else:  # kept without the others, and without padding
             overlaps = layout.overlaps(first, last)
             numel = sum(o.in_extent.stop - o.in_extent.start for o in overlaps if o.extent.name in names)
-            nbytes += itemsize(dtype) * numel
+            nbytes += int(width * numel)
     return nbytes

@@ -1,29 +1,39 @@
 """`WorkingMemory`: what computing and moving values take besides what rests, on one rank.
 
     buckets     where gradients are collected and reduced           `buckets` slots of the largest section
+                where slices of a fixed tree arrive unsummed        the same once more
+                codes of gradients, while they travel               as many of the section that takes most
+                what these have lost, if it is kept                 two bytes per parameter
     gathered    units whose parameters are not where all ranks see them     `prefetch` + 1 slots of the largest unit
+                codes of parameters, while they travel                      as many of the largest section
     streaming   what passes through on its way from a disk and back         `depth` slots of a chunk
+                on GPUs also what passes between them and their hosts       3 slots of a chunk
 
 All of it shrinks, if it changes at all, when more rests on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import pairwise
 from typing import Final
 
 from zerort.config import Tier
-from zerort.engine.offload_options import LEAST_CHUNK, OffloadOptions
+from zerort.config.offload import LEAST_CHUNK, OffloadOptions
+from zerort.engine.model.slot_set import bucket_slots, gather_slots, summed_slots
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import cut_chunks
-from zerort.engine.sizing.requirements import PARTS, SectionSize
+from zerort.engine.residence.folded import folding_room_nbytes
+from zerort.engine.residence.gradients import room_nbytes
+from zerort.engine.sizing.requirements import PARTS, SectionSize, UnitTies
+from zerort.streaming.transfers import ArrayTransfer, StoreTransfer
+from zerort.streaming.update_staging import STAGING_DEPTH
 
 __all__ = ["WorkingMemory", "WorkingSize", "offload_within"]
 
 _CACHE_LINE: Final = 64  # bytes: sections of one slot start on one
-_PAGE: Final = 4096  # bytes: arrays of one chunk start on one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +63,8 @@ class WorkingMemory:
     """Units that are gathered ahead."""
     buckets: int = 2
     """Gradient buckets that may be in flight at once."""
-    ties: int = 0
-    """Units that another one is tied to, at most: they are gathered with it."""
+    ties: Mapping[str, UnitTies] = field(default_factory=dict)
+    """What units use of others, by unit: those are gathered with them, and gradients of theirs have buckets, too."""
     one_memory: bool = True
     """Whether all ranks see each other's shards: then what rests in memory is gathered where it is."""
     reach: frozenset[Tier] = frozenset({Tier.DEVICE, Tier.HOST})
@@ -85,43 +95,77 @@ class WorkingMemory:
         for size, one in zip(self.sizes, tiers, strict=True):
             units.setdefault(size.unit, []).append((size, one))
         return WorkingSize(
-            buckets=self._buckets([[size for size, _ in sections] for sections in units.values()])
-            + self.buckets * max(map(self._room, self.sizes, tiers), default=0),
-            gathered=(self.prefetch + 1 + self.ties) * max(map(self._gathered, units.values()), default=0),
-            streaming=self.depth * max(map(self._slot, self.sizes, tiers), default=0),
+            buckets=self._buckets({unit: [size for size, _ in sections] for unit, sections in units.items()})
+            + self._summed([(self._room(size, one), size.is_tied) for size, one in zip(self.sizes, tiers, strict=True)])
+            + self.buckets * max((one.sent for one in self.sizes), default=0)
+            + sum(one.residual for one in self.sizes),
+            gathered=self._gathered({unit: self._whole(sections) for unit, sections in units.items()})
+            + self._gathered({unit: max(size.codes for size, _ in sections) for unit, sections in units.items()}),
+            streaming=self.depth * max(map(self.streamed, self.sizes, tiers), default=0)
+            + STAGING_DEPTH * max(map(self.staged, self.sizes, tiers), default=0),
         )
 
-    def _buckets(self, units: Sequence[Sequence[SectionSize]]) -> int:
+    def _buckets(self, units: Mapping[str, Sequence[SectionSize]]) -> int:
+        held = any(size.is_held for size in self.sizes)  # or gradients are whole, of all alike
         largest = count = 0
-        for sizes in units:
-            needing = [size for size in sizes if size.bucket]
-            if needing:
-                in_flight = self.buckets if any(size.is_held for size in needing) else 1
-                largest = max(largest, *(size.bucket for size in needing))
-                count = max(count, in_flight + len(needing) - 1)
+        for unit in {**units, **self.ties}:
+            needing = [size.bucket for size in units.get(unit, ()) if size.bucket]
+            tied = len(self.ties[unit].trained) if held and unit in self.ties else 0
+            if needing or tied:
+                largest = max(largest, *needing, 0)
+                count = max(count, bucket_slots(len(needing), tied, in_flight=self.buckets if held else 1))
         return largest * count
 
-    def _room(self, size: SectionSize, tiers: SectionResidence) -> int:
-        """Return what a summed gradient takes until it is put away."""
-        return 0 if tiers.gradient in self.reach else size.gradient
+    def _summed(self, rooms: Sequence[tuple[int, bool]]) -> int:
+        """Return what summed gradients take until they are put away, given each section's room, and if it is tied."""
+        count = max((summed_slots(buckets=self.buckets, is_tied=tied) for room, tied in rooms if room), default=0)
+        return count * max((room for room, _ in rooms), default=0)
 
-    def _gathered(self, unit: Sequence[tuple[SectionSize, SectionResidence]]) -> int:
+    def _room(self, size: SectionSize, tiers: SectionResidence) -> int:
+        """Return what a reduction takes until it is folded or put away."""
+        if tiers.gradient in self.reach or not size.gradient:
+            return size.arriving
+        width = int(size.columns["gradient"][0])
+        if size.arriving:
+            numel, ranks = size.numel, size.arriving // (width * size.numel)
+            return folding_room_nbytes(numel, width, ranks=ranks, most_read=self.chunk_numel)
+        return room_nbytes(size.gradient // width, width, most_read=self.chunk_numel if size.reductions > 1 else 0)
+
+    def _gathered(self, wholes: Mapping[str, int]) -> int:
+        count = 0
+        for unit in {**wholes, **self.ties}:
+            owners = self.ties[unit].owners if unit in self.ties else frozenset[str]()
+            together = sum(wholes.get(one, 0) > 0 for one in (unit, *owners))
+            count = max(count, gather_slots(together, prefetch=self.prefetch))
+        return count * max(wholes.values(), default=0)
+
+    def _whole(self, unit: Sequence[tuple[SectionSize, SectionResidence]]) -> int:
         """Return what the gathered form of a unit takes in a slot."""
         return sum(
             _round_up(size.whole, _CACHE_LINE)
             for size, one in unit
-            if one.parameter not in self.reach or not self.one_memory
+            if one.parameter not in self.reach or not self.one_memory or size.codes
         )
 
-    def _slot(self, size: SectionSize, tiers: SectionResidence) -> int:
-        """Return what a chunk of a section takes on its way."""
+    def streamed(self, size: SectionSize, tiers: SectionResidence) -> int:
+        """Return what a chunk of a section takes in memory on its way from a disk and back; 0 if nothing of it does."""
+        parts = [part for part in size.columns if getattr(tiers, part) is Tier.NVME]
+        return self._chunk(size, parts, alignment=StoreTransfer.alignment)
+
+    def staged(self, size: SectionSize, tiers: SectionResidence) -> int:
+        """Return what a chunk takes on its way between a GPU and its host; 0 if nothing of it does."""
+        away = [part for part in size.columns if getattr(tiers, part) not in self.reach]
+        if not away or Tier.HOST in self.reach:
+            return 0
+        moved = away if self.offload.update_on == "device" else [part for part in size.columns if part not in away]
+        return self._chunk(size, moved, alignment=ArrayTransfer.alignment)
+
+    def _chunk(self, size: SectionSize, parts: Sequence[str], *, alignment: int) -> int:
+        """Return the bytes of a section's longest chunk of some parts: nothing of one that is not updated."""
+        if not size.is_trained:
+            return 0
         longest = max(last - first for first, last in pairwise(cut_chunks(size.numel, most=self.chunk_numel)))
-        return sum(
-            _round_up(longest * width, _PAGE)
-            for part, widths in size.columns.items()
-            if getattr(tiers, part) not in self.reach
-            for width in widths
-        )
+        return sum(_round_up(longest * width, alignment) for part in parts for width in size.columns[part])
 
 
 def offload_within(memory: int, options: OffloadOptions) -> OffloadOptions:
@@ -140,5 +184,5 @@ def _on_disk(size: SectionSize) -> SectionResidence:
     return SectionResidence(**{part: Tier.NVME if part in size.movable else Tier.DEVICE for part in PARTS})  # type: ignore[arg-type]
 
 
-def _round_up(nbytes: int, multiple: int) -> int:
+def _round_up(nbytes: int | Fraction, multiple: int) -> int:
     return -(-nbytes // multiple) * multiple

@@ -6,6 +6,9 @@
     present     tensors for which some rank has a gradient
     nonfinite   the first tensor whose gradient holds NaN or infinity
     stop        signals that ask the run to stop
+    weight      what the sum of all gradients is divided by
+    more        whether any rank has another batch (`Runtime.join`)
+    slowest     the rank that took longest, and its time (`Pace`)
 
 A binding adds facts of its own in `Attachment.agree`.
 """
@@ -13,7 +16,7 @@ A binding adds facts of its own in `Attachment.agree`.
 from __future__ import annotations
 
 from signal import Signals
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +25,10 @@ from zerort.comm.agreed import raise_together
 from zerort.engine.context import Context
 from zerort.engine.model.unit import Unit
 from zerort.engine.model.units import Units
-from zerort.engine.step.record import Record
+from zerort.engine.report import Slowest
+from zerort.engine.step.facts.rates import rates_of
+from zerort.engine.step.facts.record import Record
+from zerort.engine.step.facts.weight import Weight, add_weight, total_weight, weight_problem
 from zerort.errors import UnitStateError
 from zerort.typing import Array
 
@@ -40,19 +46,31 @@ class StepFacts(NamedTuple):
     """The learning rate of every optimizer in use, by its `id`."""
     stop: str
     """What asked a rank to stop, and which; empty if nothing did."""
+    weight: Weight
+    """What the sum of all gradients is divided by."""
+    slowest: Slowest | None
+    """Which rank took longest since the step before; None in the first step."""
 
 
-def agree(context: Context, units: Units, *, objection: Exception | None) -> StepFacts:
+def agree(context: Context, units: Units, *, weight: Any, objection: Exception | None) -> StepFacts:
     """Exchange what the step needs to know, or raise the same error on every rank. Every rank calls this.
 
     Args:
         context: What the runtime's parts share.
         units: All units.
+        weight: What this rank's gradients weigh; None: each micro-step counts alike.
         objection: What this rank has against the step, if nothing worse is found.
     """
     tensors, present, first = _gradients_of(units)
-    rates, error = _rates(context, units)
-    problem = _problem_of(context, units) or error or objection
+    rates, error = rates_of(context, units)
+    join = context.run.join
+    problem = (
+        _problem_of(context, units)
+        or error
+        or weight_problem(context, weight)
+        or join.problem(context.micro_steps)
+        or objection
+    )
     record = Record()
     try:
         for one in context.run.attachments:
@@ -62,16 +80,21 @@ def agree(context: Context, units: Units, *, objection: Exception | None) -> Ste
         raise
     record.add("failed", problem is not None, "or")
     record.add("rates", np.array([*rates.values()], np.float64), "each")
-    record.add("reduced", np.array([unit.reduced for unit in units.values()], np.int64), "each")
-    record.add("present", np.array(present, np.int64), "or")
+    record.add("reduced", np.array([unit.reduced for unit in units.values()], bool), "each")
+    record.add("present", np.array(present, bool), "or")
     record.add("nonfinite", first, "each")
     record.add("stop", context.stopping.number, "each")
+    add_weight(context, record, weight)
+    record.add("more", join.has_more, "or")
+    context.pace.add_time(record)
     heard = record.exchange(context.world, name="step")
     context.run.meetings += 1
+    join.anyone = bool(heard["more"][0])
     if heard["failed"].any():
         raise_together(context.world, problem, name="step")
     _expect_same_rates(heard["rates"])
     _expect_reduced_alike(list(units.values()), heard["reduced"])
+    total = total_weight(context, heard["weight"])
     return StepFacts(
         present={name for name, here in zip(tensors, heard["present"], strict=True) if here},
         nonfinite=next(
@@ -81,6 +104,8 @@ def agree(context: Context, units: Units, *, objection: Exception | None) -> Ste
         stop=next(
             (f"{Signals(number).name} on rank {rank}" for rank, number in enumerate(heard["stop"][:, 0]) if number), ""
         ),
+        weight=total,
+        slowest=context.pace.hear(heard),
     )
 
 
@@ -95,12 +120,13 @@ def _gradients_of(units: Units) -> tuple[list[str], list[bool], int]:
     for section in units.trained_sections():
         if section.bucket is None:
             continue
-        nonfinite = section.bucket.nonfinite  # asked once: a GPU has to be waited for
+        nonfinite = [bucket.nonfinite for bucket in section.buckets]  # asked once: a GPU has to be waited for
+        seen = frozenset[str]().union(*(bucket.seen for bucket in section.buckets))
         for extent in section.layout.extents:
-            if extent.name == nonfinite and first < 0:
+            if extent.name in nonfinite and first < 0:
                 first = len(tensors)
             tensors.append(extent.name)
-            present.append(extent.name in section.bucket.seen)
+            present.append(extent.name in seen)
     return tensors, present, first
 
 
@@ -118,20 +144,7 @@ def _problem_of(context: Context, units: Units) -> Exception | None:
     if trouble:
         return UnitStateError(trouble)
     refused = next((section.storage_error for section in units.trained_sections() if section.storage_error), None)
-    return refused or context.tiers.failure()
-
-
-def _rates(context: Context, units: Units) -> tuple[dict[int, float], Exception | None]:
-    """Return the next update's learning rate of every optimizer in use, and what a schedule raised."""
-    optimizers = {id(one): one for state in units.states() for one in state.optimizers}
-    overrides = context.run.lr_overrides
-    try:
-        return {
-            key: overrides[key] if key in overrides else one.lr_at(context.run.updates + 1)
-            for key, one in optimizers.items()
-        }, None
-    except Exception as error:  # a schedule is the user's: nothing has changed yet, so all ranks can still stop
-        return dict.fromkeys(optimizers, 0.0), error
+    return refused or context.update_stream.failure()
 
 
 def _expect_same_rates(told: Array) -> None:
@@ -140,7 +153,7 @@ def _expect_same_rates(told: Array) -> None:
     if odd.size:
         raise UnitStateError(
             f"Expected the same learning rates on every rank, got {told[0][:3]} on rank 0 and {told[odd[0]][:3]} on "
-            f"rank {odd[0]}. A schedule may depend on the update alone."
+            f"rank {odd[0]}. A schedule may depend on the update alone, and every rank calls rt.set_lr alike."
         )
 
 

@@ -27,19 +27,21 @@ def reduced_alike(context: Context, units: Units) -> bool:
     replicate, shard = context.mesh.replicate, context.mesh.shard
     if replicate is None:
         return True
-    mine = np.array([unit.reduced for unit in units.values()], np.int64)
+    mine = np.array([(unit.has_gradients, *unit.calls) for unit in units.values()], np.int64)
     # not-gpu: between arrays of the host
-    everyone = context.world.all_gather(mine, name="reduced").wait().reshape(context.world.size, len(units))
+    everyone = context.world.all_gather(mine.reshape(-1), name="reduced").wait().reshape(context.world.size, -1, 3)
     if (everyone == everyone[0]).all():
         return True
-    buckets = [[one.bucket for one in unit.sections if one.bucket is not None] for unit in units.values()]
-    calls = everyone @ np.array([sum(bucket.fires for bucket in some) for some in buckets], np.int64)
-    by_copy = calls.reshape(replicate.size, shard.size)
-    made = by_copy[replicate.rank, shard.rank]
-    for group, most in ((shard, by_copy[replicate.rank].max()), (replicate, by_copy[:, shard.rank].max())):
-        for _ in range(most - made if group.runs_ahead else 0):  # else what was fired has ended, or is not fired yet
+    by_copy = everyone.sum(1).reshape(replicate.size, shard.size, 3)
+    _, within, over = by_copy[replicate.rank, shard.rank]
+    lacking = (
+        (shard, by_copy[replicate.rank, :, 1].max() - within),
+        (replicate, by_copy[:, shard.rank, 2].max() - over),
+    )
+    for group, count in lacking:
+        for _ in range(count if group.runs_ahead else 0):  # else what was fired has ended, or is not fired yet
             group.complain("Expected the same units to be reduced on every rank, got others. See the error of step().")
-    for bucket in (one for some in buckets for one in some):
+    for bucket in (bucket for section in units.trained_sections() for bucket in section.buckets):
         with contextlib.suppress(ZerortError):  # of a call that another rank did not make: the step says which
             bucket.wait()  # not-gpu: the end of calls that failed
     return False

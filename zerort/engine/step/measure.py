@@ -17,8 +17,10 @@ from zerort.typing import Array
 __all__ = ["measure_norm"]
 
 
-def measure_norm(context: Context, sections: list[Section], gradients: list[SummedGradient]) -> tuple[float, str]:
-    """Return the norm of the summed gradients, and where they are not finite, as a phrase."""
+def measure_norm(
+    context: Context, sections: list[Section], gradients: list[SummedGradient]
+) -> tuple[float, str, list[Array]]:
+    """Return the norm of the summed gradients, where they are not finite, as a phrase, and each section's sums."""
     sums = measure(gradients, block=context.norm_block, device=context.device)
     if context.plan.state.placement is Placement.SHARDED and context.mesh.shard.size > 1:
         sums = _gather_sums(context, sections, sums)
@@ -27,7 +29,7 @@ def measure_norm(context: Context, sections: list[Section], gradients: list[Summ
         sums = [one[:count] for one, count in zip(sums, blocks, strict=True)]
     norm = norm_of(np.concatenate(sums)) if sums else 0.0
     if math.isfinite(norm):
-        return norm, ""
+        return norm, "", sums
     # Every rank's own gradients may be finite and their sum not: then only the owner of the sum knows where.
     mine = ""
     for section, gradient in zip(sections, gradients, strict=True):
@@ -37,7 +39,7 @@ def measure_norm(context: Context, sections: list[Section], gradients: list[Summ
             mine = repr(section.layout.overlaps(first, first + 1)[0].extent.name)
             break
     named = [one for one in gather_json(context.world, mine, name="nonfinite") if one]
-    return norm, f"{named[0]}, summed over the ranks" if named else "some tensor"
+    return norm, f"{named[0]}, summed over the ranks" if named else "some tensor", sums
 
 
 def _gather_sums(context: Context, sections: list[Section], sums: list[Array]) -> list[Array]:

@@ -14,7 +14,7 @@ def refresh(context: Context, sections: list[Section]) -> None:
     if transition(context.plan.state.placement, to=context.plan.parameter.placement) is Collective.ALL_GATHER:
         for section in sections:
             section.parameters.changed()
-            section.parameters.restore()  # travels while the next step begins; its first gather waits for it
+            section.parameters.start()  # travels while the next step begins; its first gather waits for it
     elif context.plan.parameter.placement is Placement.SHARDED and context.mesh.shard.one_memory:
         # not-gpu: ranks that share memory
         context.mesh.shard.barrier(name="refresh").wait()  # one for all units: their gathers need none any more

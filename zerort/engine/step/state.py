@@ -1,8 +1,9 @@
 """`OptimizerState`: what an optimizer keeps for the tensors of one flat layout, and the pass that updates them.
 
     one element per parameter element    exp_avg …          a `ChunkedArray` for the range that this rank updates
+    blocks of elements                   exp_avg.int8 …     the same, of bytes
     one array per tensor                 row, col …         small, in memory, the same on every rank
-    float32 master weights               of bf16 and fp16 parameters: a `ChunkedArray`, too
+    master weights, in a `MasterForm`    of bf16 and fp16 parameters: a `ChunkedArray`, too
 
 The range is cut into chunks, which are updated one by one wherever they rest; state that is all in memory is one chunk.
 Neighbouring tensors with the same settings are updated by one kernel call, padding included (zeros stay zeros), and
@@ -12,14 +13,26 @@ elementwise kernels do not see where a chunk is cut.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
 from itertools import accumulate, groupby, pairwise
+from typing import Any
 
 from zerort.device import HostDevice
-from zerort.engine.residence.chunked_array import ChunkedArray, beside, cut_chunks
-from zerort.engine.step.state_entry import StateEntry, Streaming, layout_of_some
+from zerort.engine.residence.chunked_array import ChunkedArray, colocate, cut_chunks
+from zerort.engine.step.state_entry import StateEntry, Streaming, layout_of_blocks, layout_of_some
 from zerort.layout import FlatLayout, Overlap, Partition, Range, itemsize
-from zerort.layout.dtypes import TRAINABLE, master_dtype
-from zerort.optim import ElementwiseOptimizer, Optimizer, StateSpec, TensorOptimizer, TensorPart
+from zerort.layout.dtypes import TRAINABLE
+from zerort.optim import (
+    Blocks,
+    ElementwiseOptimizer,
+    MasterForm,
+    Optimizer,
+    StateFormat,
+    StateSpec,
+    TensorOptimizer,
+    TensorPart,
+)
 from zerort.optim.kernels import kernels_for
 from zerort.typing import Array, Device
 
@@ -40,6 +53,7 @@ class OptimizerState:
         rank: This rank.
         whole: Keep state for all elements on every rank, instead of for this rank's range.
         optimizers: Each tensor's optimizer, by name; the same object for the same settings.
+        master: How master weights are kept; None: there are none.
         name: What values are called in a store.
         streaming: What is not in memory; None: nothing.
         device: Where it is computed with; None: on the host.
@@ -54,6 +68,7 @@ class OptimizerState:
         rank: int,
         whole: bool,
         optimizers: Mapping[str, Optimizer],
+        master: MasterForm | None = None,
         name: str = "",
         streaming: Streaming | None = None,
         device: Device | None = None,
@@ -71,7 +86,9 @@ class OptimizerState:
         self._optimizers = optimizers
         self._name = name
         self._streaming = streaming
-        self._updated_in, self._master_dtype = TRAINABLE[layout.dtype].updated_in, master_dtype(layout.dtype)
+        self._updated_in = TRAINABLE[layout.dtype].updated_in
+        self.master_form = master
+        """How master weights are kept."""
         most = max(self.owned.numel, 1) if streaming is None else streaming.chunk_numel
         self.cuts = cut_chunks(self.owned.numel, most=most)
         """Where chunks begin, counted in the owned range, and the end of the last."""
@@ -79,8 +96,8 @@ class OptimizerState:
         self._resident = self._resident_chunks([spec for spec, _ in specs if spec.shape is None])
         self.entries = {spec.name: self._keep(spec, names) for spec, names in specs}
         self.master: ChunkedArray | None = None
-        if self._master_dtype is not None:
-            self.master = self._column("master", self.cuts, self._master_dtype)
+        if master is not None:
+            self.master = self._column("master", self.cuts, master.dtype)
 
     def _specs(self) -> Iterator[tuple[StateSpec, list[str]]]:
         """Yield every kind of state with the tensors that have it."""
@@ -95,15 +112,15 @@ class OptimizerState:
         chunks = len(self.cuts) - 1
         if self._streaming is None or not self._streaming.state:
             return chunks
-        dtypes = [spec.dtype for spec in specs] + [dtype for dtype in (self._master_dtype,) if dtype]
-        each = sum(map(itemsize, dtypes))
+        masters = 0 if self.master_form is None else itemsize(self.master_form.dtype)
+        each = sum((spec.width for spec in specs), Fraction(masters))
         return max(at for at in range(chunks + 1) if each * self.cuts[at] <= self._streaming.resident_nbytes)
 
     def _column(self, kind: str, cuts: Sequence[int], dtype: str) -> ChunkedArray:
         memory = self._zeros(cuts[self._resident], dtype)
-        tiers = None if self._streaming is None else self._streaming.tiers
+        storage = None if self._streaming is None else self._streaming.storage
         name = f"{self._name}/{kind}"
-        return ChunkedArray(name, cuts, memory, resident=self._resident, tiers=tiers, device=self._device)
+        return ChunkedArray(name, cuts, memory, resident=self._resident, storage=storage, device=self._device)
 
     def _keep(self, spec: StateSpec, names: Sequence[str]) -> StateEntry:
         if spec.shape is not None:
@@ -113,6 +130,10 @@ class OptimizerState:
             memory = self._device.zeros(layout.numel, spec.dtype)
             column = ChunkedArray(spec.name, (0, layout.numel), memory, device=self._device)
             return StateEntry(spec, layout, partition, column, whole=True)
+        if spec.format is not None:  # all tensors of a section have it, or none
+            layout, partition = layout_of_blocks(self.layout, self.partition, spec.format)
+            cuts = tuple(map(spec.format.nbytes_of, self.cuts))
+            return StateEntry(spec, layout, partition, self._column(spec.name, cuts, spec.dtype), whole=self._whole)
         having = set(names)
         layout, partition = layout_of_some(self.layout, self.partition, having, dtype=spec.dtype)
         counts = [
@@ -149,6 +170,16 @@ class OptimizerState:
         return found if self.master is None else {**found, "master": self.master}
 
     @property
+    def formats(self) -> list[StateFormat]:
+        """The formats of kinds that are kept in blocks, each once."""
+        return list(dict.fromkeys(one.spec.format for one in self.entries.values() if one.spec.format is not None))
+
+    @property
+    def reads_parameters(self) -> bool:
+        """Whether an update reads parameters; else they are what master weights round to."""
+        return self.master_form is None or self.master_form.reads_parameter
+
+    @property
     def nbytes(self) -> int:
         """Bytes that this rank holds in memory."""
         held = sum(entry.column.memory.nbytes for entry in self.entries.values())
@@ -170,6 +201,7 @@ class OptimizerState:
         rates: Rates,
         grad_scale: float,
         sum_over_ranks: SumOverRanks,
+        exact: bool = False,
     ) -> None:
         """Update the tensors whose optimizers look at whole ones. Every rank calls this.
 
@@ -180,6 +212,7 @@ class OptimizerState:
             rates: Learning rates.
             grad_scale: What gradients are multiplied by first.
             sum_over_ranks: Sums small float64 arrays over the ranks.
+            exact: Whether no bit may depend on how tensors are cut over the ranks.
         """
         target, copy_out = (param, None) if self.master is None else (self.master.memory, param)
         for optimizer in self.optimizers:
@@ -189,7 +222,7 @@ class OptimizerState:
                     for name in self.steps
                     if name in present and self._optimizers[name] is optimizer
                 ]
-                _drive(optimizer, parts, sum_over_ranks)
+                _drive(optimizer, [replace(part, exact=exact) for part in parts], sum_over_ranks)
 
     def chunks_with(self, present: set[str]) -> Iterator[int]:
         """Yield the chunks in which some tensor with a gradient is updated element by element."""
@@ -228,12 +261,19 @@ class OptimizerState:
                 optimizer.update_(
                     target[run],
                     grad[run],
-                    {kind: state[kind][place] for kind, place in places.items()},
+                    {kind: self._values(kind, state[kind], place, at, run) for kind, place in places.items()},
                     lr=rates[id(optimizer)],
                     step=step,
                     grad_scale=grad_scale,
                     copy_out=None if copy_out is None else copy_out[run],
                 )
+
+    def _values(self, kind: str, values: Array, place: slice, at: int, run: slice) -> Any:
+        """Return a stretch of one kind of state as an optimizer gets it."""
+        format = self.entries[kind].spec.format
+        if format is None:
+            return values[place]
+        return Blocks(values[format.bytes_of(place)], self.owned.first + self.cuts[at] + run.start)
 
     def _runs(self, at: int, present: set[str]) -> Iterator[tuple[Optimizer, int, slice, dict[str, slice]]]:
         """Yield stretches of a chunk that one kernel call can update: (optimizer, step, where, where in its state)."""
@@ -304,27 +344,27 @@ class OptimizerState:
 
     def take_master_from(self, param: ChunkedArray, *, names: Collection[str]) -> None:
         """Set the master weights of some tensors to the parameters' values: after they were written."""
-        if self.master is None:
+        if self.master is None or self.master_form is None:
             return
         for at, (first, last) in enumerate(pairwise(self.cuts)):
             overlaps = self.layout.overlaps(self.owned.first + first, self.owned.first + last)
             named = [overlap.in_range for overlap in overlaps if overlap.extent.name in names]
             if named:
                 master, source = self.master.chunk(at), param.chunk(at)
-                near = beside(source, master, device=self._device)
+                near = colocate(source, master, device=self._device)
                 for here in named:
-                    kernels_for(master).cast_into(master[here], near[here])
-                if self.master.is_resting(at):
+                    self.master_form.take(master[here], near[here])
+                if self.master.is_offloaded(at):
                     self.master.write(first, master).wait()  # not-gpu: between the host and a disk
 
     def round_master_into(self, param: ChunkedArray) -> None:
-        """Set the parameters to the rounded master weights: after loading."""
-        if self.master is None:
+        """Set the parameters to the rounded master weights: after loading, if they are not loaded themselves."""
+        if self.master is None or self.reads_parameters:
             return
         for at, first in enumerate(self.cuts[:-1]):
             rounded = param.chunk(at)
-            kernels_for(rounded).cast_into(rounded, beside(self.master.chunk(at), rounded, device=self._device))
-            if param.is_resting(at):
+            kernels_for(rounded).round_master(rounded, colocate(self.master.chunk(at), rounded, device=self._device))
+            if param.is_offloaded(at):
                 param.write(first, rounded).wait()  # not-gpu: between the host and a disk
 
 

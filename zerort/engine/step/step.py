@@ -15,30 +15,39 @@ from __future__ import annotations
 from typing import Any
 
 from zerort import trace
-from zerort.comm.agreed import passed_on
+from zerort.comm.agreed import passed_on, raise_together
+from zerort.engine.attachment import complete_all
 from zerort.engine.context import Context
 from zerort.engine.model.gather import wait_for_gathers
 from zerort.engine.model.units import Units
-from zerort.engine.report import StepReport
+from zerort.engine.report import StepReport, UnitNorms
 from zerort.engine.step.agree import StepFacts, agree
 from zerort.engine.step.copies import reduced_alike
 from zerort.engine.step.digest import digest_of
 from zerort.engine.step.discard import forget_gradients
+from zerort.engine.step.facts.rates import rate_of
+from zerort.engine.step.facts.straggler import straggler_of
 from zerort.engine.step.measure import measure_norm
 from zerort.engine.step.refresh import refresh
 from zerort.engine.step.update import update_sections
-from zerort.errors import CallError, NonFiniteError
+from zerort.errors import CallError, NonFiniteError, UnitStateError
 from zerort.optim import clip_factor
+from zerort.typing import Array
 
 __all__ = ["take_step"]
 
 
-def take_step(context: Context, units: Units, *, progress: Any) -> StepReport:
+def take_step(context: Context, units: Units, *, weight: Any, progress: Any) -> StepReport:
     """Do one step, and keep it if the runtime keeps its last one. Every rank calls this."""
     try:
-        report = _walk(context, units, progress)
+        report = _walk(context, units, weight, progress)
+        context.run.commit_batches()
+    except NonFiniteError:  # whoever catches it goes on with the next batch
+        context.run.commit_batches()
+        raise
     finally:
         forget_gradients(context, units)
+        context.run.join.end_step()
         context.prefetcher.end_step()
     if context.options.last_step is not None:
         from zerort.engine.persist.last_step import keep  # here: checkpoints take their time to import
@@ -49,9 +58,10 @@ def take_step(context: Context, units: Units, *, progress: Any) -> StepReport:
     return report
 
 
-def _walk(context: Context, units: Units, progress: Any) -> StepReport:
-    for one in context.run.attachments:
-        one.complete("step")
+def _walk(context: Context, units: Units, weight: Any, progress: Any) -> StepReport:
+    with context.ledger.stall("step"):
+        complete_all(context.world, context.run.attachments, "step")
+    _expect_all_micro_steps(context, units)
     with context.ledger.stall("reduce"):
         is_alike = reduced_alike(context, units)  # if not, the agreement says what is missing
         # Before anything else is said: a rank that could not reduce has complained there.
@@ -61,8 +71,10 @@ def _walk(context: Context, units: Units, progress: Any) -> StepReport:
     with context.ledger.stall("gather"):
         wait_for_gathers(context, units.trained_sections())
     with context.ledger.stall("step"):
-        facts = agree(context, units, objection=_objection(context, progress))
+        facts = agree(context, units, weight=weight, objection=_objection(context, progress))
+    context.pace.begin()
     context.run.is_new = False
+    context.run.is_weighted = facts.weight.given is not None
     if not facts.present:
         return _report(
             context,
@@ -78,11 +90,15 @@ def _walk(context: Context, units: Units, progress: Any) -> StepReport:
     ]
     with context.ledger.stall("reduce"):
         gradients = [section.finish_reduce() for section in sections]
+        if any(section.completes_sum_on_disk for section in sections):  # else the agreement has heard of all errors
+            refused = next((section.storage_error for section in sections if section.storage_error), None)
+            raise_together(context.world, refused, name="sums on disks")
     with trace.span("measure"):
-        norm, where = measure_norm(context, sections, gradients)
+        norm, where, sums = measure_norm(context, sections, gradients)
     used_scale = context.loss_scale
-    grad_scale = 1.0 / (used_scale * context.denominator)
+    grad_scale = 1.0 / (used_scale * facts.weight.denominator)
     norm *= grad_scale
+    norms = UnitNorms(_by_unit(units, sums), scale=grad_scale)
     why = facts.nonfinite or where
     if context.scaler is not None:
         context.scaler.update(overflow=bool(why))
@@ -97,14 +113,40 @@ def _walk(context: Context, units: Units, progress: Any) -> StepReport:
             raise NonFiniteError(
                 f"Expected finite gradients, got {why}. Nothing was updated. {' '.join(filter(None, hints))}"
             )
-        return _report(context, units, facts, updated=False, why=why, grad_norm=norm, loss_scale=used_scale)
+        return _report(
+            context, units, facts, updated=False, why=why, grad_norm=norm, norms=norms, loss_scale=used_scale
+        )
     clip = 1.0 if context.options.clip_norm is None else clip_factor(norm, context.options.clip_norm)
     context.run.updates += 1
     with trace.span("update", update=context.run.updates):
         update_sections(context, sections, gradients, present=facts.present, rates=facts.rates, scale=grad_scale * clip)
     with context.ledger.stall("step"):
         refresh(context, sections)
-    return _report(context, units, facts, updated=True, grad_norm=norm, clipped=clip < 1.0, loss_scale=used_scale)
+    return _report(
+        context, units, facts, updated=True, grad_norm=norm, norms=norms, clipped=clip < 1.0, loss_scale=used_scale
+    )
+
+
+def _by_unit(units: Units, sums: list[Array]) -> dict[str, list[Array]]:
+    """Return the sums of squares of every unit that was reduced, given those of all their sections in order."""
+    each = iter(sums)
+    return {
+        unit.name: [next(each) for section in unit.sections if section.bucket is not None]
+        for unit in units.values()
+        if unit.reduced
+    }
+
+
+def _expect_all_micro_steps(context: Context, units: Units) -> None:
+    """Raise if this rank lacks micro-steps of a unit: others may wait for their reductions, and are told.
+
+    With several copies of the model, `reduced_alike` sees to it.
+    """
+    lacking = [unit for unit in units.values() if unit.lacks_micro_steps]
+    if lacking and context.mesh.replicate is None:
+        error = UnitStateError(lacking[0].gradient_trouble)
+        context.complain(error)
+        raise error
 
 
 def _objection(context: Context, progress: Any) -> Exception | None:
@@ -129,25 +171,46 @@ def _report(
     updated: bool,
     grad_norm: float,
     loss_scale: float,
+    norms: UnitNorms | None = None,
     clipped: bool = False,
     why: str = "",
 ) -> StepReport:
     trainable = [name for state in units.states() for name in state.steps]
-    digest = digest_of(context, units) if context.options.deterministic else ""
+    digest = digest_of(context, units) if context.leaves is not None else ""
+    uncoded = dict(context.ledger.uncoded)
     moved, tiered, stalls = context.ledger.turn()
+    context.run.stalls = stalls
     context.stopping.hear(facts.stop)
     return StepReport(
         update=context.run.updates,
         updated=updated,
         why=why,
-        lr=context.run.lr_overrides.get(id(context.optimizer), context.optimizer.lr_at(max(context.run.updates, 1))),
+        lr=rate_of(context, context.optimizer, update=max(context.run.updates, 1)),
         grad_norm=grad_norm,
+        norms=norms or UnitNorms({}),
         clipped=clipped,
         loss_scale=loss_scale,
+        weight=facts.weight.given,
         without_gradient=tuple(name for name in trainable if name not in facts.present),
         bytes_moved=moved,
+        bytes_uncoded=uncoded,
+        wire=_wire(context, units),
+        state=", ".join(dict.fromkeys(f"{one.name} moments" for state in units.states() for one in state.formats)),
         bytes_tiered=tiered,
         stalls=stalls,
+        slowest=facts.slowest,
+        straggler=straggler_of(context, facts.slowest),
         stop=bool(facts.stop),
         digest=digest,
+    )
+
+
+def _wire(context: Context, units: Units) -> str:
+    """Return which formats values travel in."""
+    if context.coding is None:
+        return ""
+    sections = list(units.sections())
+    return context.coding.describe(
+        gathered={section.layout.dtype for section in sections},
+        reduced={section.bucket.layout.dtype for section in sections if section.bucket is not None},
     )

@@ -1,6 +1,6 @@
 """`update_sections`: kernels over this rank's range of every section, wherever its chunks rest.
 
-    chunks in memory      computed at once, where they lie or on their way between a host and a GPU (`Stage`)
+    chunks in memory      computed at once, where they lie or on their way between a host and a GPU (`UpdateStaging`)
     chunks on a disk      one run of the pipeline over all sections: read, compute, write back
 
 Both are the same call over the same elements, so where a value rests does not show in its bits.
@@ -16,12 +16,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from zerort.comm.agreed import agreed
-from zerort.device import Ticket, joined
+from zerort.device import Ticket
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.gradients import SummedGradient
-from zerort.engine.residence.host_parameters import HostParameters
 from zerort.engine.step.state import Rates
 from zerort.layout import Placement
 from zerort.optim.kernels import kernels_for
@@ -52,27 +51,28 @@ class _Chunk:
     """``parameter``, ``gradient``, and the state's."""
 
     @property
-    def resting(self) -> list[str]:
+    def offloaded(self) -> list[str]:
         """Which columns have this chunk elsewhere than in memory."""
-        return [kind for kind, column in self.columns.items() if column.is_resting(self.at)]
+        return [kind for kind, column in self.columns.items() if column.is_offloaded(self.at)]
 
     def store_transfers(self) -> list[StoreTransfer]:
-        """Return what the pipeline brings, in the order of `resting`."""
+        """Return what the pipeline brings, in the order of `offloaded`."""
         return [
             self.columns[kind].part(
                 self.at, read=not (kind == "parameter" and self._is_rounded), write=kind != "gradient"
             )
-            for kind in self.resting
+            for kind in self.offloaded
         ]
 
     @property
     def _is_rounded(self) -> bool:
         """Whether parameters are what their master weights round to: then they need not be read."""
-        return "master" in self.columns
+        assert self.section.state is not None
+        return not self.section.state.reads_parameters
 
     def arrays(self, brought: Sequence[Array] = ()) -> list[Array]:
         """Return every column's part where it is, given what the pipeline has brought."""
-        found = dict(zip(self.resting, brought, strict=True))
+        found = dict(zip(self.offloaded, brought, strict=True))
         return [found[kind] if kind in found else column.piece(self.at) for kind, column in self.columns.items()]
 
     def array_transfers(self, brought: Sequence[Array] = ()) -> list[ArrayTransfer]:
@@ -86,13 +86,13 @@ class _Chunk:
 
     def _came_empty(self, parameter: Array) -> bool:
         """Say whether a chunk of parameters was made room for, and not read."""
-        return "parameter" in self.resting or type(parameter) is not type(self.columns["parameter"].memory)
+        return not self.columns["parameter"].is_piece(self.at, parameter)
 
     def update(self, settings: _Settings, columns: Sequence[Array]) -> None:
         """Update the chunk, given every column's part of it, all of them on the host or on the GPU."""
         arrays = dict(zip(self.columns, columns, strict=True))
         if self._is_rounded and self._came_empty(arrays["parameter"]):  # also of tensors that are not updated now
-            kernels_for(arrays["master"]).cast_into(arrays["parameter"], arrays["master"])
+            kernels_for(arrays["master"]).round_master(arrays["parameter"], arrays["master"])
         state = self.section.state
         assert state is not None
         state.update_chunk_(
@@ -127,7 +127,7 @@ def update_sections(
     """
     settings = _Settings(present=present, rates=rates, grad_scale=scale)
     streams = any(section.is_offloaded for section in sections)  # on every rank, also on one that has nothing to
-    with context.tiers.partial_update_guard(f"update {context.run.updates}"):
+    with context.guard.changing(f"update {context.run.updates}"):
         chunks: list[_Chunk] = []
         for section, gradient in zip(sections, gradients, strict=True):
             assert section.state is not None
@@ -140,6 +140,7 @@ def update_sections(
                     rates=rates,
                     grad_scale=scale,
                     sum_over_ranks=functools.partial(_sum_over_shards, context),
+                    exact=context.leaves is not None,
                 )
             chunks += _chunks_of(section, gradient.column, present)
         # What fails is a disk, a kernel, or a user's optimizer.
@@ -156,8 +157,8 @@ def _sum_over_shards(context: Context, values: Array) -> Array:
 
 def _compute(context: Context, chunks: Sequence[_Chunk], settings: _Settings) -> None:
     """Update chunks where they are, those that rest elsewhere on their way through memory. No communication."""
-    streamed = [chunk for chunk in chunks if chunk.resting]
-    here = [chunk for chunk in chunks if not chunk.resting]
+    streamed = [chunk for chunk in chunks if chunk.offloaded]
+    here = [chunk for chunk in chunks if not chunk.offloaded]
     if context.device.in_host_memory:
         for chunk in here:
             chunk.update(settings, chunk.arrays())
@@ -170,21 +171,21 @@ def _compute(context: Context, chunks: Sequence[_Chunk], settings: _Settings) ->
             chunk.update(settings, chunk.arrays(brought))
             return None
         # gpu-wait: what_comes_back_late_is_what_a_disk_gets [return context -> context]
-        return context.stage.run([chunk.array_transfers(brought)], lambda _, *columns: chunk.update(settings, columns))
+        return context.staging.run(
+            [chunk.array_transfers(brought)], lambda _, *columns: chunk.update(settings, columns)
+        )
 
     if streamed:
-        context.tiers.run([chunk.store_transfers() for chunk in streamed], compute)
+        context.update_stream.run([chunk.store_transfers() for chunk in streamed], compute)
 
 
 def _stage(context: Context, chunks: Sequence[_Chunk], settings: _Settings) -> None:
     """Update chunks of which some may rest on the host while computing happens on a GPU."""
-    written = context.stage.run(
+    written = context.staging.run(
         [chunk.array_transfers() for chunk in chunks], lambda number, *columns: chunks[number].update(settings, columns)
     )
     for section, pairs in groupby(zip(chunks, written.result, strict=True), key=lambda pair: pair[0].section):
-        if isinstance(section.parameters, HostParameters):
-            # gpu-wait: an_update_is_the_same_on_either_side
-            section.parameters.written = joined([back for _, back in pairs], result=None)
+        section.parameters.updated([back for _, back in pairs])
 
 
 def _chunks_of(section: Section, gradient: ChunkedArray, present: set[str]) -> Iterator[_Chunk]:

@@ -11,27 +11,44 @@ from typing import Any
 
 import numpy as np
 
-from zerort.native.dtypes import Array
+from zerort.native.dtypes import BFLOAT16, FLOAT32, Array
 from zerort.native.reference.arrays import BLOCK, blocks, cast_into
+from zerort.native.reference.masters import join_master, split_master
 from zerort.native.scalars import adamw_scalars, lion_scalars, sgd_scalars
 
 __all__ = ["adamw_", "lion_", "sgd_"]
 
 
+def _computed_in(param: Array) -> np.dtype[Any]:
+    return FLOAT32 if param.dtype == np.uint16 else param.dtype
+
+
 def _rounded(param: Array, scalars: tuple[float, ...]) -> list[Any]:
-    return [param.dtype.type(scalar) for scalar in scalars]
+    return [_computed_in(param).type(scalar) for scalar in scalars]
 
 
-def _scaled_blocks(param: Array, grad: Array, scale: Any, copy_out: Array | None) -> Iterator[tuple[slice, Array]]:
-    """Yield each block and its scaled gradient in the parameter's dtype, a temporary; then copy the parameters out."""
-    buffer = np.empty(min(BLOCK, param.size), param.dtype)
+def _scaled_blocks(
+    param: Array, grad: Array, scale: Any, copy_out: Array | None
+) -> Iterator[tuple[slice, Array, Array]]:
+    """Yield each block, its parameters and its scaled gradient, a temporary; then copy the parameters out."""
+    buffer = np.empty(min(BLOCK, param.size), _computed_in(param))
+    masters = np.empty(buffer.size if param.dtype == np.uint16 else 0, FLOAT32)
     for block in blocks(param.size):
         g = buffer[: block.stop - block.start]
         cast_into(g, grad[block])
         g *= scale
-        yield block, g
+        if masters.size and copy_out is not None:
+            p, remainder = masters[: g.size], param[block]
+            join_master(p, copy_out[block], remainder)
+            yield block, p, g
+            split_master(copy_out[block], remainder, p)
+            continue
+        yield block, param[block], g
         if copy_out is not None:
-            cast_into(copy_out[block], param[block])
+            if copy_out.dtype == BFLOAT16:
+                split_master(copy_out[block], None, param[block])
+            else:
+                cast_into(copy_out[block], param[block])
 
 
 def adamw_(
@@ -53,10 +70,10 @@ def adamw_(
     scale, decay, b1, rest1, b2, rest2, root_correction, epsilon, step_size = _rounded(
         param, adamw_scalars(lr, beta1, beta2, eps, weight_decay, step, grad_scale)
     )
-    scratch = np.empty(min(BLOCK, param.size), param.dtype)
+    scratch = np.empty(min(BLOCK, param.size), _computed_in(param))
     with np.errstate(all="ignore"):
-        for block, g in _scaled_blocks(param, grad, scale, copy_out):
-            p, m, v, t = param[block], exp_avg[block], exp_avg_sq[block], scratch[: g.size]
+        for block, p, g in _scaled_blocks(param, grad, scale, copy_out):
+            m, v, t = exp_avg[block], exp_avg_sq[block], scratch[: g.size]
             m *= b1
             m += np.multiply(g, rest1, out=t)
             v *= b2
@@ -89,10 +106,10 @@ def sgd_(
     scale, wd, mu, rest, rate = _rounded(
         param, sgd_scalars(lr, momentum, dampening, weight_decay, grad_scale, nesterov=nesterov)
     )
-    scratch = np.empty(min(BLOCK, param.size), param.dtype)
+    scratch = np.empty(min(BLOCK, param.size), _computed_in(param))
     with np.errstate(all="ignore"):
-        for block, g in _scaled_blocks(param, grad, scale, copy_out):
-            p, t = param[block], scratch[: g.size]
+        for block, p, g in _scaled_blocks(param, grad, scale, copy_out):
+            t = scratch[: g.size]
             g += np.multiply(p, wd, out=t)
             direction: np.ndarray[Any, Any] = g
             if momentum != 0.0 and momentum_buffer is not None:
@@ -120,11 +137,11 @@ def lion_(
 ) -> None:
     """Make one step of Lion."""
     scale, decay, b1, rest1, b2, rest2, rate = _rounded(param, lion_scalars(lr, beta1, beta2, weight_decay, grad_scale))
-    scratch = np.empty(min(BLOCK, param.size), param.dtype)
+    scratch = np.empty(min(BLOCK, param.size), _computed_in(param))
     spare = np.empty_like(scratch)
     with np.errstate(all="ignore"):
-        for block, g in _scaled_blocks(param, grad, scale, copy_out):
-            p, m, t, direction = param[block], exp_avg[block], scratch[: g.size], spare[: g.size]
+        for block, p, g in _scaled_blocks(param, grad, scale, copy_out):
+            m, t, direction = exp_avg[block], scratch[: g.size], spare[: g.size]
             np.multiply(m, b1, out=direction)
             direction += np.multiply(g, rest1, out=t)
             p *= decay

@@ -36,6 +36,7 @@ class Argument {
   void* data() const { return view_.buf; }
   std::size_t nbytes() const { return static_cast<std::size_t>(view_.len); }
   int ndim() const { return view_.ndim; }
+  Py_ssize_t length(int axis) const { return view_.shape[axis]; }
   std::size_t numel() const { return nbytes() / itemsize(dtype_); }
   Dtype dtype() const { return dtype_; }
 

@@ -18,6 +18,9 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std
 // With a core for each rank the others are there by then, or have not called yet.
 constexpr int kGlances = 100;
 
+// Of a spin, between two looks at where the others are.
+constexpr int kSpinsPerLook = 64;
+
 void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -70,6 +73,7 @@ void Meeting::arrive(bool comparing) {
   const std::uint32_t epoch = control_->epoch.load(std::memory_order_acquire);
   Slot& mine = slots_[rank_];
   mine.since_ns.store(now_ns(), std::memory_order_relaxed);
+  mine.core.store(std::uint32_t(sched_getcpu() + 1), std::memory_order_relaxed);  // 0 where it cannot be told
   mine.arrived.store(epoch + 1, std::memory_order_release);
   target_.store(epoch + 1, std::memory_order_relaxed);
   if (control_->count.fetch_add(1, std::memory_order_acq_rel) + 1 == std::uint32_t(size_)) {
@@ -79,7 +83,17 @@ void Meeting::arrive(bool comparing) {
   }
 }
 
+bool Meeting::awaits_its_own_core() const {
+  const std::uint32_t here = slots_[rank_].core.load(std::memory_order_relaxed);
+  if (here == 0) return false;
+  for (int r = 0; r < size_; r++)
+    if (slots_[r].core.load(std::memory_order_relaxed) == here && slots_[r].arrived.load(std::memory_order_relaxed) != target())
+      return true;
+  return false;
+}
+
 bool Meeting::glance() const {
+  if (awaits_its_own_core()) return everyone_is_here();
   for (int k = 0; k < kGlances && k < spins_; k++) {
     if (everyone_is_here()) return true;
     pause_core();
@@ -88,11 +102,13 @@ bool Meeting::glance() const {
 }
 
 Status Meeting::wait(double seconds) {
-  for (int k = 0; k < spins_; k++) {
+  bool alone = true;
+  for (int k = 0; alone && k < spins_; k++) {
     if (everyone_is_here()) return compare();
     pause_core();
+    if (k % kSpinsPerLook == 0) alone = !awaits_its_own_core();
   }
-  for (int k = 0; k < yields_; k++) {
+  for (int k = 0; alone && k < yields_; k++) {
     if (everyone_is_here()) return compare();
     sched_yield();
   }

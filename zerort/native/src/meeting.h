@@ -1,7 +1,8 @@
 // Meeting: one rank's side of the place drawn in rendezvous.h: say what it came for, arrive, wait for the others, compare.
 //
 // Waiting is a short spin, a few yields, then a futex. With a core per rank the spin answers in under a microsecond; with more
-// ranks than cores a spinning rank would keep the one it waits for off the core, so the spin is short and the futex soon.
+// ranks than cores a spinning rank would keep the one it waits for off the core, so the spin is short and the futex soon. Where
+// the scheduler has put a rank onto the core of one that it waits for, however many cores there are, there is no spin at all.
 // Touches no Python: wait without the GIL.
 #pragma once
 
@@ -48,6 +49,7 @@ class Meeting {
 
  private:
   bool everyone_is_here() const { return control_->epoch.load(std::memory_order_acquire) == target(); }
+  bool awaits_its_own_core() const;  // a rank that has not come was last seen on the core on which this one runs
   bool someone_left() const;
   bool is_broken() const;  // the meeting that this rank waits for will not take place
   void wake() const;

@@ -11,6 +11,7 @@
 #include "cast.h"
 #include "crc32c.h"
 #include "finite.h"
+#include "masters.h"
 #include "memory.h"
 #include "optim.h"
 #include "reduce.h"
@@ -20,6 +21,7 @@ namespace nb = nanobind;
 
 namespace zerort {
 
+void bind_codecs(nb::module_& module);      // codecs.cpp
 void bind_doorbell(nb::module_& module);    // doorbell.cpp
 void bind_prepared(nb::module_& module);    // prepared.cpp
 void bind_rendezvous(nb::module_& module);  // rendezvous.cpp
@@ -150,16 +152,43 @@ bool bind_touch(nb::handle array) {
   return true;
 }
 
+bool bind_split_master(nb::handle param, nb::handle remainder, nb::handle master) {
+  Argument whole, rounded, rest;
+  if (!whole.open(master, Access::read) || whole.dtype() != Dtype::float32) return false;
+  if (!rounded.open(param, Access::write, Dtype::bfloat16, whole.numel()) || rounded.overlaps(whole)) return false;
+  if (!remainder.is_none() && !rest.open(remainder, Access::write, Dtype::uint16, whole.numel())) return false;
+  if (rest.overlaps(whole) || rest.overlaps(rounded)) return false;
+  const WithoutGil released(whole.nbytes());
+  split_master(static_cast<std::uint16_t*>(rounded.data()), static_cast<std::uint16_t*>(rest.data()),
+               static_cast<const float*>(whole.data()), whole.numel());
+  return true;
+}
+
+bool bind_join_master(nb::handle master, nb::handle param, nb::handle remainder) {
+  Argument whole, rounded, rest;
+  if (!whole.open(master, Access::write) || whole.dtype() != Dtype::float32) return false;
+  if (!rounded.open(param, Access::read, Dtype::bfloat16, whole.numel()) || rounded.overlaps(whole)) return false;
+  if (!rest.open(remainder, Access::read, Dtype::uint16, whole.numel()) || rest.overlaps(whole)) return false;
+  if (rest.overlaps(rounded)) return false;
+  const WithoutGil released(whole.nbytes());
+  join_master(static_cast<float*>(whole.data()), static_cast<const std::uint16_t*>(rounded.data()),
+              static_cast<const std::uint16_t*>(rest.data()), whole.numel());
+  return true;
+}
+
 // The arrays of one optimizer call, held, and checked against each other.
 class OptimizerArguments {
  public:
   bool open(nb::handle param, nb::handle grad, nb::handle state1, nb::handle state2, nb::handle copy) {
     if (!param_.open(param, Access::write)) return false;
-    const Dtype dtype = param_.dtype();
+    is_remainder_ = param_.dtype() == Dtype::uint16;
+    if (is_remainder_ && !copy_.open(copy, Access::write, Dtype::bfloat16, param_.numel())) return false;
+    const Dtype dtype = is_remainder_ ? Dtype::float32 : param_.dtype();
     const std::size_t numel = param_.numel();
     if (!grad_.open(grad, Access::read) || grad_.numel() != numel || !updates_with(dtype, grad_.dtype())) return false;
     if (!state1.is_none() && !states_[0].open(state1, Access::write, dtype, numel)) return false;
     if (!state2.is_none() && !states_[1].open(state2, Access::write, dtype, numel)) return false;
+    if (is_remainder_) return apart();
     if (!copy.is_none() && !(copy_.open(copy, Access::write) && copy_.numel() == numel)) return false;
     return (copy.is_none() || copies_into(dtype, copy_.dtype())) && apart();
   }
@@ -180,8 +209,9 @@ class OptimizerArguments {
   }
   template <typename T>
   Update<T> update() const {
-    auto* param = static_cast<T*>(param_.data());
-    return {param, grad_.data(), grad_.dtype(), copy_.data(), copy_.dtype(), param_.numel()};
+    auto* param = is_remainder_ ? nullptr : static_cast<T*>(param_.data());
+    auto* remainder = is_remainder_ ? static_cast<std::uint16_t*>(param_.data()) : nullptr;
+    return {param, remainder, grad_.data(), grad_.dtype(), copy_.data(), copy_.dtype(), param_.numel()};
   }
 
  private:
@@ -190,10 +220,11 @@ class OptimizerArguments {
     const Argument* all[] = {&param_, &grad_, &states_[0], &states_[1], &copy_};
     for (int i = 0; i < 5; ++i)
       for (int j = 0; j < i; ++j)
-        if (all[i]->overlaps(*all[j]) && !(i == 4 && j == 1 && copy_.same_memory(grad_))) return false;
+        if (all[i]->overlaps(*all[j]) && !(i == 4 && j == 1 && !is_remainder_ && copy_.same_memory(grad_))) return false;
     return true;
   }
 
+  bool is_remainder_ = false;                 // `param_` is the lower half of the parameters, `copy_` the upper
   Argument param_, grad_, states_[2], copy_;  // one that is None has no bytes, so it overlaps nothing
 };
 
@@ -283,10 +314,13 @@ NB_MODULE(_kernels, m) {
         number, number, number);
   m.def("sgd", &zerort::bind_sgd, array, array, array, array, number, number, number, number, number, number, number);
   m.def("lion", &zerort::bind_lion, array, array, array, array, number, number, number, number, number, number, number);
+  m.def("split_master", &zerort::bind_split_master, array, array, array);
+  m.def("join_master", &zerort::bind_join_master, array, array, array);
   m.def("crc32c", &zerort::bind_crc32c<false>, array, number);
   m.def("crc32c_portable", &zerort::bind_crc32c<true>, array, number);  // for tests: what CPUs without SSE 4.2 run
   m.def("crc32c_grains", &zerort::bind_crc32c_grains, array, number, array, array);
   m.def("crc32c_combine", &zerort::crc32c_combine);
+  zerort::bind_codecs(m);
   zerort::bind_doorbell(m);
   zerort::bind_rendezvous(m);
   zerort::bind_prepared(m);

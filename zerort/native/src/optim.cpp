@@ -9,6 +9,7 @@
 
 #include "cast.h"
 #include "compiler.h"
+#include "masters.h"
 #include "strips.h"
 
 namespace zerort {
@@ -110,26 +111,39 @@ ZERORT_LOOPS(double)
 
 namespace {
 
-// Calls step(start, numel, grad as T) over the range: at once if all is of that type, else tile by tile.
+// Calls step(start, numel, param, grad as T) over the range: at once if all is of that type, else tile by tile.
 template <typename T, typename Step>
 void for_tiles(const Update<T>& update, Step step) {
   if (update.grad_dtype == dtype_of<T> && update.copy == nullptr) {
-    step(std::size_t{0}, update.numel, static_cast<const T*>(update.grad));
+    step(std::size_t{0}, update.numel, update.param, static_cast<const T*>(update.grad));
     return;
   }
   alignas(64) T tile[tile_numel];
+  alignas(64) float masters[tile_numel];
   for (std::size_t start = 0; start < update.numel; start += tile_numel) {
     const std::size_t turn = std::min(tile_numel, update.numel - start);
     const char* grad = static_cast<const char*>(update.grad) + start * itemsize(update.grad_dtype);
+    char* copy = update.copy == nullptr ? nullptr : static_cast<char*>(update.copy) + start * itemsize(update.copy_dtype);
+    auto* rounded = reinterpret_cast<std::uint16_t*>(copy);  // if it is bfloat16
+    std::uint16_t* remainder = update.remainder == nullptr ? nullptr : update.remainder + start;
+    T* param = update.param == nullptr ? nullptr : update.param + start;
+    if constexpr (dtype_of<T> == Dtype::float32) {
+      if (remainder != nullptr) {
+        join_master(masters, rounded, remainder, turn);
+        param = masters;
+      }
+    }
     if (update.grad_dtype == dtype_of<T>) {
-      step(start, turn, reinterpret_cast<const T*>(grad));
+      step(start, turn, param, reinterpret_cast<const T*>(grad));
     } else {
       cast(dtype_of<T>, tile, update.grad_dtype, grad, turn);
-      step(start, turn, tile);
+      step(start, turn, param, tile);
     }
-    if (update.copy != nullptr) {
-      char* copy = static_cast<char*>(update.copy) + start * itemsize(update.copy_dtype);
-      cast(update.copy_dtype, copy, dtype_of<T>, update.param + start, turn);
+    if constexpr (dtype_of<T> == Dtype::float32) {
+      if (copy != nullptr && update.copy_dtype == Dtype::bfloat16)
+        split_master(rounded, remainder, param, turn);
+      else if (copy != nullptr)
+        cast(update.copy_dtype, copy, Dtype::float32, param, turn);
     }
   }
 }
@@ -138,8 +152,8 @@ void for_tiles(const Update<T>& update, Step step) {
 
 template <typename T>
 void adamw(const Update<T>& update, T* exp_avg, T* exp_avg_sq, const AdamWScalars<T>& scalars) {
-  for_tiles(update, [&](std::size_t start, std::size_t numel, const T* grad) {
-    optim_loops::adamw(update.param + start, grad, exp_avg + start, exp_avg_sq + start, numel, scalars);
+  for_tiles(update, [&](std::size_t start, std::size_t numel, T* param, const T* grad) {
+    optim_loops::adamw(param, grad, exp_avg + start, exp_avg_sq + start, numel, scalars);
   });
 }
 
@@ -149,16 +163,16 @@ void sgd(const Update<T>& update, T* buffer, Momentum momentum, bool nesterov, c
   const Loop plain[] = {optim_loops::sgd_none, optim_loops::sgd_first, optim_loops::sgd_later};
   const Loop ahead[] = {optim_loops::sgd_none, optim_loops::sgd_first_nesterov, optim_loops::sgd_later_nesterov};
   const Loop loop = (nesterov ? ahead : plain)[static_cast<int>(momentum)];
-  for_tiles(update, [&](std::size_t start, std::size_t numel, const T* grad) {
+  for_tiles(update, [&](std::size_t start, std::size_t numel, T* param, const T* grad) {
     // Without momentum there is no buffer, and no address may be computed from it.
-    loop(update.param + start, grad, buffer == nullptr ? nullptr : buffer + start, numel, scalars);
+    loop(param, grad, buffer == nullptr ? nullptr : buffer + start, numel, scalars);
   });
 }
 
 template <typename T>
 void lion(const Update<T>& update, T* exp_avg, const LionScalars<T>& scalars) {
-  for_tiles(update, [&](std::size_t start, std::size_t numel, const T* grad) {
-    optim_loops::lion(update.param + start, grad, exp_avg + start, numel, scalars);
+  for_tiles(update, [&](std::size_t start, std::size_t numel, T* param, const T* grad) {
+    optim_loops::lion(param, grad, exp_avg + start, numel, scalars);
   });
 }
 

@@ -4,10 +4,13 @@
 //   float    float32, bfloat16, float16    bfloat16, float16, or none
 //   double   float64                       none
 //
+// A float parameter may also come in two halves: `remainder`, and the bfloat16 `copy` (masters.h); then `param` is null.
+//
 // The scalars come ready from Python (zerort/native/scalars.py), so that the NumPy forms work with the very same ones.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "dtypes.h"
 
@@ -22,6 +25,7 @@ inline bool copies_into(Dtype param, Dtype copy) { return param == Dtype::float3
 template <typename T>
 struct Update {
   T* param;
+  std::uint16_t* remainder;
   const void* grad;
   Dtype grad_dtype;
   void* copy;

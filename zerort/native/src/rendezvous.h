@@ -1,7 +1,7 @@
 // The place in shared memory where the ranks of a node meet: a barrier, and one slot per rank that says what it came for.
 //
 //   Control  count · epoch · sleepers, bell · broken      one cache line each
-//   Slot[r]  arrived · state · pid · meets · since · Call[2]    what rank r is doing, readable by all
+//   Slot[r]  arrived · state · pid · meets · since · core · Call[2]    what rank r is doing, readable by all
 //
 // A rank's calls take turns in two places: it writes its next call while slower ranks still read the one before. It comes back
 // to the first place only after another meeting, at which everybody has done reading it.
@@ -39,6 +39,7 @@ struct alignas(kCacheLine) Slot {
   // when this rank does not come.
   std::atomic<std::uint32_t> meets;
   std::atomic<std::uint64_t> since_ns;  // CLOCK_MONOTONIC at the last arrival
+  std::atomic<std::uint32_t> core;      // on which it ran then, counted from 1; 0 if it does not say
   alignas(kCacheLine) Call calls[2];
 };
 static_assert(sizeof(Slot) == 512, "zerort/native/rendezvous.py reads this layout");

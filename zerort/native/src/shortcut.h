@@ -39,6 +39,7 @@ struct Route {
   std::size_t width;                  // bytes of an element
   Dtype dtype;
   Reduction reduction;
+  std::uint64_t whole_nbytes = 0;  // staged all-reduces up to this size are summed whole by every rank
 };
 
 // A rank's own array.
@@ -59,6 +60,15 @@ class Shortcut {
   // Windows have come or gone since the places were found.
   bool is_stale() const { return version_ != peers_.version(); }
 
+  // Take a source that lies elsewhere than the one before; it is staged, or nobody reads it.
+  void take_source(Bytes source) { source_ = source; }
+
+  // Take an out in private memory, in place of one there.
+  void take_out(Bytes out) {
+    out_ = out;
+    route_.out = {kPrivate, reinterpret_cast<std::uint64_t>(out.data)};
+  }
+
   // Make the call with this number.
   int run(std::uint64_t sequence) {
     std::memcpy(header_, &sequence, sizeof sequence);  // little-endian, as zerort/comm/guard/call.py packs it
@@ -71,9 +81,13 @@ class Shortcut {
   int move() {
     if (route_.move == Move::nothing) return kDone;
     if (!readable()) return kMeeting + int(Status::met);
-    const bool parting =
-        route_.move == Move::all_reduce || (route_.alike && peers_.one_out()) || !peers_.all_sources_in(kStaging);
-    take();
+    const bool whole = route_.move == Move::all_reduce && sums_whole();
+    const bool parting = (route_.move == Move::all_reduce && !whole) || (route_.alike && peers_.one_out()) ||
+                         !peers_.all_sources_in(kStaging);
+    if (whole)
+      sum_whole();
+    else
+      take();
     if (!parting) return kDone;
     const Status parted = come(false);
     return parted == Status::met ? kDone : kParting + int(parted);
@@ -96,7 +110,18 @@ class Shortcut {
   }
 
   bool readable() const {
-    return peers_.sources_in_windows() && (route_.move != Move::all_reduce || peers_.outs_in_windows());
+    return peers_.sources_in_windows() &&
+           (route_.move != Move::all_reduce || peers_.outs_in_windows() || sums_whole());
+  }
+
+  // All that the ranks read are copies, and little: each sums all of it, and nobody waits for the readers.
+  bool sums_whole() const {
+    return out_.nbytes <= route_.whole_nbytes && peers_.all_sources_in(kStaging) && !peers_.outs_in_windows();
+  }
+
+  void sum_whole() {
+    const Away away(out_.nbytes * route_.takes.size());
+    peers_.reduce_sources(out_.data, route_.dtype, route_.reduction, 0, out_.nbytes / route_.width);
   }
 
   void take() {
@@ -125,8 +150,8 @@ class Shortcut {
   }
 
   Peers& peers_;
-  const Route route_;
-  const Bytes source_, out_;
+  Route route_;
+  Bytes source_, out_;
   const std::uint64_t version_;  // of the windows in which the places were found
   alignas(8) char header_[kHeaderBytes];
 };

@@ -22,12 +22,14 @@ __all__ = [
     "open_regular",
     "remove_directory",
     "rename",
+    "set_size",
     "sync",
     "sync_directory",
     "tell",
     "unlink",
     "watched",
     "write",
+    "write_at",
 ]
 
 _NO_FILE = "a link, a pipe, a directory or a device where a file should be"
@@ -103,6 +105,23 @@ def write(descriptor: int, data: bytes | memoryview, *, path: str) -> None:
         while rest:
             rest = rest[os.write(descriptor, rest) :]
     tell("append", path, bytes(data) if _watcher is not None else b"")
+
+
+def write_at(descriptor: int, data: memoryview, offset: int, *, path: str) -> None:
+    """Write all of ``data`` at an offset; other processes may write elsewhere in the file."""
+    with _operation("write", path):
+        rest, at = data, offset
+        while rest:
+            written = os.pwrite(descriptor, rest, at)
+            rest, at = rest[written:], at + written
+    tell("write", path, offset, bytes(data) if _watcher is not None else b"")
+
+
+def set_size(descriptor: int, nbytes: int, *, path: str) -> None:
+    """Make a file as long as given; what was not written is zeros."""
+    with _operation("reserve", path):
+        os.ftruncate(descriptor, nbytes)
+    tell("reserve", path, nbytes)
 
 
 def sync(descriptor: int, *, path: str) -> None:

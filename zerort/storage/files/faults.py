@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from zerort.comm.bootstrap.environment import launched_rank
+from zerort.config.environment import read_variable
 from zerort.errors import CallError
 
 __all__ = ["KINDS", "VARIABLE", "Fault", "Faults", "current", "injected", "parse"]
@@ -188,7 +189,7 @@ def current() -> Faults | None:
     if not _read:
         with _reading:  # or two threads would count operations apart
             if not _read:
-                _current = parse(os.environ.get(VARIABLE, ""))
+                _current = parse(read_variable(VARIABLE))
                 _read = True
     return _current
 

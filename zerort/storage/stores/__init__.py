@@ -2,8 +2,7 @@
 
 store.py                            `Store`: what every store can do, and the checks that all make alike
 nvme.py  chunk_file.py              one disk: a file per value, with checksums
-worker_pool.py                      the threads that share each read or write
+operation.py  worker_pool.py        a read or write in parts, and the threads that share it
 striped.py                          several disks as one
-bridged.py  passage.py  later.py    values on a disk for arrays on a GPU, through pinned slots
-extents.py                          which files hold a value, for a checkpoint that takes them over
+bridged.py                          values on a disk for arrays on a GPU, through pinned slots
 """

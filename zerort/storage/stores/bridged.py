@@ -29,8 +29,9 @@ from zerort.device import Done, HostDevice, HostStream, Ticket
 from zerort.device.slots import Slot, Slots, cut_from
 from zerort.errors import CallError, ClosedError
 from zerort.storage.files.blocks import BLOCK_NBYTES, PAGE_NBYTES
+from zerort.storage.files.extents import FileExtent
 from zerort.storage.files.segments import round_up
-from zerort.storage.stores.passage import Passage
+from zerort.storage.stores.operation import Span, StoreOperation
 from zerort.storage.stores.store import Store, as_bytes, check_new, check_range
 from zerort.typing import Array, Device
 
@@ -83,7 +84,7 @@ class BridgedStore:
         )
         for slots in (self._in_slots, self._out_slots):
             slots.reserve(slot_nbytes, count=depth)
-        # None of them helps: who waits for a passage does not wait for these.
+        # None of them helps: who waits for an operation does not wait for these.
         self._in, self._out, self._calls = (
             self._gpu.stream(f"{self.name} {what}", helping=False) for what in ("in", "out", "calls")
         )
@@ -91,7 +92,7 @@ class BridgedStore:
             HostStream(f"{self.name} {what}", helping=False) for what in ("feed in", "feed out", "land")
         )
         self._nbytes: dict[str, int] = {}
-        self._passages: list[Passage] = []
+        self._operations: list[StoreOperation] = []
         self._lock = threading.Lock()
         self._closed = self._is_inherited = False
         forks.follow(self)
@@ -113,73 +114,73 @@ class BridgedStore:
         """Fill ``out``, on the GPU or on the host, from a value; see `Store.read`."""
         data = as_bytes(out, what="out", written=True)
         with self._lock:
-            passage, called = self._begin(name, offset, data, writes=False)
+            operation, called = self._begin(name, offset, data, writes=False)
 
             def pass_on() -> None:
                 if isinstance(data, np.ndarray):
-                    passage.parts.append(self.inner.read(name, data, offset=passage.begin))
+                    operation.parts.append(self.inner.read(name, data, offset=int(offset)))
                     return
-                for begin, part in self._blocks(passage.begin, data):
+                for begin, part in self._blocks(int(offset), data):
                     slot = _next_free(self._in_slots)
                     place = slot.memory[: part.size]
                     come = self.inner.read(name, place, offset=begin)
                     # gpu-wait: what_the_caller_has_queued_comes_first [called, come -> come]
                     # gpu-wait: TestBehindABridge [called, come -> called]
                     slot.busy = self._gpu.copy(place, out=part, stream=self._in, after=[called, come], eager=False)
-                    passage.parts.append(slot.busy)
+                    operation.parts.append(slot.busy)
 
             def feed() -> None:
-                passage.hold_back()
-                passage.attempt(pass_on)
-                passage.asked.set()
+                operation.follow_asked()
+                operation.attempt(pass_on)
+                operation.asked.set()
 
             self._feed_in.submit(feed, name=f"feed {name}")
-        return Ticket(passage, result=out, keep=(out,))
+        return Ticket(operation, result=out, keep=(out,))
 
     def write(self, name: str, source: Any, *, offset: int = 0) -> Ticket[Any]:
         """Put ``source``, on the GPU or on the host, into a value; see `Store.write`."""
         data = as_bytes(source, what="the source", written=False)
         with self._lock:
-            passage, called = self._begin(name, offset, data, writes=True)
+            operation, called = self._begin(name, offset, data, writes=True)
 
             def land(begin: int, place: Array, come: Ticket[Any]) -> Ticket[Any]:
                 come.wait()  # gpu-wait: TestBehindABridge
-                passage.parts.append(self.inner.write(name, place, offset=begin))
-                return passage.parts[-1]
+                operation.parts.append(self.inner.write(name, place, offset=begin))
+                return operation.parts[-1]
 
             def pass_on() -> None:
                 if isinstance(data, np.ndarray):
-                    self._land(passage, partial(land, passage.begin, data, called))
+                    self._land(operation, partial(land, int(offset), data, called))
                     return
-                for begin, part in self._blocks(passage.begin, data):
+                for begin, part in self._blocks(int(offset), data):
                     slot = _next_free(self._out_slots)
                     place = slot.memory[: part.size]
                     # gpu-wait: what_the_caller_has_queued_comes_first
                     come = self._gpu.copy(part, out=place, stream=self._out, after=[called])
-                    slot.busy = self._land(passage, partial(land, begin, place, come))
+                    slot.busy = self._land(operation, partial(land, begin, place, come))
 
             def feed() -> None:
-                passage.hold_back()
-                passage.attempt(pass_on)
-                self._landing.submit(passage.asked.set, name=f"landed {name}")
+                operation.follow_asked()
+                operation.attempt(pass_on)
+                self._landing.submit(operation.asked.set, name=f"landed {name}")
 
             self._feed_out.submit(feed, name=f"feed {name}")
-        return Ticket(passage, result=source, keep=(source,))
+        return Ticket(operation, result=source, keep=(source,))
 
-    def _begin(self, name: str, offset: int, data: Any, *, writes: bool) -> tuple[Passage, Ticket[Any]]:
+    def _begin(self, name: str, offset: int, data: Any, *, writes: bool) -> tuple[StoreOperation, Ticket[Any]]:
         """Note an operation, and what of its caller's own stream it comes after."""
         self._check_open()
         check_range(self, name, offset, data.nbytes, nbytes=self._nbytes.get(name))
-        self._passages = [one for one in self._passages if not one.done() or one.settle() is not None]
-        begin, end = int(offset), int(offset) + data.nbytes
-        after = [one for one in self._passages if one.conflicts(name, begin, end, writes=writes)]
+        self._operations = [one for one in self._operations if not one.done() or one.unseen_error() is not None]
+        span = Span(name, int(offset), int(offset) + data.nbytes, writes=writes)
+        after = [one for one in self._operations if one.conflicts(span)]
         # gpu-wait: a_read_comes_after_the_write_before_it
-        self._passages.append(passage := Passage(name, begin, end, writes=writes, after=after))
+        self._operations.append(operation := StoreOperation(span, after=after))
         called: Ticket[Any] = Done(None)
         if not isinstance(data, np.ndarray):
             # gpu-wait: what_the_caller_has_queued_comes_first [eager=True -> eager=True, after=()]
             called = self._calls.submit(_nothing, name=f"call {name}", eager=True)
-        return passage, called
+        return operation, called
 
     def _blocks(self, begin: int, data: Any) -> Iterator[tuple[int, Any]]:
         """Cut a range at multiples of a slot in the value, which are whole grains of a disk's checksums."""
@@ -188,25 +189,33 @@ class BridgedStore:
         for first, last in itertools.pairwise(marks):
             yield first, data[first - begin : last - begin]
 
-    def _land(self, passage: Passage, land: Callable[[], Ticket[Any]]) -> Ticket[Any]:
-        return self._landing.submit(partial(passage.attempt, land), name=f"land {passage.name}")
+    def _land(self, operation: StoreOperation, land: Callable[[], Ticket[Any]]) -> Ticket[Any]:
+        return self._landing.submit(partial(operation.attempt, land), name=f"land: {operation.span}")
 
     def flush(self) -> None:
         """Wait for all writes, and flush the other store; see `Store.flush`."""
         self._check_open()
-        for passage in list(self._passages):
-            if passage.writes and not passage.seen:
-                passage.wait()  # gpu-wait: a_write_that_failed_is_told
+        for operation in list(self._operations):
+            if operation.writes and operation.unseen_error() is not None:
+                operation.wait()  # gpu-wait: a_write_that_failed_is_told
         self.inner.flush()
+
+    def file_extents(self, name: str, directory: str) -> list[FileExtent]:
+        """Return the files of the other store, for arrays of the host; see `Store.file_extents`."""
+        return self.inner.file_extents(name, directory)
+
+    def copied_parts(self, directory: str) -> list[float]:
+        """Return what of the other store cannot be linked; see `Store.copied_parts`."""
+        return self.inner.copied_parts(directory)
 
     def delete(self, name: str) -> None:
         """Forget a value; see `Store.delete`."""
         with self._lock:
             self._check_open()
             check_range(self, name, 0, 0, nbytes=self._nbytes.get(name))
-            for passage in self._passages:
-                if passage.name == name:
-                    passage.asked.wait()  # gpu-wait: a_value_goes_after_what_was_asked_of_it
+            for operation in self._operations:
+                if operation.is_of(name):
+                    operation.asked.wait()  # gpu-wait: a_value_goes_after_what_was_asked_of_it
             self.inner.delete(name)
             del self._nbytes[name]
 
@@ -221,7 +230,7 @@ class BridgedStore:
             self._closed = True
         for feeder in (self._feed_in, self._feed_out, self._landing):
             feeder.close()
-        lost = [error for passage in self._passages if (error := passage.settle()) is not None]
+        lost = [error for one in self._operations if (error := one.unseen_error()) is not None]
         try:
             for stream in (self._in, self._out, self._calls):
                 self._gpu.drop(stream)

@@ -45,8 +45,11 @@ _CURE = "The disk, or the memory on the way to it, is failing, or somebody else 
 _NO_SUMS = np.empty(0, np.uint32)
 
 T = TypeVar("T")
-Later = Callable[[Callable[[], None]], None]
-"""Has something computed by somebody else, before the operation ends."""
+Slab = Callable[[], Array]
+"""Gives page-aligned memory for a block."""
+
+Compute = Callable[[Callable[[], None]], None]
+"""Has something computed by another thread, before the operation ends."""
 
 
 class ChunkFile:
@@ -131,7 +134,7 @@ class ChunkFile:
             "wrote there. Go back to a checkpoint, and give each job a directory of its own."
         )
 
-    def read(self, file: BlockFile, segment: Segment, out: Array, slab: Callable[[], Array], later: Later) -> None:
+    def read(self, file: BlockFile, segment: Segment, out: Array, slab: Slab, compute: Compute) -> None:
         """Fill ``out`` with one piece, and check the grains that it touches.
 
         Args:
@@ -139,12 +142,12 @@ class ChunkFile:
             segment: The piece.
             out: Its bytes go here: 1-D, uint8.
             slab: Gives page-aligned memory for a block.
-            later: Has the sums compared, if ``out`` may be looked at later.
+            compute: Has the sums compared, if ``out`` may be looked at later.
         """
         if self._in_place(segment, out):
             self._fill(file, segment.low, segment.high, out)
             if self.sums is not None:
-                later(functools.partial(self._check, segment.low, segment.high, out))
+                compute(functools.partial(self._check, segment.low, segment.high, out))
         else:
             buffer = slab()[: self._padded(segment.high) - segment.low]
             self._read_grains(file, segment.low, segment.high, buffer)
@@ -152,7 +155,7 @@ class ChunkFile:
         trace.count("offload.read_bytes", out.size)
         self.direct &= file.direct
 
-    def write(self, file: BlockFile, segment: Segment, data: Array, slab: Callable[[], Array], later: Later) -> None:
+    def write(self, file: BlockFile, segment: Segment, data: Array, slab: Slab, compute: Compute) -> None:
         """Write one piece, and keep the sums of the grains that it touches.
 
         Args:
@@ -160,12 +163,12 @@ class ChunkFile:
             segment: The piece.
             data: Its bytes: 1-D, uint8.
             slab: Gives page-aligned memory for a block.
-            later: Has the sums computed, if ``data`` may be looked at later.
+            compute: Has the sums computed, if ``data`` may be looked at later.
         """
         if self._in_place(segment, data):
             self._try(lambda: file.write(data, segment.low), segment.low)
             if self.sums is not None:
-                later(lambda: self._keep(segment.low, self._sums_of(data)))
+                compute(lambda: self._keep(segment.low, self._sums_of(data)))
         else:
             buffer = slab()[: self._padded(segment.high) - segment.low]
             if segment.whole:

@@ -17,20 +17,22 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from zerort import forks
 from zerort.device import Ticket
 from zerort.errors import CallError, ClosedError
 from zerort.storage.files.blocks import BLOCK_NBYTES, GRAIN_NBYTES, PAGE_NBYTES, BlockFile, aligned_buffer
-from zerort.storage.files.extents import LinkedFile
+from zerort.storage.files.extents import FileExtent, LinkedFile, Stretch
 from zerort.storage.files.failures import storage_error_from
 from zerort.storage.files.hard_links import HardLinkProbe
 from zerort.storage.files.segments import cut
 from zerort.storage.scratch import Scratch, clean_up
 from zerort.storage.stores.chunk_file import ChunkFile
+from zerort.storage.stores.operation import Span, StoreOperation
 from zerort.storage.stores.store import as_bytes, check_new, check_range
-from zerort.storage.stores.worker_pool import StoreOperation, WorkerPool
+from zerort.storage.stores.worker_pool import WorkerPool
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -212,7 +214,7 @@ class NvmeStore:
                             lent.append(stack.enter_context(self._block()))
                         return lent[0]
 
-                    def later(part: Callable[[], None]) -> None:
+                    def compute(part: Callable[[], None]) -> None:
                         pool.compute(operation, part, name=f"sums of {name}")
 
                     if writes:
@@ -220,18 +222,18 @@ class NvmeStore:
                     file = stack.enter_context((chunk.writers if writes else chunk.readers).opened())
                     for number in pieces:
                         segment = segments[number]
-                        move(file, segment, data[segment.begin - begin : segment.end - begin], slab, later)
+                        move(file, segment, data[segment.begin - begin : segment.end - begin], slab, compute)
 
             low, high = (segments[0].low, segments[-1].high) if segments else (begin, begin)
             if writes and segments and chunk.is_shared:
                 low, high = 0, chunk.nbytes  # the write replaces the file, so nobody may read it meanwhile
-            value.operations = [one for one in value.operations if not one.done() or _is_news(one)]
-            after = [one for one in value.operations if one.conflicts(low, high, writes=writes)]
-            operation = StoreOperation(work, pieces=len(segments), begin=low, end=high, writes=writes, after=after)
+            value.operations = [one for one in value.operations if not one.done() or one.unseen_error() is not None]
+            span = Span(name, low, high, writes=writes)
+            operation = StoreOperation(span, after=[one for one in value.operations if one.conflicts(span)])
             if segments:
                 value.operations.append(operation)
                 value.dirty |= writes
-                pool.submit(operation, pieces=len(segments), name=f"{verb} {name}")
+            pool.submit(operation, work, pieces=len(segments), name=f"{verb} {name}")
             return Ticket(operation, result=array, keep=(array,))
 
     @contextmanager
@@ -251,10 +253,8 @@ class NvmeStore:
         self._check_open()
         for value in list(self._values.values()):
             for operation in list(value.operations):
-                if operation.writes:
-                    operation.settle()
-                    if _is_news(operation):
-                        operation.wait()
+                if operation.writes and operation.unseen_error() is not None:
+                    operation.wait()
         for value in list(self._values.values()):
             if value.dirty:
                 with value.cleaning():
@@ -282,6 +282,21 @@ class NvmeStore:
         with value.cleaning():
             return value.chunk.link(path)
 
+    def file_extents(self, name: str, directory: str) -> list[FileExtent]:
+        """Return the one file that holds a value; see `Store.file_extents`."""
+        if not self.can_link(directory):
+            return []
+
+        def read(out: Array, offset: int) -> Ticket[Array]:
+            return self.read(name, out, offset=offset)
+
+        whole = Stretch(0, self._values[name].chunk.nbytes, 0)
+        return [FileExtent(self.name, (whole,), link=partial(self.link, name), read=read)]
+
+    def copied_parts(self, directory: str) -> list[float]:
+        """Say whether files can have a second name; see `Store.copied_parts`."""
+        return [0.0 if self.can_link(directory) else 1.0]
+
     def delete(self, name: str) -> None:
         """Delete a value's file; see `Store.delete`."""
         with self._lock:
@@ -289,7 +304,7 @@ class NvmeStore:
             check_range(self, name, 0, 0, nbytes=self._values[name].chunk.nbytes if name in self._values else None)
             value = self._values.pop(name)
         for operation in value.operations:
-            operation.settle()
+            operation.wait_ended()
         try:
             value.chunk.remove()
         except OSError as error:
@@ -307,7 +322,12 @@ class NvmeStore:
         self._reads.close()
         self._writes.close()
         self._blocks.clear()
-        lost = [one.error for value in self._values.values() for one in value.operations if _is_news(one)]
+        lost = [
+            error
+            for value in self._values.values()
+            for one in value.operations
+            if (error := one.unseen_error()) is not None
+        ]
         try:
             self._scratch.remove()
         except OSError as error:
@@ -342,8 +362,3 @@ class NvmeStore:
         how = "O_DIRECT" if self.direct else "through the page cache"
         what = "closed" if self._closed else f"{len(self._values)} values of {self.nbytes} bytes"
         return f"NvmeStore({self.name!r}, {self.path}, {how}, {what})"
-
-
-def _is_news(operation: StoreOperation) -> bool:
-    """Say whether it is a write that failed and that nobody knows of."""
-    return operation.writes and operation.error is not None and not operation.seen

@@ -21,6 +21,7 @@ import numpy as np
 
 from zerort.device import Ticket
 from zerort.errors import CallError
+from zerort.storage.files.extents import FileExtent
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -83,6 +84,19 @@ class Store(Protocol):
 
         Raises:
             StorageError: A write failed and nobody has waited for it, or the disk could not be synced.
+        """
+
+    def file_extents(self, name: str, directory: str) -> list[FileExtent]:
+        """Return the parts of a value that lie in files which can have a second name in a directory.
+
+        A checkpoint there takes these files over as they are.
+        """
+
+    def copied_parts(self, directory: str) -> list[float]:
+        """Return which part of its bytes lies in files that can have no second name in a directory.
+
+        Returns:
+            For each disk its part of all bytes; 0 if its files can have one.
         """
 
     def delete(self, name: str) -> None:

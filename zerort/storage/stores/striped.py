@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from zerort.device import Ticket, joined
 from zerort.errors import CallError, ClosedError, StorageError
+from zerort.storage.files.extents import FileExtent, Stretch
 from zerort.storage.files.preflight import SAMPLE_NBYTES, inspect
 from zerort.storage.stores.nvme import NvmeOptions, NvmeStore
 from zerort.storage.stores.store import Store, as_bytes, check_new, check_range
@@ -247,6 +248,27 @@ class StripedStore:
         self._check_open()
         for member in self.members:
             member.flush()
+
+    def file_extents(self, name: str, directory: str) -> list[FileExtent]:
+        """Return the files on the members, which hold their units one behind the other; see `Store.file_extents`."""
+        stripes = self.stripes_of(name)
+        laid: dict[int, list[Stretch]] = {}
+        for member, offset, first, last in stripes.pieces(0, stripes.nbytes):
+            laid.setdefault(member, []).append(Stretch(first, last, offset))
+        return [
+            extent._replace(stretches=tuple(stretches))
+            for member, stretches in laid.items()
+            for extent in self.members[member].file_extents(name, directory)
+        ]
+
+    def copied_parts(self, directory: str) -> list[float]:
+        """Return the parts of the members whose files can have no second name; see `Store.copied_parts`."""
+        total = sum(self.weights)
+        return [
+            weight / total * part
+            for member, weight in zip(self.members, self.weights, strict=True)
+            for part in member.copied_parts(directory)
+        ]
 
     def delete(self, name: str) -> None:
         """Forget a value; see `Store.delete`."""

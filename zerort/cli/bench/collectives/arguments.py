@@ -58,9 +58,10 @@ def add_bench_collectives(benches: Commands) -> None:
     one.add_argument("--kind", choices=KINDS, help="kind of group (default: the best here)")
     one.add_argument(
         "--arrays",
-        choices=["window", "own"],
+        choices=["window", "own", "new"],
         default="window",
-        help="zerort's arrays: in the node's shared memory (group.empty; default), or plain NumPy arrays",
+        help="zerort's arrays: in the node's shared memory (group.zeros; default), plain NumPy arrays, "
+        "or plain sources without out=, whose results are new arrays",
     )
     add_seconds(one, 0.25)
     add_json(one)

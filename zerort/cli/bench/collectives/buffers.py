@@ -37,15 +37,19 @@ class Buffers:
     Args:
         group: Whose windows are used.
         world: To agree on what there is room for.
-        arrays: ``"window"`` for arrays from `Group.empty`, ``"own"`` for plain NumPy arrays.
+        arrays: ``"window"`` for arrays from `Group.zeros`, ``"own"`` for plain NumPy arrays.
         compare: Whether MPI needs arrays too; plain ones.
+        ranks_here: Ranks that share this machine's memory; those with this host's name if None.
     """
 
-    def __init__(self, group: Group, world: World, *, arrays: str, compare: bool) -> None:
+    def __init__(
+        self, group: Group, world: World, *, arrays: str, compare: bool, ranks_here: int | None = None
+    ) -> None:
         self._group = group
         self._world = world
         self._window = arrays == "window"
         self._compare = compare
+        self._given_ranks_here = ranks_here
         self._ours: Pair | None = None
         self._theirs: Pair | None = None
         self._nbytes = 0
@@ -87,6 +91,8 @@ class Buffers:
             )
 
     def _ranks_here(self) -> int:
+        if self._given_ranks_here is not None:
+            return self._given_ranks_here
         import socket
 
         hosts = self._world.all(socket.gethostname())
@@ -94,9 +100,9 @@ class Buffers:
 
     def _pair(self, nbytes: int, *, window: bool) -> Pair:
         if window:
-            full = self._group.empty(nbytes, np.uint8)
+            full = self._group.zeros(nbytes, np.uint8)
             try:
-                pair = Pair(full, self._group.empty(nbytes, np.uint8))
+                pair = Pair(full, self._group.zeros(nbytes, np.uint8))
             except SharedMemoryError:
                 self._group.free(full)
                 raise

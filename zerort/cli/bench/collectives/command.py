@@ -108,14 +108,14 @@ class _HostCollectives(Sweep):
         ours, theirs = self._buffers.of(nbytes)
         pattern = Pattern(dtype, n)
         full, other = (array.view(numpy_dtype(dtype)) for array in ours)
-        trials = our_trials(group, operation, full, other, pattern)
+        trials = our_trials(group, operation, full, other, pattern, new=self.options.arrays == "new")
         if theirs is not None:
             full, other = (array.view(numpy_dtype(dtype)) for array in theirs)
             trials |= mpi_trials(self.world.mpi, group, operation, full, other, pattern)
         shards = None
         if operation.name == "all_gather":
             try:
-                shards = group.empty_shared([share] * n, dtype)
+                shards = group.zeros_shared([share] * n, dtype)
             except SharedMemoryError as error:
                 raise NoRoom(str(error)) from None
             trials["shared"] = shared_trial(group, operation, shards, pattern)

@@ -21,7 +21,7 @@ class Footprint:
     ranks: int
     nodes: int
     shared_nbytes: int
-    """Into an array from `Group.empty_shared`."""
+    """Into an array from `Group.zeros_shared`."""
     copied_nbytes: int
     """Into an array of each rank's own."""
 
@@ -45,7 +45,7 @@ def measure_footprint(group: Group, world: World, *, nbytes: int = 64 * 1024**2)
     """
     share = nbytes // group.size
     before = _together(group, world)
-    shards = group.empty_shared([share] * group.size, np.uint8)
+    shards = group.zeros_shared([share] * group.size, np.uint8)
     shards.mine[:] = group.rank + 1
     group.all_gather(shards.mine, out=shards.full).wait()
     _read(shards.full)  # only pages that a rank has looked at are mapped in it

@@ -28,14 +28,13 @@ def check_gpu_options(options: argparse.Namespace) -> None:
     """Refuse what only hosts can do."""
     if options.kind not in (None, "nccl"):
         raise UsageError(f"--kind {options.kind}: Expected nccl with --device cuda, or none. Leave it out.")
-    for name, given in (("--compare", options.compare), ("--plot", options.plot), ("--arrays own", _own(options))):
+    for name, given in (
+        ("--compare", options.compare),
+        ("--plot", options.plot),
+        ("--arrays", options.arrays != "window"),
+    ):
         if given:
             raise UsageError(f"{name}: Expected it with --device host, got --device cuda. Leave it out.")
-
-
-def _own(options: argparse.Namespace) -> bool:
-    own: bool = options.arrays == "own"
-    return own
 
 
 class _GpuPattern(Pattern):
@@ -61,7 +60,7 @@ class GpuCollectives(Sweep):
 
     def head(self, machine: dict[str, Any]) -> list[str]:
         """Return the lines above the tables."""
-        return [f"# {self._group!r}", f"# {self._group.size} ranks, a GPU each; arrays from group.empty"]
+        return [f"# {self._group!r}", f"# {self._group.size} ranks, a GPU each; arrays from group.zeros"]
 
     def conclude(self) -> tuple[list[str], dict[str, Any]]:
         """Return the legend, and that this was measured on GPUs."""
@@ -76,7 +75,7 @@ class GpuCollectives(Sweep):
         group, n, kind = self._group, self._group.size, numpy_dtype(dtype)
         share = max(1, size // (n * kind.itemsize))
         nbytes = share * n * kind.itemsize
-        full, other = group.empty(share * n, dtype), group.empty(share * n, dtype)
+        full, other = group.zeros(share * n, dtype), group.zeros(share * n, dtype)
         trials = our_trials(group, operation, full, other, _GpuPattern(dtype, n))
         timings, wrong = self.check_and_time(trials)
         sides = {name: make_side(name, timings, wrong, nbytes=nbytes, bus=operation.bus(n)) for name in trials}

@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from zerort.cli.bench.collectives.operations import OPERATIONS, Operation
 from zerort.cli.bench.collectives.rows import Row, make_side
 from zerort.cli.bench.collectives.tables import collectives_table
 from zerort.cli.bench.collectives.trials import Trial
 from zerort.cli.bench.harness import Benchmark, Result
-from zerort.cli.bench.timing import Timing, time_interleaved
+from zerort.cli.bench.timing import REPETITIONS, Timing, time_interleaved
 from zerort.cli.screen import Bar
 from zerort.cli.world import World
 from zerort.comm import Group
 from zerort.config import format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = ["Sweep"]
 
@@ -31,6 +34,7 @@ class Sweep(Benchmark):
     """
 
     name = "collectives"
+    repetitions = REPETITIONS
     no_room: ClassVar[type[Exception]]
     """Raised by `point`, on every rank alike, for a size that there is no memory for; that size is skipped."""
 
@@ -57,7 +61,7 @@ class Sweep(Benchmark):
                 self.rows += found
                 for name in dict.fromkeys(row.op for row in found):
                     part = [row for row in found if row.op == name]
-                    self.screen.print(collectives_table(name, part, compare=bool(options.compare)))
+                    self.screen.print(self.table(name, part))
         for size, why in self.skipped.items():
             self.screen.print(f"# skipped {format_bytes(size)}: {why}")
         legend, more = self.conclude()
@@ -68,6 +72,10 @@ class Sweep(Benchmark):
             figures={"rows": [row.as_json() for row in self.rows], "skipped": skipped, **more},
             failed=not self.rows or any(row.wrong for row in self.rows),
         )
+
+    def table(self, title: str, rows: Sequence[Row]) -> Table:
+        """Return the table of one operation."""
+        return collectives_table(title, rows, compare=bool(self.options.compare))
 
     def meet(self) -> None:
         """Wait until every rank is here."""
@@ -115,5 +123,10 @@ class Sweep(Benchmark):
 
     def _time(self, works: dict[str, Callable[[], object]], once: Sequence[str] = ()) -> dict[str, Timing]:
         return time_interleaved(
-            works, seconds=self.options.seconds, once=once, meet=self.meet, maxima=self.world.maxima
+            works,
+            seconds=self.options.seconds,
+            repetitions=self.repetitions,
+            once=once,
+            meet=self.meet,
+            maxima=self.world.maxima,
         )

@@ -22,7 +22,11 @@ _SIDE = (("time\nµs", 9), ("algbw\nGB/s", 7), ("busbw\nGB/s", 7), ("#wrong\n", 
 
 def collectives_head(machine: dict[str, Any]) -> list[str]:
     """Return the lines between the machine's and the tables."""
-    arrays = {"window": "in the node's window (group.empty)", "own": "plain NumPy arrays"}[machine["arrays"]]
+    arrays = {
+        "window": "in the node's window (group.zeros)",
+        "own": "plain NumPy arrays",
+        "new": "plain NumPy arrays, results new ones (no out=)",
+    }[machine["arrays"]]
     return [
         f"# MPI: {machine['mpi'] or 'none'}",
         f"# {machine['group']}",

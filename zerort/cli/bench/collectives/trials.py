@@ -112,7 +112,9 @@ class Trial(NamedTuple):
     """For sums of 16-bit floats: the same with a `RoundedPattern`; the error of this rank's result, in last places."""
 
 
-def our_trials(group: Group, operation: Operation, full: Array, other: Array, pattern: Pattern) -> dict[str, Trial]:
+def our_trials(
+    group: Group, operation: Operation, full: Array, other: Array, pattern: Pattern, *, new: bool = False
+) -> dict[str, Trial]:
     """Return our collective out of place and, where it can be, in place.
 
     Args:
@@ -121,6 +123,7 @@ def our_trials(group: Group, operation: Operation, full: Array, other: Array, pa
         full: 1-D, this rank's array of the full size; the source, and in place also the out.
         other: A second one like it.
         pattern: What to fill in.
+        new: Leave the result to the collective: no out is given, and nothing is done in place.
     """
     verb = getattr(group, operation.name)
 
@@ -130,6 +133,8 @@ def our_trials(group: Group, operation: Operation, full: Array, other: Array, pa
     mine = _mine(full, group)
     source = full[: mine.size] if operation.source_is_share else full
     out = other[: mine.size] if operation.out_is_share else other
+    if new:
+        return {"out": _trial(lambda: verb(source).wait(), operation, source, out, pattern, group)}
     trials = {"out": _trial(lambda: call(source, out), operation, source, out, pattern, group)}
     if operation.moved_in_place is not None:
         from_mine = mine if operation.source_is_share else full
@@ -204,8 +209,8 @@ def _trial(
     def run_on(filled: Pattern) -> Array:
         _scrub(out)
         filled.fill(source, group.rank)
-        run()
-        return out
+        made = run()
+        return made if isinstance(made, np.ndarray) else out
 
     def check() -> int:
         return pattern.wrong(run_on(pattern), expected)

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from zerort.checkpoint import Value, load, save
-from zerort.checkpoint.extents import plan_shard
 from zerort.checkpoint.failure import free_nbytes, room_error
-from zerort.checkpoint.sweep import wait_for_sweeps
+from zerort.checkpoint.files.sweep import wait_for_sweeps
+from zerort.checkpoint.format.extents import plan_shard
 from zerort.cli.bench.disk.rawdisk import RawDisk, forget
 from zerort.cli.bench.harness import Benchmark, Result, rounds_table, run_in_ranks, wrong_line
 from zerort.cli.bench.timing import rotated

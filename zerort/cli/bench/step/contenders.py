@@ -116,9 +116,9 @@ class PlanSteps:
         self.loss = self._walk.train(steps)[-1]
 
     @property
-    def resting_nbytes(self) -> int:
+    def at_rest_nbytes(self) -> int:
         """Bytes that this rank holds at rest."""
-        return self._walk.rt.memory().resting
+        return self._walk.rt.memory().at_rest
 
     @property
     def moved_nbytes(self) -> int:

@@ -19,12 +19,14 @@ from zerort.config import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["FLOOR", "StepRow", "make_rows", "parts_table", "steps_legend", "steps_table"]
+__all__ = ["BASE", "FLOOR", "StepRow", "make_rows", "parts_table", "steps_legend", "steps_table"]
 
 FLOOR = "floor"
 """What computes without the runtime."""
 
-_BASE = "zero0"
+BASE = "zero0"
+"""What the steps of other plans are compared with."""
+
 _REST = "rest"
 
 
@@ -51,10 +53,10 @@ class StepRow:
     parts_ms: dict[str, float]
     """Of the exposed time on the slowest rank: means over the rounds, so that they add up."""
     ratio: float | None
-    """To the step of zero0 in the same round."""
+    """To the step of the base (zero0) in the same round."""
     floor_ratio: float
     """To the floor in the same round."""
-    resting_nbytes: int
+    at_rest_nbytes: int
     """Bytes at rest, on the rank that has most."""
     moved_nbytes: int
     """Bytes of the arrays that went through collectives in a step."""
@@ -71,17 +73,19 @@ class StepRow:
 def make_rows(
     rounds: Sequence[Mapping[str, Sequence[Sample]]],
     *,
-    resting: dict[str, int],
+    at_rest: dict[str, int],
     moved: dict[str, int],
     losses: dict[str, float],
+    base: str = BASE,
 ) -> list[StepRow]:
     """Return a row for each contender.
 
     Args:
         rounds: For each round, every rank's sample by contender.
-        resting: Bytes at rest by plan.
+        at_rest: Bytes at rest by plan.
         moved: Bytes moved by plan.
         losses: The last loss by plan.
+        base: The contender that ratios are taken to.
     """
     names = list(rounds[0])
     steps = {name: [max(sample.step for sample in one[name]) for one in rounds] for name in names}
@@ -112,9 +116,9 @@ def make_rows(
                 runtime_cpu_ms=1e3
                 * statistics.median(statistics.fmean(s.runtime_cpu for s in one[name]) for one in rounds),
                 parts_ms=parts,
-                ratio=ratio(name, _BASE),
+                ratio=ratio(name, base),
                 floor_ratio=floor_ratio,
-                resting_nbytes=resting.get(name, 0),
+                at_rest_nbytes=at_rest.get(name, 0),
                 moved_nbytes=moved.get(name, 0),
                 loss=losses.get(name),
                 rounds_ms=tuple(1e3 * one for one in steps[name]),
@@ -123,7 +127,7 @@ def make_rows(
     return rows
 
 
-def steps_table(title: str, rows: Sequence[StepRow]) -> Table:
+def steps_table(title: str, rows: Sequence[StepRow], *, base: str = BASE) -> Table:
     """Return the table of all contenders."""
     table = new_table(title)
     table.add_column("plan\n\n", no_wrap=True)
@@ -132,7 +136,7 @@ def steps_table(title: str, rows: Sequence[StepRow]) -> Table:
         *heads,
         "CPU time\nms\n",
         "of it\nruntime\n",
-        "step /\nzero0\n",
+        f"step /\n{base}\n",
         "step /\nfloor\n",
         "at rest\nper rank\n",
         "moved\nper step\n",
@@ -151,7 +155,7 @@ def steps_table(title: str, rows: Sequence[StepRow]) -> Table:
             f"{row.runtime_cpu_ms:.1f}",
             "-" if row.ratio is None else f"{row.ratio:.3f}",
             f"{row.floor_ratio:.3f}",
-            "-" if is_floor else format_bytes(row.resting_nbytes),
+            "-" if is_floor else format_bytes(row.at_rest_nbytes),
             "-" if is_floor else format_bytes(row.moved_nbytes),
         )
     return table

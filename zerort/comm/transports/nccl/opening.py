@@ -10,13 +10,13 @@ Each step ends in an agreement of all ranks on the host. Imports cupy only when 
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from zerort.comm.guard.verdict import shortened
 from zerort.comm.transport import Transport
+from zerort.config.environment import read_variable
 from zerort.errors import BootstrapError, DeviceError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def open_on_gpus(host: Transport, *, local_rank: int, hosts: list[int], device: 
         # Where the launcher shows each rank its own GPU only, that one is number 0 for all of them.
         chosen.append(CudaDevice(local_rank % gpus) if device is None else device)
         bus = cupy.cuda.runtime.deviceGetPCIBusId(chosen[0].ordinal)
-        return [bus, gpus, version if os.environ.get(_SEVERAL) == "1" else 0]
+        return [bus, gpus, version if read_variable(_SEVERAL) == "1" else 0]
 
     try:
         _expect_one_each(_together(host, choose), hosts)

@@ -216,7 +216,7 @@ class NcclTransport(Transport):
     def window_of(self, array: Any) -> int:
         """Return 0: what lies on a GPU is in no window. Refuses what is not from here."""
         if not self.device_arrays or not self.device_arrays.owns(array):
-            raise CallError("free: Expected an array from this group's empty or empty_shared, got one from elsewhere.")
+            raise CallError("free: Expected an array from this group's zeros or zeros_shared, got one from elsewhere.")
         return 0
 
     def split(self, color: int | None, *, key: int, name: str) -> Transport | None:

@@ -28,7 +28,7 @@ from zerort.comm.transports.node.board import Board, board_nbytes
 from zerort.comm.transports.node.flights import NodeFlights
 from zerort.comm.transports.node.window import SharedFile, Window, map_file
 from zerort.config import GroupOptions
-from zerort.native.rendezvous import BROKEN, MET, WAITING, open_log, open_rendezvous, read_slot
+from zerort.native.rendezvous import BROKEN, MET, WAITING, open_log, open_rendezvous, read_header, read_slot
 
 __all__ = ["LOOK_AFTER", "NodeMeeting", "open_control"]
 
@@ -52,6 +52,7 @@ class NodeMeeting(Transport):
         options: Timeouts and sizes.
         in_native: Use the native rendezvous. The same on all ranks.
         sees_processes: The ranks see each other's processes: then one that is not there has died. The same on all.
+        crowded: Ranks share cores; None guesses from this rank's own.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class NodeMeeting(Transport):
         options: GroupOptions,
         in_native: bool,
         sees_processes: bool,
+        crowded: bool | None,
     ) -> None:
         super().__init__(rank, size, name=name, options=options)
         mapped = map_file(control)
@@ -72,7 +74,7 @@ class NodeMeeting(Transport):
         self._board = Board(self._control_view, rank, size)
         self._in_native = in_native
         # With a core for each rank a spin answers in under 1 µs; with fewer it keeps the awaited rank off the core.
-        self._crowded = size > len(os.sched_getaffinity(0))
+        self._crowded = size > len(os.sched_getaffinity(0)) if crowded is None else crowded
         spins = 20 if self._crowded else 2000
         self._log = open_log(options.flight_length, in_native=in_native)
         self.flights = NodeFlights(options.flight_length, self._log)
@@ -87,6 +89,10 @@ class NodeMeeting(Transport):
         status = self._link.part(LOOK_AFTER)
         if status != MET:
             self._wait(call, status)
+
+    def headers(self) -> list[bytes]:
+        """Return the headers that all ranks have shown at the meeting at which they are."""
+        return [read_header(self._control_view, rank) for rank in range(self.size)]
 
     def exchange_texts(self, text: str) -> list[str]:
         """Exchange texts on the board."""

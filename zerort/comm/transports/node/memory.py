@@ -17,14 +17,35 @@ from zerort.comm.guard.call import Call
 from zerort.comm.transports.node.shelf import Shelf
 from zerort.comm.transports.node.window import SharedFile, Window, ask_for_huge_pages, map_file, page_aligned
 from zerort.config import GroupOptions
+from zerort.config.group import STAGING_NBYTES
 from zerort.errors import CallError, SharedMemoryError
 from zerort.native.rendezvous import PRIVATE
 from zerort.typing import Array
 
-__all__ = ["STAGING", "NodeMemory"]
+__all__ = ["STAGING", "NodeMemory", "slab_nbytes"]
 
 STAGING = 0
 """The number of the window that holds the staging slabs."""
+
+_MOST_SLABS_NBYTES = 64 * 1024**2
+"""Of all slabs of a group on a host: with many ranks there each has less, unless the user said how much."""
+
+_LEAST_NBYTES = 64 * 1024
+"""Of half a slab, at least: what a small array is staged in."""
+
+
+def slab_nbytes(staging_nbytes: int, ranks: int) -> int:
+    """Return the bytes of half a slab where a host has so many ranks; a multiple of 64.
+
+    >>> slab_nbytes(4 * 1024**2, 8), slab_nbytes(4 * 1024**2, 64)
+    (4194304, 524288)
+    >>> slab_nbytes(8 * 1024**2, 64)  # not the default
+    8388608
+    """
+    if staging_nbytes != STAGING_NBYTES:
+        return staging_nbytes
+    share = _MOST_SLABS_NBYTES // (2 * ranks) // 64 * 64
+    return min(staging_nbytes, max(share, _LEAST_NBYTES))
 
 
 class NodeMemory:
@@ -57,10 +78,12 @@ class NodeMemory:
         self._named = named
         self._shelf = Shelf()
         self._stage: Window | None = None  # all ranks' slabs
+        self.slab_nbytes = slab_nbytes(options.staging_nbytes, size)
+        """Of half a slab."""
 
     def start(self) -> None:
         """Make the slabs; every rank of the node does so at once."""
-        self._stage = self._make_window([2 * self._options.staging_nbytes] * self.size)
+        self._stage = self._make_window([2 * self.slab_nbytes] * self.size)
 
     # -- windows ---------------------------------------------------------------------------------------------------
 
@@ -82,7 +105,7 @@ class NodeMemory:
         """
         window, _ = self._shelf.find(native.address_of(array), array.nbytes)
         if window in (PRIVATE, STAGING):
-            raise CallError("free: Expected an array from this group's empty or empty_shared, got one from elsewhere.")
+            raise CallError("free: Expected an array from this group's zeros or zeros_shared, got one from elsewhere.")
         return window
 
     def release(self, array: Array) -> None:
@@ -151,7 +174,7 @@ class NodeMemory:
         """Copy ``array`` to where the other ranks can read it, and return where that is."""
         assert self._stage is not None
         self._link.half ^= 1
-        first = self.slab_offset() + self._link.half * self._options.staging_nbytes
+        first = self.slab_offset() + self._link.half * self.slab_nbytes
         self._stage.bytes[first : first + array.nbytes] = array.view(np.uint8)
         return STAGING, first
 
@@ -176,6 +199,6 @@ class NodeMemory:
     def slab_of(self, rank: int, dtype: np.dtype[Any]) -> Array:
         """Return the half of rank's slab that all ranks use in this round."""
         assert self._stage is not None
-        half = self._options.staging_nbytes
+        half = self.slab_nbytes
         raw = self._stage.segment(rank)[self._link.half * half :][: half // dtype.itemsize * dtype.itemsize]
         return raw.view(dtype)

@@ -19,9 +19,18 @@ Place = tuple[int, int]
 
 
 def make_shortcut(
-    link: Any, log: Any, call: Call, *, rank: int, size: int, source: Place, out: Place, slab_nbytes: int
+    link: Any,
+    log: Any,
+    call: Call,
+    *,
+    rank: int,
+    size: int,
+    source: Place,
+    out: Place,
+    slab_nbytes: int,
+    whole_nbytes: int,
 ) -> Any:
-    """Return the native form of ``call``.
+    """Return the native form of ``call``; None if there is none.
 
     Args:
         link: The native rendezvous.
@@ -32,6 +41,7 @@ def make_shortcut(
         source: Where the source lies; if it is staged, where this rank's slab begins.
         out: Where the out lies.
         slab_nbytes: Of half a slab if the source is staged, else 0.
+        whole_nbytes: Staged all-reduces up to this size are summed whole by every rank.
     """
     table, width = call.geometry, 1 if call.out is None else call.out.itemsize
     if call.op == "all_reduce":
@@ -57,4 +67,7 @@ def make_shortcut(
         width=width,
         dtype=DTYPE_CODES.get(call.dtype, 0),
         reduction=REDUCTION_CODES.get(call.reduction, 0),
+        whole_nbytes=whole_nbytes,
+        anywhere=slab_nbytes != 0 or (call.op == "broadcast" and call.root != rank),
+        make=call.make,
     )

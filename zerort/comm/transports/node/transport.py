@@ -1,7 +1,7 @@
 """Ranks of one machine over shared memory: nothing moves that need not, and no MPI is on the hot path.
 
 [Note: where an array lies]
-An array from `Group.empty` lies in a window that every rank has mapped: the others read it where it is. A small array
+An array from `Group.zeros` lies in a window that every rank has mapped: the others read it where it is. A small array
 of the user's own is copied into this rank's staging slab first; a large one is read in place with process_vm_readv or,
 where the kernel forbids that, goes through the slabs in rounds (decision 0006). Each rank says where its arrays lie
 when it meets the others, so ranks may mix. If every rank names the *same* memory as its out, the gathered form is that
@@ -32,7 +32,7 @@ from zerort.typing import Array
 
 __all__ = ["NodeTransport"]
 
-_STAGE_NBYTES = 16 * 1024
+_STAGE_NBYTES = 64 * 1024
 """Arrays of a rank's own up to this size are staged even where others could read them: cheaper than a system call."""
 
 _CROWD_NBYTES = 64 * 1024
@@ -51,6 +51,7 @@ class NodeTransport(NodeMeeting):
         in_native: Use the native rendezvous. The same on all ranks.
         sees_processes: The ranks see each other's processes: then one that is not there has died. The same on all.
         named: Shared memory has a name until all have mapped it: they may not open each other's. The same on all.
+        crowded: Ranks share cores (`zerort.comm.neighbours.share_cores`); None guesses from this rank's own cores.
     """
 
     kind = "node"
@@ -67,13 +68,21 @@ class NodeTransport(NodeMeeting):
         in_native: bool,
         sees_processes: bool,
         named: bool = False,
+        crowded: bool | None = None,
     ) -> None:
         super().__init__(
-            control, rank, size, name=name, options=options, in_native=in_native, sees_processes=sees_processes
+            control,
+            rank,
+            size,
+            name=name,
+            options=options,
+            in_native=in_native,
+            sees_processes=sees_processes,
+            crowded=crowded,
         )
-        self._crowd_up_to = min(_CROWD_NBYTES, options.staging_nbytes) if self._crowded else 0
         self._named = named
         self.memory = NodeMemory(rank, size, options=options, link=self._link, tell=self.exchange_texts, named=named)
+        self._crowd_up_to = min(_CROWD_NBYTES, self.memory.slab_nbytes) if self._crowded else 0
         self._stage_up_to = 0
         self.reads_in_place = False
 
@@ -83,7 +92,7 @@ class NodeTransport(NodeMeeting):
         self.reads_in_place = can_read_each_other(
             self.exchange_texts, wanted=self._in_native and self.options.cross_memory
         )
-        slab = self.options.staging_nbytes
+        slab = self.memory.slab_nbytes
         self._stage_up_to = min(_STAGE_NBYTES, slab) if self.reads_in_place else slab
 
     # -- the whole of a call ---------------------------------------------------------------------------------------
@@ -105,7 +114,7 @@ class NodeTransport(NodeMeeting):
         source = self._source_place(call, places)
         slab_nbytes = 0
         if source is None:
-            source, slab_nbytes = (STAGING, self.memory.slab_offset()), self.options.staging_nbytes
+            source, slab_nbytes = (STAGING, self.memory.slab_offset()), self.memory.slab_nbytes
         if self._log is None or source[0] == PRIVATE:
             return None
         return make_shortcut(
@@ -117,6 +126,7 @@ class NodeTransport(NodeMeeting):
             source=source,
             out=places[2:],
             slab_nbytes=slab_nbytes,
+            whole_nbytes=_WHOLE_NBYTES,
         )
 
     def resume(self, call: Call, progress: int) -> None:
@@ -131,12 +141,23 @@ class NodeTransport(NodeMeeting):
 
     def meet(self, call: Call) -> None:
         """Say what this rank came for and where its arrays lie; wait for the others."""
+        self._agree(call, self._show(call))
+
+    def compare(self, call: Call) -> bool:
+        """Do as `meet` does, but say whether all ranks here agree instead of raising what differs."""
+        status = self._show(call)
+        if status != MET:
+            status = self._wait(call, status)
+        return status != DISAGREE
+
+    def _show(self, call: Call) -> int:
         places = self.memory.places_of(call)
         place = self._source_place(call, places)
         if place is None:
             assert call.source is not None
             place = self.memory.stage(call.source)
-        self._agree(call, self._link.meet(call.header(), *place, *places[2:], LOOK_AFTER))
+        status: int = self._link.meet(call.header(), *place, *places[2:], LOOK_AFTER)
+        return status
 
     def _agree(self, call: Call, status: int) -> None:
         if status != MET:
@@ -150,8 +171,8 @@ class NodeTransport(NodeMeeting):
         source = call.source
         if source is None or source.size == 0:
             return window, offset
-        if call.op == "broadcast" and call.root != self.rank:
-            return STAGING, 0  # nobody reads it
+        if call.op == "broadcast" and call.geometry is not None and not call.geometry.gives[0][1]:
+            return STAGING, 0  # nobody reads it: root is another, by its number in the whole group
         if window == PRIVATE:
             return None if source.nbytes <= self._stage_up_to else (window, offset)
         staged = source.nbytes <= self._crowd_up_to and call.geometry is not None
@@ -242,11 +263,23 @@ class NodeTransport(NodeMeeting):
         """Say whether all that the ranks read of each other are copies: then nobody need wait for the readers."""
         return bool(self._link.all_sources_in(STAGING))
 
+    def outs_are_readable(self) -> bool:
+        """Say whether every rank can read every other's out where it lies."""
+        return self.reads_in_place or bool(self._link.outs_in_windows())
+
+    def copy_from_out(self, rank: int, first: int, to: Array, nbytes: int) -> None:
+        """Copy bytes of a rank's out, from ``first`` on, to where an array begins."""
+        self._link.copy_from_out(rank, first, native.address_of(to), nbytes)
+
     def reduce_sources(self, call: Call, out: Array, *, first: int) -> None:
         """Reduce the elements from ``first`` on of every rank's source, in rank order, into all of ``out``."""
         if out.size:
             dtype, reduction = DTYPE_CODES[call.dtype], REDUCTION_CODES[call.reduction]
             self._link.reduce_sources(native.address_of(out), dtype, reduction, first, out.size)
+
+    def copy_source(self, rank: int, out: Array) -> None:
+        """Copy the first bytes of a rank's source into all of ``out``."""
+        self._link.copy_from_source(rank, 0, native.address_of(out), out.nbytes)
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
@@ -283,6 +316,7 @@ class NodeTransport(NodeMeeting):
                 in_native=self._in_native,
                 sees_processes=self._sees_processes,
                 named=self._named,
+                crowded=self._crowded,  # the ranks of the other parts are still there
             ),
         )
 
@@ -298,4 +332,5 @@ class NodeTransport(NodeMeeting):
         """Say how the ranks reach each other's memory."""
         reads = "process_vm_readv" if self.reads_in_place else "staged"
         kernels = "native" if self._in_native else "NumPy"
-        return f"shared memory in {self.options.shm_dir}, own arrays {reads}, kernels {kernels}"
+        cores = ", cores shared" if self._crowded else ""
+        return f"shared memory in {self.options.shm_dir}, own arrays {reads}, kernels {kernels}{cores}"

@@ -1,0 +1,76 @@
+"""The block formats and bfloat16 on the GPU give the host's bits."""
+
+import subprocess
+import sys
+
+import numpy as np
+import nvrtc
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+from arrays import put  # noqa: E402
+
+from zerort.codec import BFLOAT16, INT4, INT8, Stochastic, kernels_cuda  # noqa: E402
+from zerort.errors import CallError  # noqa: E402
+
+FORMATS = [INT8, INT4, BFLOAT16]
+
+
+def values_of(numel, seed=0):
+    """Return any bits at all, and numbers of like magnitude."""
+    lot = np.random.default_rng(seed)
+    values = lot.standard_normal(numel).astype(np.float32)
+    values[numel // 2 :] = np.frombuffer(lot.bytes(4 * (numel - numel // 2)), np.float32)
+    values[: min(300, numel)] = 0
+    if numel > 2_000:
+        values[700:703] = np.nan, np.inf, -np.inf
+        values[900:1_400] *= np.float32(1e-42)
+    return values
+
+
+@pytest.mark.parametrize("numel", [0, 1, 129, 255, 5_003])
+@pytest.mark.parametrize("format", FORMATS, ids=lambda one: one.name)
+def test_codes_and_values_are_the_hosts(format, numel):
+    roundings = [None] if format is BFLOAT16 else [None, Stochastic(5, 6, 7)]
+    for rounding in roundings:
+        for start in (0, 1024, (1 << 32) - 1024):
+            source = values_of(numel, seed=numel)
+            payload = np.zeros(format.nbytes(numel), np.uint8)
+            format.encode(payload, source, start=start, rounding=rounding)
+            there = put(np.zeros_like(payload))
+            format.encode(there, put(source), start=start, rounding=rounding)
+            assert there.get().tobytes() == payload.tobytes()
+            out, out_there = np.zeros(numel, np.float32), put(np.zeros(numel, np.float32))
+            format.decode(out, payload)
+            format.decode(out_there, there)
+            if format is BFLOAT16:  # the payload of a NaN is not promised
+                np.testing.assert_array_equal(out_there.get(), out)
+            else:
+                assert out_there.get().tobytes() == out.tobytes()
+
+
+def test_wrong_arrays_are_named():
+    with pytest.raises(CallError, match="multiple of a block, 128"):
+        INT4.encode(put(np.zeros(INT4.nbytes(300), np.uint8)), put(np.zeros(300, np.float32)), start=64)
+    with pytest.raises(CallError, match="source of 300 elements of float32"):
+        INT4.encode(put(np.zeros(INT4.nbytes(300), np.uint8)), put(np.zeros(300, np.float64)))
+    with pytest.raises(CallError, match="scales to be a CuPy array"):
+        INT4.encode(np.zeros(INT4.nbytes(300), np.uint8), put(np.zeros(300, np.float32)))
+    with pytest.raises(CallError, match="Expected float32 and bfloat16, got float64"):
+        BFLOAT16.encode(put(np.zeros(600, np.uint8)), put(np.zeros(300, np.float64)))
+    with pytest.raises(CallError, match="bits of 8 or 4, got 5"):
+        kernels_cuda.decode_blocks(put(np.zeros(3, np.float32)), None, None, bits=5)
+
+
+def test_the_real_compiler_takes_every_kernel():
+    if nvrtc.find_library() is None or nvrtc.find_headers() is None:
+        pytest.skip("pip install nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12, or both without -cu12 for CUDA 13")
+    words = [sys.executable, "-I", nvrtc.__file__, str(kernels_cuda.SOURCE), nvrtc.find_headers()]
+    words += kernels_cuda.OPTIONS
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = {line.split()[0]: set(line.split()[1:]) for line in done.stdout.splitlines()}
+    assert {"sm_75", "sm_80", "sm_90", "sm_100"} <= set(found)
+    wanted = {"encode_blocks", "decode_blocks", "narrow", "widen"}  # and not FUSED, not FLUSHING
+    assert all(kernels == wanted for kernels in found.values()), found

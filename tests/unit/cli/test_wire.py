@@ -1,0 +1,36 @@
+"""``zerort bench wire`` on a few values: a row for each codec, errors within their bounds, JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zerort.cli.bench.wire import command as bench_wire
+from zerort.cli.main import main
+
+TINY = ["bench", "wire", "--numel", "20K", "--seconds", "0.005"]
+
+
+def test_every_codec_is_a_row_with_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "result.json"
+    assert main([*TINY, "--json", str(path)]) == 0
+    rows = {row["codec"]: row for row in json.loads(path.read_text())["rows"]}
+    assert rows["int8"]["part"] == pytest.approx(0.254, rel=0.01)
+    assert rows["int4"]["part"] == pytest.approx(0.129, rel=0.01)
+    assert rows["delta, 1% changed"]["part"] <= 0.016 + 0.01
+    for name, row in rows.items():
+        assert row["encode_ratio"] == pytest.approx(row["memcpy_ms"] / row["encode_ms"])
+        assert row["decode_ratio"] == pytest.approx(row["memcpy_ms"] / row["decode_ms"])
+        assert row["error"] <= 1.0
+        assert (row["error"] == 0) == name.startswith(("delta", "byte"))
+    out = capsys.readouterr().out
+    assert all(name in out for name in rows)
+    assert "wrong values: 0" in out
+
+
+def test_too_many_values_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bench_wire, "available_nbytes", lambda: 1000)
+    assert main(TINY) == 1
+    assert "--numel: Expected 1.22MiB of memory, got 1000B available" in capsys.readouterr().err

@@ -1,0 +1,30 @@
+"""What a rank sends between hosts, counted at up to 64 ranks, is what its formula says."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+import cost_over_ranks
+
+
+@pytest.mark.parametrize("ranks", [4, 64])
+@pytest.mark.parametrize("row", cost_over_ranks.ROWS, ids=lambda row: row.title)
+def test_messages_and_bytes_are_those_of_the_formula(row, ranks):
+    assert row.counted(ranks) == row.formula(ranks)
+
+
+@pytest.mark.parametrize("ranks", [4, 64])
+@pytest.mark.parametrize("row", cost_over_ranks.BOUNDS, ids=lambda row: row.title)
+def test_alarms_stay_below_their_bound(row, ranks):
+    counted, bound = row.counted(ranks), row.formula(ranks)
+    assert counted.messages <= bound.messages
+    assert counted.nbytes <= bound.nbytes
+
+
+def test_the_picture_shows_what_was_counted(tmp_path):
+    found = {row.title: {n: row.formula(n) for n in (2, 4)} for row in (*cost_over_ranks.ROWS, *cost_over_ranks.BOUNDS)}
+    picture = cost_over_ranks.draw(found, found)
+    assert picture.count("<polyline") == 2 * len(found)
+    assert all(title in picture for title in found)

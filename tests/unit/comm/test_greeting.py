@@ -1,0 +1,112 @@
+"""`Greeter`: calls compared by digest, with data of small ones; ranks are threads, messages go through queues."""
+
+import math
+
+import numpy as np
+import pytest
+
+from zerort.comm.guard.call import Call
+from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, small_nbytes
+from zerort.comm.transports.network import Network, is_direct, largest_sum, measure
+from zerort.testing.counted_post import CountedPost
+
+SIZES = [2, 3, 8, 13, 32]
+WAYS = pytest.mark.parametrize("direct", [pytest.param(True, id="direct"), pytest.param(False, id="passed-on")])
+
+
+def greet_all(size, body, *, direct, room=64):
+    """Return what ``body(greeter, rank)`` returned on every rank, and the messages."""
+    ranks = [10 + 3 * place for place in range(size)]
+    post = CountedPost(ranks)
+
+    def run(rank):
+        greeter = Greeter(ranks, rank, room=room, direct=direct, trade=post.trade_of(rank))
+        return body(greeter, ranks.index(rank))
+
+    return post.run(run), post
+
+
+def call_of(**facts):
+    return Call("all_reduce", "train.py:7", 5, dtype="float32", **facts)
+
+
+@WAYS
+@pytest.mark.parametrize("size", SIZES)
+def test_equal_calls_are_agreed_on_in_few_small_messages(size, direct):
+    found, post = greet_all(size, lambda greeter, place: greeter.greet(call_of(numel=8), 0)[0], direct=direct)
+    assert found == [0] * size
+    messages = size - 1 if direct else math.ceil(math.log2(size))
+    assert {len(sizes) for sizes in post.sent.values()} == {messages}
+    assert max(max(sizes) for sizes in post.sent.values()) <= 32
+
+
+@WAYS
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("odd", [0, 1, -1])
+def test_every_rank_hears_of_a_call_that_differs_and_of_a_new_place(size, odd, direct):
+    def body(greeter, place):
+        is_odd = place == odd % size
+        differs = greeter.greet(call_of(numel=9 if is_odd else 8), 0)[0]
+        is_new = greeter.greet(call_of(numel=8), NEW_PLACE if is_odd else 0)[0]
+        return differs, is_new, greeter.greet(call_of(numel=8), 0)[0]
+
+    assert greet_all(size, body, direct=direct)[0] == [(DIFFERS, NEW_PLACE, 0)] * size
+
+
+@WAYS
+@pytest.mark.parametrize("size", [2, 3, 8, 13])
+def test_data_travels_with_the_greeting_and_may_be_of_any_length(size, direct):
+    def body(greeter, place):
+        heard = []
+        for step in range(3):
+            mine = greeter.data(place + step)
+            mine[:] = 10 * step + place
+            flags, told = greeter.greet(call_of(numel=step), 0, mine.size, most=size - 1 + step)
+            heard.append([row[: rank + step].tolist() for rank, row in enumerate(told)])
+            assert flags == 0
+        return heard
+
+    expected = [[[10 * step + rank] * (rank + step) for rank in range(size)] for step in range(3)]
+    found, post = greet_all(size, body, direct=direct)
+    assert found == [expected] * size
+    if not direct:  # each rank's data passes each rank once, in log2 messages
+        rounds = math.ceil(math.log2(size))
+        assert {len(sizes) for sizes in post.sent.values()} == {3 * rounds}
+        data = {sum(sizes[:rounds]) - 24 * rounds for sizes in post.sent.values()}
+        assert data == {(size - 1) * (size - 1)}
+
+
+@WAYS
+def test_a_greeting_with_data_meets_one_without(direct):
+    """A rank that makes a small call, and one that makes a large one: both hear of it, and go on."""
+
+    def body(greeter, place):
+        if place:
+            np.copyto(greeter.data(64), 1)
+        first = greeter.greet(call_of(numel=16 if place else 10**9), 0, 64 if place else 0)[0]
+        return first, greeter.greet(call_of(numel=1), 0)[0]
+
+    assert greet_all(3, body, direct=direct)[0] == [(DIFFERS, 0)] * 3
+
+
+def test_the_way_and_the_largest_sum_follow_from_what_messages_cost():
+    lan = Network(latency=100e-6, overhead=20e-6, bandwidth=125e6)
+    assert [is_direct(lan, hosts) for hosts in (2, 4, 8, 16, 32, 1024)] == [True] * 4 + [False] * 2
+    dear = Network(latency=100e-6, overhead=150e-6, bandwidth=125e6)
+    assert [is_direct(dear, hosts) for hosts in (2, 3, 4, 8)] == [True, False, False, False]
+    # Two exchanges of four latencies are what rounds take; (hosts - 1) - 2 (hosts - 1) / hosts arrays what they spare.
+    for hosts in (3, 4, 16):
+        spared = (hosts - 1) - 2 * (hosts - 1) / hosts
+        nbytes = largest_sum(lan, hosts, scattered=False)
+        assert nbytes * spared / lan.bandwidth == pytest.approx(8 * lan.latency, rel=1e-3)
+    assert largest_sum(lan, 2, scattered=False) > 2**40  # on two hosts both move as much
+    assert small_nbytes(4, slab_nbytes=2**22, message_nbytes=2**30) == 64 * 1024
+    assert small_nbytes(1024, slab_nbytes=2**22, message_nbytes=2**30) == 1024
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_every_rank_measures_what_messages_cost(size):
+    post = CountedPost(7 * place for place in range(size))
+    found = post.run(lambda rank: measure(post.ranks, rank, post.trade_of(rank)))
+    assert all(min(one.latency, one.bandwidth) > 0 <= one.overhead for one in found)
+    assert post.is_empty

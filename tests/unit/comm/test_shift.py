@@ -1,0 +1,63 @@
+"""The schedule between hosts: every piece crosses once, links carry one stream at a time, for any hosts."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerort.comm.transports.carrier import piece_nbytes
+from zerort.comm.transports.shift import Topology, plan_rounds
+
+HOSTS = st.lists(st.integers(1, 5), min_size=1, max_size=6).map(
+    lambda ranks: [host for host, many in enumerate(ranks) for _ in range(many)]
+)
+
+
+@given(HOSTS, st.randoms(use_true_random=False))
+def test_every_rank_has_one_partner_on_each_host_and_they_share_evenly(hosts, random):
+    random.shuffle(hosts)
+    topology = Topology(hosts)
+    for rank, host in itertools.product(range(len(hosts)), range(topology.count)):
+        partner = topology.partner(host, rank)
+        assert topology.host_of[partner] == host
+        assert rank in topology.served(partner, topology.host_of[rank])
+    for rank, host in itertools.product(range(len(hosts)), range(topology.count)):
+        here, there = (len(topology.members[at]) for at in (topology.host_of[rank], host))
+        assert len(topology.served(rank, host)) in (there // here, -(-there // here))
+
+
+@given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 20), st.booleans(), st.integers(0, 1))
+def test_rounds_carry_every_element_once_in_each_step(longest, hosts, piece, by_piece, first_step):
+    rounds = list(plan_rounds(longest, hosts=hosts, piece=piece, by_piece=by_piece, first_step=first_step))
+    units = [unit for one in rounds for unit in one]
+    for step in range(first_step, hosts):
+        covered = [at for unit in units if unit.step == step for at in range(unit.done, unit.done + unit.numel)]
+        assert covered == list(range(longest))
+    assert all(sum(unit.numel for unit in one) <= piece for one in rounds)
+    full = [one for one in rounds if len(one) == 1 and one[0].numel == piece]
+    if piece <= longest:
+        assert len(full) >= longest // piece * (hosts - first_step)  # long pieces are not cut by packing
+
+
+@pytest.mark.parametrize("step", [1, 5, 63])
+def test_in_a_step_every_host_hears_one_other(step):
+    topology = Topology([rank // 2 for rank in range(128)])
+    heard = Counter(topology.ahead(members[0], step) for members in topology.members)
+    assert set(heard.values()) == {1}
+    assert all(
+        topology.behind(topology.members[topology.ahead(r, step)][0], step) == topology.host_of[r] for r in (0, 77)
+    )
+
+
+def test_messages_do_not_shrink_with_the_number_of_ranks():
+    def nbytes(hosts, ranks):
+        topology = Topology([host for host in range(hosts) for _ in range(ranks)])
+        return piece_nbytes(topology, exchange_nbytes=8 * 1024**2, slot_nbytes=2 * 1024**2)
+
+    assert [nbytes(hosts, 2) for hosts in (2, 4, 8, 64, 512)] == [1024**2, 1024**2, 512 * 1024, 65536, 65536]
+    for ranks in (1, 2, 8, 64):
+        assert ranks * nbytes(2, ranks) >= 1024**2  # of all of a host's ranks at once

@@ -1,0 +1,57 @@
+"""How bytes travel is a value that checks itself; names are those of the codecs."""
+
+import pickle
+
+import pytest
+
+import zerort as zr
+from zerort.codec import FORMATS
+from zerort.config.wire import WIRE_FORMATS
+from zerort.engine.coding import Coding
+from zerort.errors import CallError
+
+
+def test_a_wire_names_codecs_that_there_are() -> None:
+    assert set(WIRE_FORMATS) == set(FORMATS)
+    assert zr.Wire(gather="bf16") == zr.Wire(gather="bfloat16")
+    wire = zr.Wire(gather="int8", reduce="int4", feedback=True, over="all")
+    assert eval(repr(wire), {"Wire": zr.Wire}) == pickle.loads(pickle.dumps(wire)) == wire
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "Expected Wire(gather=), Wire(reduce=) or both, got neither. Leave wire= out instead."),
+        ({"gather": "fp8"}, "Expected Wire(gather=) to be one of 'int8', 'int4', 'bfloat16', got 'fp8'."),
+        ({"gather": 8}, "Expected Wire(gather=) to be one of 'int8', 'int4', 'bfloat16', got 8."),
+        ({"reduce": "fp8"}, "Expected Wire(reduce=) to be one of 'int8', 'int4', 'bfloat16', got 'fp8'."),
+        ({"gather": "int8", "feedback": True}, "Expected Wire(feedback=True) with reduce=, whose losses"),
+        ({"reduce": "int8", "feedback": 1}, "Expected Wire(feedback=True) with reduce=, whose losses"),
+        ({"gather": "int8", "over": "nodes"}, "Expected Wire(over=) to be 'hosts' or 'all', got 'nodes'."),
+    ],
+)
+def test_others_are_refused(fields, message) -> None:
+    with pytest.raises(CallError) as error:
+        zr.Wire(**fields)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("over", "one_memory", "virtual_shards", "codes"),
+    [
+        ("hosts", True, None, False),
+        ("hosts", False, None, True),
+        ("hosts", True, 8, True),
+        ("all", True, None, True),
+    ],
+)
+def test_shared_memory_is_not_coded_unless_all_is(over, one_memory, virtual_shards, codes) -> None:
+    wire = zr.Wire(gather="int8", over=over)
+    coding = Coding.of(wire, one_memory=one_memory, virtual_shards=virtual_shards)
+    assert (coding is not None) == codes
+    assert Coding.of(None, one_memory=False, virtual_shards=8) is None
+
+
+def test_options_refuse_what_is_no_wire() -> None:
+    with pytest.raises(CallError, match=r"Expected wire to be one such as zr.Wire\(gather='int8'\), got 'int8'"):
+        zr.open(wire="int8")

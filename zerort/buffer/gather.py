@@ -1,0 +1,156 @@
+"""`RangeGather`: how the ranks' ranges of an array become the whole on every rank.
+
+    PlainGather    all_gather                                                 nothing moves where ranks share memory
+    CodedGather    encode my range ── all_gather of codes ──> decode them all    every rank has the same bits, mine too
+
+Blocks lie by global element index, and ranges begin at multiples of them: the decoded whole does not depend on how
+ranks cut it (decision 0126).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from zerort.buffer.redistribute import redistribute
+from zerort.codec import Format
+from zerort.comm import Group
+from zerort.device import Ticket
+from zerort.device.slots import Slots
+from zerort.layout import Partition, Placement
+from zerort.typing import Array
+
+__all__ = ["PLAIN", "CodedGather", "PlainGather", "RangeGather"]
+
+
+class RangeGather(Protocol):
+    """How ranges become the whole."""
+
+    def room_nbytes(self, partition: Partition) -> int:
+        """Return the bytes of memory that it takes besides the whole."""
+
+    def moves(self, group: Group) -> bool:
+        """Say whether ranges that ranks have written to one memory have to move all the same."""
+
+    def start(
+        self,
+        group: Group,
+        mine: Array,
+        *,
+        out: Array,
+        partition: Partition,
+        name: str,
+        padding: int,
+        traffic: Counter[str] | None,
+    ) -> Ticket[Array]:
+        """Bring all ranks' ranges to ``out``; every rank calls this.
+
+        Args:
+            group: The ranks.
+            mine: This rank's range; it may be its place in ``out``.
+            out: Where the whole goes: 1-D.
+            partition: Which rank holds which range.
+            name: What to call it in errors and traces.
+            padding: Elements at the end of the whole that are not counted.
+            traffic: Where moved bytes are counted, by collective.
+        """
+
+
+class PlainGather:
+    """Ranges travel as they are."""
+
+    def room_nbytes(self, partition: Partition) -> int:
+        """Return 0: they go where they belong."""
+        return 0
+
+    def moves(self, group: Group) -> bool:
+        """Say whether ranks do not share memory."""
+        return not group.one_memory
+
+    def start(
+        self,
+        group: Group,
+        mine: Array,
+        *,
+        out: Array,
+        partition: Partition,
+        name: str,
+        padding: int,
+        traffic: Counter[str] | None,
+    ) -> Ticket[Array]:
+        """Bring all ranks' ranges to ``out``."""
+        return redistribute(
+            group,
+            mine,
+            placement=Placement.SHARDED,
+            to=Placement.REPLICATED,
+            partition=partition,
+            out=out,
+            name=name,
+            padding=padding,
+            traffic=traffic,
+        )
+
+
+PLAIN: Final = PlainGather()
+
+
+@dataclass(frozen=True, slots=True)
+class CodedGather:
+    """Codes of the ranges travel, and every rank decodes all of them, its own, too."""
+
+    format: Format
+    """What they travel as."""
+    slots: Slots
+    """Memory of this rank's own for the codes of the whole."""
+    uncoded: Counter[str]
+    """Where bytes are counted that would have moved without it, by collective."""
+
+    def room_nbytes(self, partition: Partition) -> int:
+        """Return the bytes of the codes of the whole."""
+        return sum(map(self.format.nbytes, partition.counts))
+
+    def moves(self, group: Group) -> bool:
+        """Say that they move: ranks compute with what was decoded, not with what lies in the memory they share."""
+        return True
+
+    def start(
+        self,
+        group: Group,
+        mine: Array,
+        *,
+        out: Array,
+        partition: Partition,
+        name: str,
+        padding: int,
+        traffic: Counter[str] | None,
+    ) -> Ticket[Array]:
+        """Bring what is decoded of all ranks' ranges to ``out``.
+
+        ``mine`` is only read, and not after this returns. Where ranks share ``out``, all of them write the same there,
+        once each has encoded its range.
+        """
+        counts = [self.format.nbytes(numel) for numel in partition.counts]
+        if traffic is not None and group.size > 1:
+            traffic["all_gather"] += sum(counts) - self.format.nbytes(padding)
+            self.uncoded["all_gather"] += (partition.numel - padding) * mine.itemsize
+        slot = self.slots.lease(sum(counts))
+        payloads, first = [], 0
+        for count in counts:
+            payloads.append(slot.memory[first : first + count])
+            first += count
+        own = payloads[group.rank]
+        self.format.encode(own, mine, start=partition.offsets[group.rank])
+        arrival = group.all_gather(own, out=slot.memory[:first], counts=counts, name=name, eager=False)
+
+        def decode() -> Array:
+            arrival.wait()  # not-gpu: codes are refused on GPUs
+            for rank, payload in enumerate(payloads):
+                self.format.decode(out[partition.of(rank).slice], payload)
+            return out
+
+        stream = group.device.named_stream("decode")
+        ticket: Ticket[Array] = stream.submit(decode, name=f"decode {name}", eager=arrival.done())
+        slot.release(after=ticket)  # not-gpu: codes are refused on GPUs
+        return ticket

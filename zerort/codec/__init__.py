@@ -1,0 +1,32 @@
+"""Fewer bytes for the same array: pure functions over 1-D arrays of the host or a GPU.
+
+    INT8 INT4 BFLOAT16      formats.py      `Format`: float32 → a payload of bytes → float32, with a bound on the error
+    Stochastic              rounding.py     rounding that depends on (seed, update, sender, global index) alone
+    encode_delta            delta.py        lossless: elements whose bits changed; `apply_delta` puts them into a copy
+    split_planes            planes.py       lossless: byte b of all elements together, which compresses better
+
+Host arrays go to the kernels of `zerort.native`, CuPy's to those of kernels_cuda.py; all give the same bits, whatever
+the machine. Blocks lie by global element index: a shard that begins at a multiple of `Format.block` gives the codes
+that the whole array has there, so results do not depend on how ranks cut an array (decision 0123).
+"""
+
+from __future__ import annotations
+
+from zerort.codec.delta import apply_delta, encode_delta
+from zerort.codec.formats import BFLOAT16, FORMATS, INT4, INT8, Format, find_format
+from zerort.codec.planes import join_planes, split_planes
+from zerort.codec.rounding import Stochastic
+
+__all__ = [
+    "BFLOAT16",
+    "FORMATS",
+    "INT4",
+    "INT8",
+    "Format",
+    "Stochastic",
+    "apply_delta",
+    "encode_delta",
+    "find_format",
+    "join_planes",
+    "split_planes",
+]

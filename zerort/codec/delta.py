@@ -1,0 +1,103 @@
+"""Lossless deltas: the elements of an array whose bits differ from a base, with their positions.
+
+    byte 0        how positions are written: 0 gaps, 1 bitmap, 2 none (all elements are there)
+    byte 1        bytes of an element
+    8 … 16        number of elements of the array
+    16 … 24       number of values
+    then          the values, absolute; then the positions (`native.reference.changes`)
+
+The smallest of the three ways is taken, so a delta has at most 24 bytes more than the array. Values are absolute: a
+delta that is applied twice does no harm, and errors do not add up. Host arrays only.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from zerort import native
+from zerort.errors import CallError
+from zerort.typing import Array
+
+__all__ = ["HEADER_NBYTES", "apply_delta", "encode_delta"]
+
+_GAPS, _BITMAP, _ALL = 0, 1, 2
+_HEADER = struct.Struct("<BB6xQQ")
+HEADER_NBYTES = _HEADER.size
+"""Bytes of a delta without changes."""
+
+
+def encode_delta(base: Array, now: Array) -> Array:
+    """Return the changes from ``base`` to ``now`` as bytes.
+
+    Args:
+        base: 1-D, contiguous, elements of 1, 2, 4 or 8 bytes.
+        now: The same dtype and length. Compared and carried as bits: NaN and -0.0 too.
+
+    Raises:
+        ValueError: If the arrays are not alike.
+    """
+    before, after = _bits(base), _bits(now)
+    changed, gap_nbytes = native.find_changes(before, after)
+    numel, itemsize = after.size, after.itemsize
+    sizes = {
+        _GAPS: gap_nbytes + changed * itemsize,
+        _BITMAP: -(-numel // 8) + changed * itemsize,
+        _ALL: numel * itemsize,
+    }
+    way = min(sizes, key=lambda one: (sizes[one], one))
+    payload = np.empty(HEADER_NBYTES + sizes[way], np.uint8)
+    count = numel if way == _ALL else changed
+    payload[:HEADER_NBYTES] = np.frombuffer(_HEADER.pack(way, itemsize, numel, count), np.uint8)
+    values, positions = _parts(payload, count, itemsize)
+    if way == _ALL:
+        values[:] = after
+    else:
+        native.write_changes(before, after, positions, values, bitmap=way == _BITMAP)
+    return payload
+
+
+def apply_delta(target: Array, payload: Array) -> int:
+    """Make ``target``, which is the base bit for bit, what the delta was encoded from. Return how many values it has.
+
+    Args:
+        target: 1-D, contiguous, writable.
+        payload: What `encode_delta` returned: uint8, at an address that 8 divides.
+
+    Raises:
+        CallError: If it is a delta of another array, or damaged. Part of it may have been applied.
+    """
+    bits = _bits(target)
+    if payload.size < HEADER_NBYTES:
+        raise CallError(f"Expected a delta of at least {HEADER_NBYTES} bytes, got {payload.size}. It is damaged.")
+    way, itemsize, numel, count = _HEADER.unpack(payload[:HEADER_NBYTES].tobytes())
+    if (itemsize, numel) != (bits.itemsize, bits.size):
+        raise CallError(
+            f"Expected a delta of {bits.size} elements of {bits.itemsize} bytes, got one of {numel} elements of "
+            f"{itemsize} bytes. It belongs to another array."
+        )
+    if way not in (_GAPS, _BITMAP, _ALL) or count > numel or HEADER_NBYTES + count * itemsize > payload.size:
+        raise CallError(f"Expected {count} values in the delta, got {payload.size} bytes. It is damaged.")
+    values, positions = _parts(payload, count, itemsize)
+    if way == _ALL and (count != numel or positions.size):
+        raise CallError(f"Expected all {numel} values in the delta, got {count}. It is damaged.")
+    if way == _ALL:
+        bits[:] = values
+    else:
+        try:
+            native.apply_changes(bits, positions, values, bitmap=way == _BITMAP)
+        except ValueError as error:
+            raise CallError(str(error)) from None
+    return int(count)
+
+
+def _parts(payload: Array, count: int, itemsize: int) -> tuple[Array, Array]:
+    """Return a payload's values and positions."""
+    end = HEADER_NBYTES + count * itemsize
+    return payload[HEADER_NBYTES:end].view(f"u{itemsize}"), payload[end:]
+
+
+def _bits(array: Any) -> Any:
+    return array.view(f"u{array.itemsize}") if array.itemsize in (1, 2, 4, 8) else array

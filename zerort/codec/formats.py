@@ -1,0 +1,244 @@
+"""`Format`: float32 as fewer bytes, and back; the formats there are.
+
+| name | block | scale | code | bytes of fp32's | error, in steps of the block |
+|---|---|---|---|---|---|
+| int8 | 256 | float32 | -127 … 127 | 0.254 | 1/2; stochastic: below 1 |
+| int4 | 128 | bfloat16, rounded up | -7 … 7 | 0.129 | 1/2; stochastic: below 1 |
+| bfloat16 | 1 | none | | 0.5 | 2**-8 of the value |
+
+A step is the block's scale: its largest magnitude / the largest code. A payload is one array of bytes: the scales, then
+the codes. NaN and infinity are decoded as such, in their places; a block that has one keeps two codes fewer for its
+numbers, which are decoded as numbers, with steps of largest / 125, or / 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from zerort import native
+from zerort.codec.rounding import Stochastic
+from zerort.errors import CallError
+from zerort.native.reference.blocks import BLOCKS, LIMITS, code_nbytes
+from zerort.typing import is_of
+
+__all__ = ["BFLOAT16", "FORMATS", "INT4", "INT8", "Format", "find_format"]
+
+_TOGETHER: Final = 1 << 16
+"""Elements of 16 bits that pass through float32 at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A way to write float32 values in fewer bytes. Arrays are 1-D and contiguous, all of one device."""
+
+    name: str
+    bits: int
+    """Bits of a code: 8 or 4 in blocks with a scale, or 16 on its own."""
+
+    @property
+    def block(self) -> int:
+        """Elements of a block: arrays are cut at multiples of it."""
+        return BLOCKS.get(self.bits, 1)
+
+    def nbytes(self, numel: int) -> int:
+        """Return the length of the payload of ``numel`` elements.
+
+        >>> INT8.nbytes(1024) / 4096, INT4.nbytes(1024) / 4096, INT4.nbytes(129)
+        (0.25390625, 0.12890625, 69)
+        """
+        return 2 * numel if self.bits == 16 else self._scales_nbytes(numel) + code_nbytes(self.bits, numel)
+
+    def encode(self, payload: Any, source: Any, *, start: int = 0, rounding: Stochastic | None = None) -> None:
+        """Write ``source`` into ``payload``.
+
+        Args:
+            payload: `nbytes` bytes, uint8, aligned to 4 bytes.
+            source: float32, float16 or bfloat16; only read.
+            start: Global index of its first element, a multiple of `block`.
+            rounding: How codes are rounded; None: to nearest, ties to even.
+
+        Raises:
+            ValueError: If an array is not what it can work on, or ``start`` lies within a block.
+        """
+        kernels = _kernels_for(source)
+        if self.bits == 16:
+            if rounding is not None:
+                raise CallError("Expected rounding=None with bfloat16, which rounds to nearest even, got Stochastic.")
+            kernels.cast_into(self._codes(payload, source.size), source)
+            return
+        scales, codes = self._scales(payload, source.size), self._codes(payload, source.size)
+        keys = None if rounding is None else rounding.keys
+        if source.dtype.itemsize != 2:
+            kernels.encode_blocks(source, scales, codes, bits=self.bits, start=start, keys=keys)
+            return
+        for values, part, of_scales, of_codes in self._pieces(source):
+            kernels.cast_into(values, source[part])
+            kernels.encode_blocks(
+                values, scales[of_scales], codes[of_codes], bits=self.bits, start=start + part.start, keys=keys
+            )
+
+    def encode_with_feedback(self, payload: Any, source: Any, residual: Any, *, start: int = 0) -> None:
+        """Write ``source + residual`` into ``payload``, and what the codes lose of that into ``residual``.
+
+        NaN and infinity pass, and leave nothing to make up for.
+
+        Args:
+            payload: `nbytes` bytes, uint8, aligned to 4 bytes.
+            source: float32, float16 or bfloat16; only read.
+            residual: bfloat16, as many elements: what was lost before.
+            start: Global index of the first element, a multiple of `block`.
+        """
+        kernels = _kernels_for(source)
+        codes = self._codes(payload, source.size)
+        scales = codes if self.bits == 16 else self._scales(payload, source.size)
+        room = _empty_like(source, min(source.size, _TOGETHER))
+        for wanted, part, of_scales, of_codes in self._pieces(source):
+            kernels.cast_into(wanted, source[part])
+            back = room[: wanted.size]
+            kernels.cast_into(back, residual[part])
+            wanted += back
+            if self.bits == 16:
+                kernels.cast_into(codes[part], wanted)
+                kernels.cast_into(back, codes[part])
+            else:
+                coded = (scales[of_scales], codes[of_codes])
+                kernels.encode_blocks(wanted, *coded, bits=self.bits, start=start + part.start)
+                kernels.decode_blocks(back, *coded, bits=self.bits)
+            with np.errstate(invalid="ignore"):
+                wanted -= back
+            wanted[~np.isfinite(wanted)] = 0
+            kernels.cast_into(residual[part], wanted)
+
+    def decode(self, out: Any, payload: Any) -> None:
+        """Write the values of ``payload`` into ``out``: float32, float16 or bfloat16.
+
+        Raises:
+            ValueError: If an array is not what it can work on.
+        """
+        kernels = _kernels_for(out)
+        codes = self._codes(payload, out.size)
+        if self.bits == 16:
+            kernels.cast_into(out, codes)
+            return
+        scales = self._scales(payload, out.size)
+        if out.dtype.itemsize != 2:
+            kernels.decode_blocks(out, scales, codes, bits=self.bits)
+            return
+        for values, part, of_scales, of_codes in self._pieces(out):
+            kernels.decode_blocks(values, scales[of_scales], codes[of_codes], bits=self.bits)
+            kernels.cast_into(out[part], values)
+
+    def decode_sum(self, out: Any, payloads: Sequence[Any]) -> None:
+        """Write the sum of what several payloads hold into ``out``, in their order and in float32; rounded once.
+
+        Args:
+            out: float32, float16 or bfloat16.
+            payloads: At least one, each of as many elements.
+        """
+        kernels = _kernels_for(out)
+        codes = [self._codes(payload, out.size) for payload in payloads]
+        scales = [self._scales(payload, out.size) for payload in payloads if self.bits != 16]
+        again = _empty_like(out, min(out.size, _TOGETHER))
+        for values, part, of_scales, of_codes in self._pieces(out):
+            for number, one in enumerate(codes):
+                into = again[: values.size] if number else values
+                if self.bits == 16:
+                    kernels.cast_into(into, one[part])
+                else:
+                    kernels.decode_blocks(into, scales[number][of_scales], one[of_codes], bits=self.bits)
+                if number:
+                    values += into
+            if out.dtype.itemsize == 2:
+                kernels.cast_into(out[part], values)
+            else:
+                out[part] = values
+
+    def _pieces(self, array: Any) -> Iterator[tuple[Any, slice, slice, slice]]:
+        """Yield room for some elements as float32, and where they, their scales and their codes are."""
+        room = _empty_like(array, min(array.size, _TOGETHER))
+        for first in range(0, array.size, _TOGETHER):
+            last = min(first + _TOGETHER, array.size)
+            yield (
+                room[: last - first],
+                slice(first, last),
+                slice(first // self.block, -(-last // self.block)),
+                slice(code_nbytes(self.bits, first), code_nbytes(self.bits, last)),  # of those with blocks
+            )
+
+    def bound(self, source: Any, *, rounding: Stochastic | None = None) -> Any:
+        """Return the largest error that each element of a host array may have, as float64; 0 where it is not finite.
+
+        Half a step of its block, or a whole one if it is rounded stochastically, and what float32 arithmetic loses.
+        """
+        finite = np.isfinite(source)
+        magnitude = np.where(finite, np.abs(source), 0).astype(np.float64)
+        if self.bits == 16:
+            return np.maximum(magnitude * 2.0**-8, 2.0**-134)
+        blocks = -(-source.size // self.block)
+        rows = np.zeros((blocks, self.block))
+        rows.reshape(-1)[: source.size] = magnitude
+        whole = np.ones((blocks, self.block), bool)
+        whole.reshape(-1)[: source.size] = finite
+        limit = np.where(whole.all(axis=1), LIMITS[self.bits], LIMITS[self.bits] - 2)
+        step = np.maximum(rows.max(axis=1) / limit, 2.0**-126)
+        if self.bits == 4:
+            step = step * (1 + 2.0**-7)  # rounded up to a bfloat16
+        part = (0.5 if rounding is None else 1.0) + 2.0**-15
+        return np.where(finite, np.repeat(step * part, self.block)[: source.size], 0.0)
+
+    def _scales_nbytes(self, numel: int) -> int:
+        return -(-numel // self.block) * (4 if self.bits == 8 else 2)
+
+    def _scales(self, payload: Any, numel: int) -> Any:
+        self._check(payload, numel)
+        return payload[: self._scales_nbytes(numel)].view(np.float32 if self.bits == 8 else np.uint16)
+
+    def _codes(self, payload: Any, numel: int) -> Any:
+        self._check(payload, numel)
+        if self.bits == 16:
+            return payload.view(native.BFLOAT16)
+        codes = payload[self._scales_nbytes(numel) :]
+        return codes.view(np.int8) if self.bits == 8 else codes
+
+    def _check(self, payload: Any, numel: int) -> None:
+        if payload.dtype != np.uint8 or payload.ndim != 1 or payload.size != self.nbytes(numel):
+            raise CallError(
+                f"Expected a payload of {self.nbytes(numel)} bytes (uint8, 1-D) for {numel} elements in {self.name}, "
+                f"got {payload.dtype.name} of shape {payload.shape}. `Format.nbytes` gives its length."
+            )
+
+
+INT8: Final = Format("int8", 8)
+INT4: Final = Format("int4", 4)
+BFLOAT16: Final = Format("bfloat16", 16)
+
+FORMATS: Final = {format.name: format for format in (INT8, INT4, BFLOAT16)}
+"""All formats by name."""
+
+
+def find_format(name: str) -> Format:
+    """Return the format of that name.
+
+    Raises:
+        CallError: If there is none.
+    """
+    if name not in FORMATS:
+        raise CallError(f"Expected one of the formats {', '.join(FORMATS)}, got {name!r}.")
+    return FORMATS[name]
+
+
+def _empty_like(array: Any, numel: int) -> Any:
+    """Return float32 memory on the device of ``array``."""
+    return type(array)((numel,), np.float32)
+
+
+def _kernels_for(array: Any) -> Any:
+    if is_of(array, "cupy"):
+        from zerort.codec import kernels_cuda
+
+        return kernels_cuda
+    return native

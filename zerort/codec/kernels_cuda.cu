@@ -1,0 +1,120 @@
+// Blockwise int8 and int4, and bfloat16, on the GPU; `kernels_cuda.py` launches them. The definition is
+// native/reference/blocks.py, the host's form native/src/blocks.cpp: the same operations in the same order, so the same
+// bits. Nothing is fused (--fmad=false).
+typedef long long Index;
+
+#define INFINITY_BITS 0x7f800000u
+#define SMALLEST_NORMAL 0x00800000u
+
+__device__ inline Index this_element() { return blockIdx.x * (Index)blockDim.x + threadIdx.x; }
+
+__device__ inline unsigned mixed(unsigned h) {
+  h = (h ^ (h >> 16)) * 0x85ebca6bu;
+  h = (h ^ (h >> 13)) * 0xc2b2ae35u;
+  return h ^ (h >> 16);
+}
+
+struct Block {
+  float scale, limit;
+  int largest_code;
+  unsigned key, key1, low;
+  int stochastic;
+};
+
+__device__ inline int code_of(const Block &block, float value, unsigned at) {
+  unsigned word = __float_as_uint(value), magnitude = word & 0x7fffffffu;
+  if (magnitude > INFINITY_BITS) return block.largest_code;
+  if (magnitude == INFINITY_BITS) return word >> 31 ? 1 - block.largest_code : block.largest_code - 1;
+  float quotient = value / block.scale;
+  if (!block.stochastic) return (int)rintf(quotient);
+  unsigned chance = mixed(mixed((block.low + at) ^ block.key) ^ block.key1);
+  float floor = floorf(quotient + (float)(chance >> 8) * 5.9604644775390625e-08f);  // 2^-24
+  return (int)fminf(fmaxf(floor, -block.limit), block.limit);
+}
+
+__device__ inline unsigned largest_of_warp(unsigned value) {
+  for (int bits = 16; bits; bits /= 2) {
+    unsigned other = __shfl_xor_sync(0xffffffffu, value, bits);
+    if (other > value) value = other;
+  }
+  return value;
+}
+
+// A warp to each block.
+extern "C" __global__ void encode_blocks(Index numel, const float *source, void *scales, void *codes, int bits,
+                                         unsigned long long start, int stochastic, unsigned key0, unsigned key1) {
+  Index number = this_element() / 32;
+  int lane = threadIdx.x % 32, length = bits == 8 ? 256 : 128;
+  Index begin = number * length;
+  if (begin >= numel) return;  // the whole warp
+  int count = begin + length < numel ? length : (int)(numel - begin);
+  source += begin;
+  unsigned largest = 0, all = 0;
+  for (int i = lane; i < count; i += 32) {
+    unsigned magnitude = __float_as_uint(source[i]) & 0x7fffffffu;
+    if (magnitude > all) all = magnitude;
+    if (magnitude < INFINITY_BITS && magnitude > largest) largest = magnitude;
+  }
+  largest = largest_of_warp(largest);
+  bool marked = largest_of_warp(all) >= INFINITY_BITS;
+  Block block;
+  block.largest_code = bits == 8 ? 127 : 7;
+  block.limit = (float)(marked ? block.largest_code - 2 : block.largest_code);
+  unsigned scale = __float_as_uint(__uint_as_float(largest) / block.limit);
+  if (scale < SMALLEST_NORMAL) scale = SMALLEST_NORMAL;
+  if (bits == 4) scale = (scale + 0xffffu) & 0xffff0000u;
+  block.scale = __uint_as_float(scale);
+  unsigned long long index = start + (unsigned long long)begin;
+  block.low = (unsigned)index;
+  block.key = mixed(key0 + (unsigned)(index >> 32) * 0x9e3779b9u);
+  block.key1 = key1;
+  block.stochastic = stochastic;
+  if (marked) scale |= 0x80000000u;
+  if (lane == 0 && bits == 8) ((unsigned *)scales)[number] = scale;
+  if (lane == 0 && bits == 4) ((unsigned short *)scales)[number] = (unsigned short)(scale >> 16);
+  if (bits == 8) {
+    for (int i = lane; i < count; i += 32) ((signed char *)codes)[begin + i] = (signed char)code_of(block, source[i], i);
+    return;
+  }
+  int half = (count + 1) / 2;
+  for (int k = lane; k < half; k += 32) {  // elements k and half + k share a byte
+    int low = code_of(block, source[k], k);
+    int high = half + k < count ? code_of(block, source[half + k], half + k) : 0;
+    ((unsigned char *)codes)[number * 64 + k] = (unsigned char)((low & 15) | (high & 15) << 4);
+  }
+}
+
+extern "C" __global__ void decode_blocks(Index numel, float *out, const void *scales, const void *codes, int bits) {
+  Index i = this_element();
+  if (i >= numel) return;
+  int length = bits == 8 ? 256 : 128, code, largest_code = bits == 8 ? 127 : 7;
+  Index number = i / length, begin = number * length;
+  unsigned scale = bits == 8 ? ((const unsigned *)scales)[number] : (unsigned)((const unsigned short *)scales)[number] << 16;
+  if (bits == 8) {
+    code = ((const signed char *)codes)[i];
+  } else {
+    int count = begin + length < numel ? length : (int)(numel - begin), half = (count + 1) / 2, at = (int)(i - begin);
+    int pair = ((const unsigned char *)codes)[number * 64 + (at < half ? at : at - half)];
+    code = ((at < half ? pair & 15 : pair >> 4) ^ 8) - 8;
+  }
+  float value = (float)code * __uint_as_float(scale & 0x7fffffffu);
+  if (scale >> 31) {
+    if (code == largest_code) value = __uint_as_float(0x7fc00000u);
+    if (code == largest_code - 1) value = __uint_as_float(INFINITY_BITS);
+    if (code == 1 - largest_code) value = __uint_as_float(INFINITY_BITS | 0x80000000u);
+  }
+  out[i] = value;
+}
+
+extern "C" __global__ void narrow(Index numel, unsigned short *out, const float *source) {
+  Index i = this_element();
+  if (i >= numel) return;
+  unsigned bits = __float_as_uint(source[i]);
+  unsigned nearest = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+  out[i] = (unsigned short)((bits & 0x7fffffffu) > INFINITY_BITS ? (bits >> 16 & 0x8000u) | 0x7fc0u : nearest);
+}
+
+extern "C" __global__ void widen(Index numel, float *out, const unsigned short *source) {
+  Index i = this_element();
+  if (i < numel) out[i] = __uint_as_float((unsigned)source[i] << 16);
+}

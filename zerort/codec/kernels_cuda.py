@@ -1,0 +1,84 @@
+"""The block formats and bfloat16 over CuPy arrays: what `zerort.native` has for the host, with its bits.
+
+Kernels are queued on the current stream and return at once. The source is `kernels_cuda.cu`, compiled by NVRTC when
+first used (`device.cuda.kernel_module`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zerort.device.cuda.kernel_module import KernelModule
+from zerort.device.cuda.library import cupy
+from zerort.errors import CallError
+from zerort.native.reference.blocks import BLOCKS, code_nbytes
+
+__all__ = ["OPTIONS", "SOURCE", "cast_into", "decode_blocks", "encode_blocks"]
+
+SOURCE = Path(__file__).with_suffix(".cu")
+OPTIONS = ("--fmad=false", "--ftz=false", "--std=c++17")
+"""As for the optimizers: each operation rounds once, and subnormals stay."""
+
+_THREADS = 256
+_WARP = 32
+_MODULE = KernelModule(SOURCE, OPTIONS)
+
+
+def encode_blocks(
+    source: Any, scales: Any, codes: Any, *, bits: int, start: int = 0, keys: tuple[int, int] | None = None
+) -> None:
+    """Write a scale for each block of ``source`` and a code for each element; see `zerort.native.encode_blocks`."""
+    _check_blocks("source", source, scales, codes, bits, start)
+    key0, key1 = keys if keys is not None else (0, 0)
+    rounding = (np.int32(keys is not None), np.uint32(key0), np.uint32(key1))
+    arguments = (source, scales, codes, np.int32(bits), np.uint64(start), *rounding)
+    _launch("encode_blocks", source.size, *arguments, threads=_WARP * -(-source.size // BLOCKS[bits]))
+
+
+def decode_blocks(out: Any, scales: Any, codes: Any, *, bits: int) -> None:
+    """Write the values of codes to ``out``; see `zerort.native.decode_blocks`."""
+    _check_blocks("out", out, scales, codes, bits, 0)
+    _launch("decode_blocks", out.size, out, scales, codes, np.int32(bits), threads=out.size)
+
+
+def cast_into(out: Any, source: Any) -> None:
+    """Convert float32 to bfloat16, to nearest even, or back; see `zerort.native.cast_into`."""
+    names = (out.dtype.name, source.dtype.name)
+    if names not in (("bfloat16", "float32"), ("float32", "bfloat16")):
+        raise CallError(f"Expected float32 and bfloat16, got {names[1]} to {names[0]}. Convert it first.")
+    _check("out", out, names[0], source.size)
+    _check("source", source, names[1], source.size)
+    _launch("narrow" if names[0] == "bfloat16" else "widen", out.size, out, source, threads=out.size)
+
+
+def _launch(name: str, numel: int, *arguments: Any, threads: int) -> None:
+    if numel:
+        _MODULE.get_function(name)((-(-threads // _THREADS),), (_THREADS,), (np.int64(numel), *arguments))
+
+
+def _check_blocks(name: str, array: Any, scales: Any, codes: Any, bits: int, start: int) -> None:
+    if bits not in BLOCKS:
+        raise CallError(f"Expected bits of 8 or 4, got {bits!r}. Use one of these.")
+    if start % BLOCKS[bits]:
+        raise CallError(
+            f"Expected start to be a multiple of a block, {BLOCKS[bits]} elements, got {start}. Cut arrays between "
+            "blocks."
+        )
+    _check(name, array, "float32", array.size)
+    _check("scales", scales, "float32" if bits == 8 else "uint16", -(-array.size // BLOCKS[bits]))
+    _check("codes", codes, "int8" if bits == 8 else "uint8", code_nbytes(bits, array.size))
+
+
+def _check(name: str, array: Any, dtype: str, numel: int) -> None:
+    if not isinstance(array, cupy.ndarray):
+        raise CallError(
+            f"Expected {name} to be a CuPy array like the others, got {type(array).__name__}. Copy it to the GPU first."
+        )
+    if array.dtype.name != dtype or array.shape != (numel,) or not array.flags.c_contiguous:
+        raise CallError(
+            f"Expected {name} of {numel} elements of {dtype}, 1-D and contiguous, got {array.dtype.name} of shape "
+            f"{array.shape}."
+        )

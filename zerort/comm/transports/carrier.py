@@ -1,0 +1,310 @@
+"""`Carrier`: what crosses the wire between hosts, several rounds at a time; a `HostSide` does the rest within a host.
+
+    scatter    the host's sum of a piece ──> its owner, which sums over hosts in their order
+    gather     one's own piece ──> a partner on each other host, from where the host's ranks have it
+    chain      root's array, piece by piece, from host to host: root's link carries it once
+    all_pairs  arrays of every rank for every other
+
+While a rank sums or copies what has come, the next rounds are on the wire ([Note: rounds] in shift.py).
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from zerort import native
+from zerort.comm.geometry import Geometry
+from zerort.comm.guard.call import Call
+from zerort.comm.transports.exchange import Messages
+from zerort.comm.transports.shift import DEPTH, Round, Topology, Unit, plan_rounds
+from zerort.typing import Array
+
+__all__ = ["WIDEST_NBYTES", "Carrier", "HostSide", "Landed", "piece_nbytes"]
+
+_MESSAGE_NBYTES = 1024**2
+"""Of a message of a long array: the wire's latency no longer shows, and a few of them are no great wait."""
+
+_LEAST_NBYTES = 64 * 1024
+"""The same where there are very many hosts."""
+
+
+WIDEST_NBYTES = 32
+"""Of an element: NumPy has none wider than a complex long double."""
+
+
+class Landed(NamedTuple):
+    """A piece of a gathered array that one rank of the host has."""
+
+    carrier: int
+    at: int
+    """Where it begins in the round's slot of a landing; elements."""
+    place: int
+    """Where it begins in everyone's out; elements."""
+    numel: int
+
+
+class HostSide(Protocol):
+    """What a host's ranks do among themselves before something leaves, and after something has come."""
+
+    def partials(self, unit: Unit, table: Geometry, ranks: Iterable[int], take: Callable[[int], Array]) -> list[Array]:
+        """Return the host's sums of a unit's piece for each of ``ranks``; in memory from ``take`` where it needs any.
+
+        Every rank of the host calls this in the same order.
+        """
+
+    def spot(self, number: int, landed: Landed) -> Array:
+        """Return where this rank puts a piece that comes in round ``number``."""
+
+    def deliver(self, number: int, landed: list[Landed]) -> None:
+        """Bring what has come in a round to this rank's out. Every rank of the host calls this in the same order."""
+
+    def end(self) -> None:
+        """Wait until the other ranks of the host need nothing of this rank's memory any more."""
+
+
+def piece_nbytes(topology: Topology, *, exchange_nbytes: int, slot_nbytes: int) -> int:
+    """Return the bytes of a message of a long array, the same on all ranks; a multiple of 64 if there is room.
+
+    Args:
+        topology: How many hosts, of how many ranks.
+        exchange_nbytes: About what a rank may hold of the others' arrays.
+        slot_nbytes: Room for a piece of each rank of a host; made more where it would hold no element of each.
+    """
+    most = topology.most
+    share = max(exchange_nbytes // (2 * topology.count), min(_LEAST_NBYTES, exchange_nbytes))
+    found = min(_MESSAGE_NBYTES, share, max(slot_nbytes // most, WIDEST_NBYTES))
+    return found // 64 * 64 or found
+
+
+class Carrier:
+    """One rank's messages to and from other hosts.
+
+    Args:
+        rank: This rank.
+        topology: Who is where.
+        nbytes: Of a message of a long array.
+        start: Begins to send and receive.
+        finish: Waits until that is done.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        topology: Topology,
+        *,
+        nbytes: int,
+        start: Callable[..., Messages],
+        finish: Callable[[Messages, Call], None],
+    ) -> None:
+        self._rank = rank
+        self._topology = topology
+        self._nbytes = nbytes
+        self._start = start
+        self._finish = finish
+        self._host = topology.host_of[rank]
+        self._free: list[Array] = []  # touched once and used for ever
+        self._lent: dict[int, Array] = {}  # by address
+
+    def piece(self, itemsize: int) -> int:
+        """Return the elements of a message of a long array."""
+        return self._nbytes // itemsize
+
+    # -- sums ------------------------------------------------------------------------------------------------------
+
+    def scatter(self, table: Geometry, out: Array, call: Call, side: HostSide) -> None:
+        """Sum ``table`` over all hosts into this rank's ``out``."""
+        rank, topology, hosts = self._rank, self._topology, self._topology.count
+        mine = table.takes[rank][1]
+        parts: dict[int, dict[int, Array]] = {}  # by where a piece begins, then by host
+        sent: collections.deque[list[Array]] = collections.deque()  # by round
+
+        def take(count: int) -> Array:
+            return self._take(count * out.itemsize).view(out.dtype)
+
+        def begin(round_: Round) -> Messages:
+            sends, receives = [], []
+            for unit in round_:
+                ahead, behind = topology.ahead(rank, unit.step), topology.behind(rank, unit.step)
+                served = topology.served(rank, ahead)
+                partials = side.partials(unit, table, served, take)
+                count = max(0, min(unit.numel, mine - unit.done))
+                if unit.step == 0:
+                    parts[unit.done] = {self._host: partials[0]}
+                    continue
+                sends += list(zip(served, partials, strict=True))
+                if count:
+                    part = parts[unit.done][behind] = take(count)
+                    receives.append((topology.partner(behind, rank), part))
+            sent.append([array for _, array in sends])
+            return self._start(sends, receives)
+
+        def conclude(number: int, round_: Round) -> None:
+            for unit in round_:
+                if unit.step == hosts - 1:
+                    found = parts.pop(unit.done)
+                    if len(found) == hosts:
+                        result = out[unit.done :][: found[self._host].size]
+                        native.reduce_into(result, [found[host] for host in range(hosts)], call.reduction)
+                    self._give(found.values())
+            self._give(sent.popleft())
+
+        rounds = plan_rounds(table.longest, hosts=hosts, piece=self.piece(out.itemsize), by_piece=True, first_step=0)
+        self._run(rounds, begin, conclude, call)
+        side.end()
+
+    # -- copies ----------------------------------------------------------------------------------------------------
+
+    def gather(self, table: Geometry, source: Array, out: Array, call: Call, side: HostSide) -> None:
+        """Bring every rank's ``source`` to its place in every rank's ``out``."""
+        rank, topology = self._rank, self._topology
+        most = topology.most
+        numbers = itertools.count()
+
+        def landed(round_: Round) -> list[Landed]:
+            found, used = [], 0
+            for unit in round_:
+                for at, r in enumerate(topology.members[topology.behind(rank, unit.step)]):
+                    count = max(0, min(unit.numel, table.takes[r][1] - unit.done))
+                    carrier, place = topology.partner(self._host, r), table.places[r] + unit.done
+                    found.append(Landed(carrier, used + at * unit.numel, place, count))
+                used += most * unit.numel
+            return found
+
+        def begin(round_: Round) -> Messages:
+            number, sends, receives = next(numbers), [], []
+            pieces = iter(landed(round_))
+            for unit in round_:
+                mine = source[unit.done :][: max(0, min(unit.numel, table.takes[rank][1] - unit.done))]
+                ahead = topology.ahead(rank, unit.step)
+                for r in topology.members[topology.behind(rank, unit.step)]:
+                    piece = next(pieces)
+                    if piece.carrier == rank and piece.numel:
+                        spot = side.spot(number, piece)
+                        if unit.step:
+                            receives.append((r, spot))
+                        elif spot.ctypes.data != mine.ctypes.data:
+                            np.copyto(spot, mine)
+                if unit.step:
+                    sends.append((topology.partner(ahead, rank), mine))
+            return self._start(sends, receives)
+
+        def conclude(number: int, round_: Round) -> None:
+            side.deliver(number, landed(round_))
+
+        rounds = plan_rounds(
+            table.longest, hosts=topology.count, piece=self.piece(out.itemsize), by_piece=False, first_step=0
+        )
+        self._run(rounds, begin, conclude, call)
+        side.end()
+
+    def chain(self, source: Array, out: Array, call: Call, side: HostSide) -> None:
+        """Bring root's ``source`` to every rank's ``out``, each host handing pieces on to the next."""
+        rank, topology, hosts = self._rank, self._topology, self._topology.count
+        origin = topology.host_of[call.root]
+        position = (self._host - origin) % hosts
+        piece = self.piece(out.itemsize)
+        starts = range(0, out.size, piece)
+
+        def carrier(at: int, number: int) -> int:
+            """Return who has piece ``number`` on the host at a position of the chain."""
+            ranks = topology.members[(origin + at) % hosts]
+            return ranks[number % len(ranks)] if at else call.root
+
+        sends: collections.deque[tuple[int, Messages]] = collections.deque()
+        receives: collections.deque[tuple[Array, Messages]] = collections.deque()
+        for ahead in range(len(starts) + DEPTH - 1):
+            if ahead < len(starts) and carrier(position, ahead) == rank:
+                done = starts[ahead]
+                count = min(piece, out.size - done)
+                spot = side.spot(ahead, Landed(rank, 0, done, count))
+                while sends and sends[0][0] < ahead - DEPTH:  # it may lie in the slot whose turn it is again
+                    self._finish(sends.popleft()[1], call)
+                if position == 0:
+                    mine = source[done : done + count]
+                    if spot.ctypes.data != mine.ctypes.data:
+                        np.copyto(spot, mine)
+                    receives.append((spot, self._start([], [])))
+                else:
+                    receives.append((spot, self._start([], [(carrier(position - 1, ahead), spot)])))
+            number = ahead - DEPTH + 1
+            if number >= 0:
+                if carrier(position, number) == rank:
+                    spot, messages = receives.popleft()
+                    self._finish(messages, call)
+                    if position + 1 < hosts:
+                        sends.append((number, self._start([(carrier(position + 1, number), spot)], [])))
+                count = min(piece, out.size - starts[number])
+                side.deliver(number, [Landed(carrier(position, number), 0, starts[number], count)])
+        for _, messages in sends:
+            self._finish(messages, call)
+        side.end()
+
+    def all_pairs(self, table: Geometry, source: Array, out: Array, call: Call) -> None:
+        """Bring to every rank what every other has for it; nothing can be shared within a host."""
+        rank, topology = self._rank, self._topology
+
+        def begin(round_: Round) -> Messages:
+            sends, receives = [], []
+            for unit in round_:
+                for r in topology.members[topology.ahead(rank, unit.step)]:
+                    first, count = table.gives[r]
+                    if r != rank:
+                        sends.append((r, source[first + unit.done :][: max(0, min(unit.numel, count - unit.done))]))
+                for r in topology.members[topology.behind(rank, unit.step)]:
+                    first, count = table.takes[r]
+                    many = max(0, min(unit.numel, count - unit.done))
+                    place = out[table.places[r] + unit.done :][:many]
+                    if r != rank:
+                        receives.append((r, place))
+                    elif many and place.ctypes.data != source[first + unit.done :].ctypes.data:
+                        np.copyto(place, source[first + unit.done :][:many])
+            return self._start(sends, receives)
+
+        rounds = plan_rounds(
+            table.longest, hosts=topology.count, piece=self.piece(out.itemsize), by_piece=False, first_step=0
+        )
+        self._run(rounds, begin, lambda number, round_: None, call)
+
+    # -- the rounds ------------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        rounds: Iterable[Round],
+        begin: Callable[[Round], Messages],
+        conclude: Callable[[int, Round], None],
+        call: Call,
+    ) -> None:
+        """Begin rounds in order, and conclude each when its messages are there while later ones are on their way."""
+        under_way: collections.deque[tuple[int, Round, Messages]] = collections.deque()
+
+        def conclude_first() -> None:
+            number, round_, messages = under_way.popleft()
+            self._finish(messages, call)
+            conclude(number, round_)
+
+        for number, round_ in enumerate(rounds):
+            under_way.append((number, round_, begin(round_)))
+            if len(under_way) >= DEPTH:
+                conclude_first()
+        while under_way:
+            conclude_first()
+
+    def _take(self, nbytes: int) -> Array:
+        """Return memory for a piece, which `_give` takes back."""
+        if not nbytes:
+            return np.empty(0, np.uint8)
+        whole = self._free.pop() if self._free else np.empty(self._nbytes, np.uint8)  # of one size, to serve any piece
+        self._lent[whole.ctypes.data] = whole
+        return whole[:nbytes]
+
+    def _give(self, arrays: Iterable[Array]) -> None:
+        """Keep memory from `_take` for the next piece; leave alone what is not."""
+        for array in arrays:
+            whole = self._lent.pop(array.ctypes.data, None)
+            if whole is not None:
+                self._free.append(whole)

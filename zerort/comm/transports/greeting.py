@@ -1,0 +1,120 @@
+"""`Greeter`: before a call, ranks of different hosts compare 16 bytes of it; a small call's data travels along.
+
+    direct      digest of the call · flags │ data                 one message to each other host
+    passed on   digest of the call · flags │ data heard so far    to hosts 1, 2, 4, … ahead, in turn
+
+One rank greets for each host, or for itself where ranks share no memory; network.py says which way. Headers, which tell
+where each rank calls from, travel only if some rank calls from a place that the others have not heard of: that is one
+of the flags.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from zerort.comm.guard.call import Call
+from zerort.native.rendezvous import AGREED_BYTES
+from zerort.typing import Array
+
+__all__ = ["DIFFERS", "GREETING_NBYTES", "NEW_PLACE", "Greeter", "small_nbytes"]
+
+DIFFERS, NEW_PLACE = 1, 2
+"""Flags: calls differ, or one cannot be made; some rank calls from a place that the others have not heard of."""
+
+_SMALL_NBYTES = 64 * 1024
+"""Of the largest array whose data travels with the greeting."""
+
+_MOST_NBYTES = 1024**2
+"""Of the data of all hosts together."""
+
+_FORM = struct.Struct("<16sQ")
+GREETING_NBYTES = _FORM.size
+
+Trade = Callable[[Sequence[tuple[int, Array]], Sequence[tuple[int, Array]]], None]
+
+
+def small_nbytes(hosts: int, *, slab_nbytes: int, message_nbytes: int) -> int:
+    """Return the bytes of data that each host may send with a greeting; whole elements of any kind.
+
+    Args:
+        hosts: How many.
+        slab_nbytes: What a host's ranks can stage of an array.
+        message_nbytes: The largest single message.
+    """
+    room = min(_SMALL_NBYTES, slab_nbytes, _MOST_NBYTES // hosts, (message_nbytes - GREETING_NBYTES) // hosts)
+    return max(0, room) // 64 * 64
+
+
+class Greeter:
+    """One rank that greets others.
+
+    Args:
+        ranks: Those who greet, in order; this rank is one of them.
+        rank: This rank.
+        room: Bytes of data that a greeting may carry for each.
+        direct: Whether each sends to every other at once.
+        trade: Sends (rank, bytes) and receives (rank, room for bytes), all at once.
+    """
+
+    def __init__(self, ranks: Sequence[int], rank: int, *, room: int, direct: bool, trade: Trade) -> None:
+        self._ranks = ranks
+        self._me = ranks.index(rank)
+        self._room, self._direct, self._trade = room, direct, trade
+        count = len(ranks)
+        if direct:
+            self._messages = np.zeros((count, GREETING_NBYTES + room), np.uint8)
+        else:
+            self._messages = np.zeros((2, GREETING_NBYTES + count * room), np.uint8)
+        others = [rank for place, rank in enumerate(ranks) if place != self._me]
+        self._receives = list(zip(others, self._messages[1:], strict=True)) if direct else []
+
+    def data(self, nbytes: int) -> Array:
+        """Return where this rank puts the data that its next greeting carries."""
+        assert nbytes <= self._room
+        return self._messages[0, GREETING_NBYTES:][:nbytes]
+
+    def greet(self, call: Call, flags: int, nbytes: int = 0, *, most: int = 0) -> tuple[int, list[Array]]:
+        """Return the flags of all, with `DIFFERS` if their calls do, and the data of each; that only if they do not.
+
+        Args:
+            call: What this rank is about to do.
+            flags: What it has to say.
+            nbytes: Of the data that it sends.
+            most: Of the data of any rank; the same on all if their calls are.
+        """
+        digest = hashlib.blake2b(call.header()[:AGREED_BYTES], digest_size=16).digest()
+        if not self._direct:
+            return self._pass_on(digest, flags, max(most, nbytes))
+        mine = self._messages[0, : GREETING_NBYTES + nbytes]
+        mine[:GREETING_NBYTES] = np.frombuffer(_FORM.pack(digest, flags), np.uint8)
+        self._trade([(rank, mine) for rank, _ in self._receives], self._receives)
+        for _, row in self._receives:
+            theirs, said = _FORM.unpack_from(row)
+            flags |= said | (DIFFERS if theirs != digest else 0)
+        told = [row[GREETING_NBYTES:] for _, row in self._receives]
+        told.insert(self._me, mine[GREETING_NBYTES:])
+        return flags, told
+
+    def _pass_on(self, digest: bytes, flags: int, width: int) -> tuple[int, list[Array]]:
+        """Hear of all in as many rounds as their number has bits: what was heard is passed on.
+
+        Place k of the message holds the data of the rank k places behind this one.
+        """
+        mine, theirs = self._messages[0], self._messages[1]
+        count, heard = len(self._ranks), 1
+        while heard < count:
+            many = min(heard, count - heard)
+            mine[:GREETING_NBYTES] = np.frombuffer(_FORM.pack(digest, flags), np.uint8)
+            to, source = self._ranks[(self._me + heard) % count], self._ranks[(self._me - heard) % count]
+            self._trade([(to, mine[: GREETING_NBYTES + many * width])], [(source, theirs)])
+            other, said = _FORM.unpack_from(theirs)
+            flags |= said | (DIFFERS if other != digest else 0)
+            came = theirs[GREETING_NBYTES:][: many * width]
+            mine[GREETING_NBYTES + heard * width :][: came.size] = came
+            heard += many
+        places = [GREETING_NBYTES + (self._me - place) % count * width for place in range(count)]
+        return flags, [mine[first : first + width] for first in places]

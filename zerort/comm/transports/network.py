@@ -1,0 +1,109 @@
+"""`Network`: what messages between hosts cost, measured when a group opens, and which way of greeting follows from it.
+
+    direct      one message to each other host, all at once          latency + (hosts - 2) · overhead
+    passed on   to the hosts 1, 2, 4, … ahead, in turn               log2(hosts) · latency
+
+Both carry the data of a small call along, (hosts - 1) · S in all: what is summed comes whole from every host, so that
+all add in the order of hosts. Scattered and gathered in rounds, a sum moves 2 (hosts - 1) / hosts · S, but in two more
+exchanges; so there is a size up to which sums travel with the greeting.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zerort.typing import Array
+
+__all__ = ["Network", "is_direct", "largest_sum", "measure"]
+
+Trade = Callable[[Sequence[tuple[int, Array]], Sequence[tuple[int, Array]]], None]
+
+_TRIES = 4
+"""How often each figure is taken; the best counts."""
+
+_LATENCIES_OF_A_ROUND = 4
+"""What an exchange in rounds costs without its bytes: meetings of the host's ranks before and after it, and Python."""
+
+_SHORT_NBYTES, _LONG_NBYTES = 64, 256 * 1024
+_MOST_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Costs of messages between hosts; those of the slowest pair that was looked at."""
+
+    latency: float
+    """Seconds until a short message has come, and one from there has gone."""
+    overhead: float
+    """Seconds for each further message at the same time."""
+    bandwidth: float
+    """Bytes per second of a long message."""
+
+    def costs(self) -> list[float]:
+        """Return what the largest of which, over all ranks, is what counts."""
+        return [self.latency, self.overhead, 1 / self.bandwidth]
+
+
+def measure(ranks: Sequence[int], rank: int, trade: Trade) -> Network:
+    """Exchange some messages with other hosts. Every one of ``ranks`` calls this.
+
+    Args:
+        ranks: One of each host.
+        rank: This one.
+        trade: Sends (rank, bytes) and receives (rank, room for bytes), all at once.
+    """
+    count, me = len(ranks), ranks.index(rank)
+
+    def seconds(others: int, nbytes: int) -> float:
+        sent, best = np.zeros(nbytes, np.uint8), math.inf
+        rooms = [np.zeros(nbytes, np.uint8) for _ in range(others)]
+        ahead = [ranks[(me + step) % count] for step in range(1, others + 1)]
+        behind = [ranks[(me - step) % count] for step in range(1, others + 1)]
+        for _ in range(_TRIES):
+            began = time.perf_counter()
+            trade([(other, sent) for other in ahead], list(zip(behind, rooms, strict=True)))
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    several = min(count - 1, _MOST_AT_ONCE)
+    latency = seconds(1, _SHORT_NBYTES)
+    overhead = (seconds(several, _SHORT_NBYTES) - latency) / (several - 1) if several > 1 else 0.0
+    long = seconds(1, _LONG_NBYTES)
+    return Network(latency, max(overhead, 0.0), _LONG_NBYTES / max(long - latency, 1e-9))
+
+
+def is_direct(network: Network, hosts: int) -> bool:
+    """Say whether each host greets all others at once, or what was heard is passed on.
+
+    >>> lan = Network(latency=100e-6, overhead=20e-6, bandwidth=125e6)
+    >>> is_direct(lan, 8), is_direct(lan, 64)
+    (True, False)
+    """
+    return (hosts - 2) * network.overhead <= (_rounds(hosts) - 1) * network.latency
+
+
+def largest_sum(network: Network, hosts: int, *, scattered: bool) -> int:
+    """Return the bytes of the largest array whose sum travels with the greeting rather than in rounds.
+
+    Args:
+        network: What messages cost.
+        hosts: How many.
+        scattered: Whether each rank needs a part of the sum only: no gather would follow in rounds.
+
+    >>> lan = Network(latency=100e-6, overhead=20e-6, bandwidth=125e6)
+    >>> largest_sum(lan, 4, scattered=False), largest_sum(lan, 4, scattered=True)
+    (66666, 22222)
+    """
+    exchanges = 1 if scattered else 2
+    spared = exchanges * _LATENCIES_OF_A_ROUND * network.latency
+    surplus = (hosts - 1) * (1 - exchanges / hosts)  # times S: what rounds would not have moved
+    return int(spared * network.bandwidth / surplus) if surplus else 2**62
+
+
+def _rounds(hosts: int) -> int:
+    return max(1, (hosts - 1).bit_length())

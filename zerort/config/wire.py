@@ -1,0 +1,70 @@
+"""`Wire`: in which form bytes travel between ranks. A value; `engine/coding.py` makes the codecs that it names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from zerort.errors import CallError
+
+__all__ = ["WIRE_FORMATS", "Wire"]
+
+WIRE_FORMATS: Final = ("int8", "int4", "bfloat16")
+"""What values can travel as."""
+
+_ALSO: Final = {"bf16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """How values travel: in fewer bytes, with an error of at most half a step of their block.
+
+    >>> Wire(gather="int8", reduce="int4")
+    Wire(gather='int8', reduce='int4', feedback=False, over='hosts')
+    """
+
+    gather: Literal["int8", "int4", "bfloat16", "bf16"] | None = None
+    """What gathered parameters travel as: ``"int8"`` (0.254 of float32's bytes), ``"int4"`` (0.129) or ``"bfloat16"``.
+    Every rank computes with the decoded values, the owner of a shard, too; updates go to the exact shard. None: as they
+    are."""
+
+    reduce: Literal["int8", "int4", "bfloat16", "bf16"] | None = None
+    """What gradients travel as, from each rank to the owner of a shard, who decodes them and sums them in float32, in
+    the order of the ranks. None: as they are."""
+
+    feedback: bool = False
+    """Whether each rank keeps what coding has lost of its gradients, in 16 bits, and adds it to the next ones before
+    they are coded: errors do not add up over steps. Takes two bytes per parameter on every rank."""
+
+    over: Literal["hosts", "all"] = "hosts"
+    """Between which ranks: ``"hosts"``, only where ranks do not all share memory, or with `virtual_shards`, whose bits
+    do not depend on ranks; ``"all"``, everywhere, also on one rank."""
+
+    def __post_init__(self) -> None:
+        if self.gather is None and self.reduce is None:
+            raise CallError("Expected Wire(gather=), Wire(reduce=) or both, got neither. Leave wire= out instead.")
+        for field in ("gather", "reduce"):
+            given = getattr(self, field)
+            name = _ALSO.get(given, given) if isinstance(given, str) else given
+            object.__setattr__(self, field, name)
+            if name is not None and name not in WIRE_FORMATS:
+                raise CallError(
+                    f"Expected Wire({field}=) to be one of {', '.join(map(repr, WIRE_FORMATS))}, got {name!r}. Leave "
+                    "it out for values that travel as they are."
+                )
+        if type(self.feedback) is not bool or (self.feedback and self.reduce is None):
+            raise CallError(
+                "Expected Wire(feedback=True) with reduce=, whose losses it makes up for, got "
+                f"feedback={self.feedback!r} and reduce={self.reduce!r}."
+            )
+        if self.over not in ("hosts", "all"):
+            raise CallError(f"Expected Wire(over=) to be 'hosts' or 'all', got {self.over!r}.")
+
+    def codes(self, *, one_memory: bool, virtual_shards: int | None) -> bool:
+        """Say whether anything is coded among ranks.
+
+        Args:
+            one_memory: Whether they share memory, in which nothing travels.
+            virtual_shards: Micro-batches of a step in deterministic mode, in which every number of ranks codes alike.
+        """
+        return self.over == "all" or not one_memory or virtual_shards is not None

@@ -1,0 +1,100 @@
+"""Whether every rank has room for the shards that it is to hold, asked before anything moves.
+
+    section      1        2        3            new shards stand beside old ones, one section at a time
+    memory    old 1 + new 1, then new 1 + old 2 + new 2, …
+
+What is counted is the most that is needed at once beyond what is held now.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zerort.comm.agreed import agreed, gather_json
+from zerort.config import format_bytes
+from zerort.device.host.memory import available_nbytes, left_of_limits
+from zerort.engine.context import Context
+from zerort.engine.model.section import Section
+from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.errors import DeviceMemoryError, PlanError
+from zerort.layout import Partition, Placement
+
+__all__ = ["expect_room"]
+
+
+@dataclass(slots=True)
+class _Peak:
+    """Bytes beyond those that are held now, in one kind of memory."""
+
+    more: int = 0
+    """When the sections so far have moved."""
+    most: int = 0
+    """At the worst moment."""
+
+    def pass_by(self, old: int, new: int, *, keeps_old: bool = False) -> None:
+        """Count a section: its new shard is made, then its old one is given back."""
+        self.most = max(self.most, self.more + new)
+        self.more += new if keeps_old else new - old
+
+
+def expect_room(context: Context, sections: Sequence[Section], partitions: Sequence[Partition]) -> None:
+    """Raise on every rank unless each has room for its part of new partitions. Every rank calls this.
+
+    Raises:
+        PlanError: A host has too little memory, or a process may not have more.
+        DeviceMemoryError: A GPU has too little.
+        StorageError: A disk has too little.
+    """
+    memory, host, disk = _Peak(), _Peak(), _Peak()
+    for section, partition in zip(sections, partitions, strict=True):
+        held = _moving(context, section)
+        stored = [one for one in held if one.is_stored]
+        pinned = [one for one in held if not one.is_stored and not one.in_reach]
+        numel = partition.counts[context.mesh.shard.rank]
+        for peak, columns in (
+            (memory, [one for one in held if one.in_reach]),
+            (host, pinned),
+            (disk, stored),
+        ):
+            old = sum(one.size * one.dtype.itemsize for one in columns)
+            new = numel * sum(one.dtype.itemsize for one in columns)
+            # Files of the last step keep their room until the next one is kept.
+            peak.pass_by(old, new, keeps_old=peak is disk and context.options.last_step is not None)
+    what = "shards that are cut anew"
+    if any(section.tiers.streams for section in sections):
+        host.most += 2 * context.backings.chunk_numel * 8  # on their way
+        context.storage.prepare(disk.most, what=what)
+    on_host = memory.most + host.most if context.device.in_host_memory else host.most
+    _expect_memory(context, on_host, on_gpu=0 if context.device.in_host_memory else memory.most)
+
+
+def _moving(context: Context, section: Section) -> list[ChunkedArray]:
+    """Return what of a section is made anew on another partition."""
+    found = [section.parameters.array] if section.parameters.needs_room else []
+    if section.state is not None and context.plan.state.placement is Placement.SHARDED:
+        found += section.state.columns.values()
+    return [*found, *section.offloaded_gradient]
+
+
+def _expect_memory(context: Context, on_host: int, *, on_gpu: int) -> None:
+    """Raise on every rank unless hosts, processes and GPUs have so much left."""
+    here = socket.gethostname()
+    told = gather_json(context.world, [here, on_host], name="rebalance")
+    together = sum(need for name, need in told if name == here)
+    cure = "Nothing was moved. Give this rank a smaller weight, or another plan."
+    with agreed(context.world, "rebalance"):
+        for need, left, whose in (
+            (together, available_nbytes(), f"of memory on {here} for the new shards of all its ranks"),
+            (on_host, left_of_limits(), f"of memory that rank {context.rank} may still have for its new shards"),
+        ):
+            if left is not None and need > left:
+                raise PlanError(f"Expected {format_bytes(need)} {whose}, got {format_bytes(left)}. {cure}")
+        if on_gpu:
+            free, _ = context.device.memory()
+            if on_gpu > free:
+                raise DeviceMemoryError(
+                    f"Expected {format_bytes(on_gpu)} of {context.device.name} for the new shards of rank "
+                    f"{context.rank}, got {format_bytes(free)}. {cure}"
+                )

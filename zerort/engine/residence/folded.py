@@ -1,0 +1,149 @@
+"""`OffloadedFold`: a gradient that is summed in a fixed tree while it rests on a disk, or on the host of a GPU.
+
+    slices of a micro-step, in a slot      summed with each other, and with nodes that are read back chunk by chunk
+    nodes that are left                    written, each to an array of its own (at most ⌊log₂ leaves⌋ + 1)
+    after the last micro-step              one node, in the array that the update reads
+
+`FoldedShard` does the same in memory (decision 0111).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from zerort.buffer import Folding, Leaves, ReduceInto, TiedSums, insert
+from zerort.device import Done, Ticket
+from zerort.device.slots import Slots
+from zerort.engine.residence.chunked_array import LEAST_NUMEL, ChunkedArray
+from zerort.engine.residence.gradients import OffloadedGradient
+from zerort.errors import StorageError
+from zerort.optim.kernels import bucket_kernels_for
+from zerort.storage.files.blocks import PAGE_NBYTES
+from zerort.storage.files.segments import round_up
+from zerort.typing import Array, Stream
+
+__all__ = ["OffloadedFold", "folding_room_nbytes"]
+
+
+class OffloadedFold(OffloadedGradient):
+    """A gradient that is summed in a fixed tree and rests elsewhere than in memory until the update.
+
+    Args:
+        columns: Where nodes of the tree rest, as many as there may be at once; the sum ends in the first.
+        leaves: All leaves, dealt in turn.
+        block: Elements over which squares are summed; None: all.
+        slots: Memory that slices arrive in.
+        stream: Does what follows a reduction.
+        most_read: Elements that are read back at once, to be added to.
+        tied: Other units' gradients of its tensors, each with a tree of its own: added to the sum.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[ChunkedArray],
+        leaves: Leaves,
+        *,
+        block: int | None,
+        slots: Slots,
+        stream: Stream,
+        most_read: int,
+        tied: TiedSums = (),
+    ) -> None:
+        self._columns = tuple(columns)
+        self._tied = tied
+        self._leaves = leaves
+        super().__init__(columns[0], block=block, slots=slots, stream=stream, most_read=most_read)
+
+    def reset(self) -> None:
+        """Forget the last one, and what the disk had against it."""
+        super().reset()
+        self._folding = Folding(self._leaves)
+        self._nodes: dict[tuple[int, int], ChunkedArray | Array] = {}
+        self._is_total = False
+
+    def room_for(self, numel: int) -> int:
+        """Return the bytes of the memory that a reduction takes on a rank that holds ``numel`` elements."""
+        itemsize = self.column.dtype.itemsize
+        return folding_room_nbytes(numel, itemsize, ranks=self._leaves.ranks, most_read=self._most_read)
+
+    def put(self, reduce_into: ReduceInto, *, within: slice | None = None) -> Ticket[Array]:
+        """Start to bring the slices of a micro-step here, fold them and put the nodes away; done when that is."""
+        assert within is None  # other units' gradients have sinks of their own
+        leaves, size = self._folding.next_micro_step(), self.column.size
+        is_last = self._folding.micro_steps == self._leaves.most
+        slot = self._slots.lease(self.room_nbytes)
+        arrival = reduce_into(slot.array(len(leaves) * size, self.column.dtype))
+
+        def put_away() -> Array:
+            slices = arrival.wait()  # gpu-wait: the_fixed_tree
+            try:
+                if self.error is None:
+                    room = slot.memory[round_up(slices.nbytes, PAGE_NBYTES) :]
+                    self._fold(leaves, slices.reshape(len(leaves), size), room, is_last=is_last)
+            except StorageError as error:
+                self.error = error
+            return np.empty(0, slices.dtype)  # no view: it would keep the memory, which others need, until the step
+
+        ticket: Ticket[Array] = self._stream.submit(put_away, name=f"fold {self.column.name}")
+        slot.release(after=ticket)  # gpu-wait: the_fixed_tree [after=ticket -> ]
+        return ticket
+
+    def total(self, summed: Array, *, name: str) -> Array:
+        """Add other units' gradients to the sum, where it rests; see `GradientSink.total`."""
+        if not self._is_total:
+            self._is_total = True
+            self._summed.update(range(len(self.column.cuts) - 1))
+            for within, tied_root in self._tied:
+                super().put(self._copying(tied_root()), within=within).wait()  # gpu-wait: the_fixed_tree
+        return summed
+
+    def _copying(self, source: Array) -> ReduceInto:
+        """Return what puts an array where a reduction would go."""
+
+        def copy_into(out: Array | None = None) -> Ticket[Array]:
+            assert out is not None
+            self.column.device.put(source, out=out)
+            return Done(out)
+
+        return copy_into
+
+    def _fold(self, leaves: range, slices: Array, room: Array, *, is_last: bool) -> None:
+        kernels = bucket_kernels_for(self.column.device)
+
+        def pair(left: ChunkedArray | Array, right: ChunkedArray | Array) -> ChunkedArray | Array:
+            assert not isinstance(right, ChunkedArray)  # leaves come in order: the later one is in the slot
+            if isinstance(left, ChunkedArray):
+                for first, last in pairwise(left.cuts):
+                    chunk = room[: (last - first) * right.itemsize].view(right.dtype)
+                    left.read(first, chunk).wait()  # gpu-wait: the_fixed_tree
+                    kernels.add_into(right[first:last], chunk)
+                return right
+            kernels.add_into(left, right)
+            return left
+
+        for leaf, piece in zip(leaves, slices, strict=True):
+            insert(self._nodes, (0, leaf), piece, total=self._leaves.total, pair=pair)
+        taken = {id(one) for one in self._nodes.values() if isinstance(one, ChunkedArray)}
+        free = iter([column for column in self._columns if id(column) not in taken])
+        for node, part in self._nodes.items():
+            if not isinstance(part, ChunkedArray):
+                if is_last:
+                    self._measure(part, range(len(self.column.cuts) - 1))
+                column = next(free)
+                column.write(0, part).wait()  # gpu-wait: the_fixed_tree
+                self._nodes[node] = column
+
+
+def folding_room_nbytes(numel: int, itemsize: int, *, ranks: int, most_read: int) -> int:
+    """Return the bytes that the slices of a micro-step take until they are put away, with room to read nodes back.
+
+    Args:
+        numel: Elements of a rank's range.
+        itemsize: Bytes of one.
+        ranks: Slices of a micro-step, at most.
+        most_read: Elements of a chunk, at most.
+    """
+    return round_up(ranks * numel * itemsize, PAGE_NBYTES) + min(numel, max(most_read, LEAST_NUMEL)) * itemsize

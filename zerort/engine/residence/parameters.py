@@ -1,0 +1,356 @@
+"""`Parameters`: one flat buffer of parameters, from each rank's range to the whole and back.
+
+    start(out=…)     begin to bring ranges to where the whole will be    may run ahead, in the same order on every rank
+    local_error()    what the disk of this rank alone had against it     all ranks compare theirs before they go on
+    finish()         the Ticket of the whole                             every rank calls this
+    release()        let the whole go
+
+    placement    at rest, on each rank                     what makes the whole of it
+    REPLICATED   the whole                                 nothing; after a change all ranges travel once
+    SHARDED      its range, in a window of all ranks       nothing: the window is the whole (decision 0018)
+    SHARDED      its range, where computing happens        an all_gather to ``out``
+    SHARDED      its range, on the host of a GPU           a copy to its place in ``out``, then an all_gather in place
+    SHARDED      its range, on a disk                      a read to its place in ``out``; once no rank has an error,
+                                                           an all_gather in place, unless ranks share ``out``
+
+An all_gather moves ranges as they are, or as codes (`RangeGather`); a coded one has no window: the whole is decoded.
+
+Decisions 0028 and 0093 say why reads are apart from the gather. `backings.py` makes parameters; what all of them hold
+is said by `zerort.testing.residence_contract`. Padding stays zero: it belongs to no tensor and never leaves the buffer.
+Next in reading order: `model/unit.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from zerort.buffer import PLAIN, RangeGather
+from zerort.comm import Group
+from zerort.device import Done, Ticket, joined
+from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.errors import CallError, StorageError, UnitStateError
+from zerort.layout import FlatLayout, Partition, Placement
+from zerort.native.dtypes import numpy_dtype
+from zerort.typing import Array
+
+__all__ = ["Parameters", "ReplicatedParameters", "ShardedParameters"]
+
+
+class Parameters(ABC):
+    """One 1-D array that the ranks hold together. Every rank makes it at once.
+
+    Args:
+        layout: Where each tensor lies.
+        partition: Which rank holds which range; of the layout's numel.
+        array: What this rank holds of it.
+        group: The ranks.
+        name: What to call it in errors and traces.
+        traffic: Where moved bytes are counted, by collective.
+        gather: How ranges become the whole.
+    """
+
+    placement: ClassVar[Placement]
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        partition: Partition,
+        *,
+        array: ChunkedArray,
+        group: Group,
+        name: str = "",
+        traffic: Counter[str] | None = None,
+        gather: RangeGather = PLAIN,
+    ) -> None:
+        if partition.numel != layout.numel or partition.size != group.size:
+            raise CallError(
+                f"Expected a partition of {layout.numel} elements over {group.size} ranks, got one of "
+                f"{partition.numel} over {partition.size}."
+            )
+        self.layout = layout
+        self.partition = partition
+        self.array = array
+        """What this rank holds: the whole, or its range."""
+        self.name = name
+        self.dtype = numpy_dtype(layout.dtype)
+        self._group = group
+        self._own = partition.of(group.rank)
+        self._traffic = traffic
+        self._gathers = gather
+        self._place: Array | None = None  # of the whole
+        self._whole: Ticket[Array] | None = None  # once its gather has begun
+
+    @property
+    @abstractmethod
+    def shard(self) -> ChunkedArray:
+        """This rank's range."""
+
+    @property
+    @abstractmethod
+    def needs_room(self) -> bool:
+        """Whether `start` needs memory to put the whole into; the same on every rank."""
+
+    @property
+    @abstractmethod
+    def can_fail(self) -> bool:
+        """Whether ranks compare `local_error` before `finish`: they read from disks. The same on every rank."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank holds in memory at rest: its own range of a window that ranks share, not all of it."""
+        nbytes: int = self.array.memory.nbytes
+        return nbytes
+
+    # -- the whole -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start(self, out: Array | None = None) -> Ticket[Any]:
+        """Begin to make the whole, unless it is there or begun; done when what this rank has begun so far is.
+
+        It may run ahead of its use. Every rank calls this, in the same order: it may begin a collective. It never waits
+        for a disk.
+
+        Args:
+            out: Where the whole goes if it `needs_room`: 1-D, of the layout's numel and dtype.
+        """
+
+    def local_error(self) -> StorageError | None:
+        """Wait for what `start` reads from a disk, and return what went wrong, on this rank alone."""
+        return None
+
+    @abstractmethod
+    def finish(self) -> Ticket[Array]:
+        """Return the Ticket of the whole, after `start`. Every rank calls this, once no rank has a `local_error`."""
+
+    @property
+    def whole(self) -> Array:
+        """Where the whole is, or will be when it is gathered: 1-D."""
+        if self._place is None:
+            raise UnitStateError(f"Expected {self.name!r} to be gathered before it is looked at. Start it first.")
+        return self._place
+
+    def view(self, name: str) -> Array:
+        """Return one tensor of the whole in place; its values come with the gather. NumPy's are read-only."""
+        extent = self.layout.of(name)
+        found = self.whole[extent.slice].reshape(extent.shape)
+        if isinstance(found, np.ndarray):
+            found.flags.writeable = False
+        return found
+
+    def wait(self) -> None:
+        """Wait for a gather that is under way: until then other ranks may read this rank's range."""
+        if self._whole is not None:
+            self._whole.wait()  # gpu-wait: values_are_assigned_behind_a_gather
+
+    @abstractmethod
+    def release(self) -> None:
+        """Let the whole go, if it is apart from what rests. Views of it must not be used any more."""
+
+    def _gather(self, mine: Array, *, out: Array) -> Ticket[Array]:
+        """Bring all ranks' ranges to ``out``; every rank calls this."""
+        return self._gathers.start(
+            self._group,
+            mine,
+            out=out,
+            partition=self.partition,
+            name=self.name,
+            padding=self.layout.numel - self.layout.end,
+            traffic=self._traffic,
+        )
+
+    # -- new values ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def assign(self, values: Mapping[str, Array]) -> None:
+        """Write tensors of the host into what this rank holds, while no gather is under way. No communication.
+
+        Args:
+            values: Tensors by name, whole, in the layout's shapes and dtype; others stay as they are.
+
+        Raises:
+            StorageError: The file system refused; on this rank alone.
+        """
+
+    def _flat(self, name: str, value: Array) -> Array:
+        """Return a tensor as 1-D, if it is as the layout says."""
+        extent = self.layout.of(name)
+        if tuple(value.shape) != extent.shape or numpy_dtype(value.dtype) != self.dtype:
+            raise CallError(
+                f"Expected {name!r} as {self.dtype}{list(extent.shape)}, got {value.dtype}{list(value.shape)}."
+            )
+        return np.ascontiguousarray(value).reshape(-1)  # of the host: values come from there
+
+    @abstractmethod
+    def changed(self) -> None:
+        """Say that ranks have written to their ranges: copies of the whole elsewhere are out of date.
+
+        Every rank says so. Where ranks share memory, the caller sees to it that all have written before any reads.
+        """
+
+    @abstractmethod
+    def updated(self, written: Sequence[Ticket[Any]]) -> None:
+        """Say that an update of what rests elsewhere than where it is computed is there when ``written`` are done."""
+
+    def close(self) -> None:
+        """Give the memory back that came from the group; that of a host or a store is closed by its owner."""
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.layout.numel} x {self.layout.dtype})"
+
+
+class ReplicatedParameters(Parameters):
+    """The whole, on every rank. The arguments are those of `Parameters`; ``array`` is the whole."""
+
+    placement = Placement.REPLICATED
+    needs_room = False
+    can_fail = False
+
+    def __init__(self, *args: Any, cuts: Sequence[int] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._place = self.array.memory
+        self._whole = Done(self._place)
+        self._shard = self.array.part_of(*self._own, cuts=cuts)
+
+    @property
+    def shard(self) -> ChunkedArray:
+        """This rank's range."""
+        return self._shard
+
+    def start(self, out: Array | None = None) -> Ticket[Any]:
+        """Let all ranges travel, if they have changed since they did."""
+        if self._whole is None:
+            self._whole = self._gather(self._shard.memory, out=self.whole)
+        return self._whole
+
+    def finish(self) -> Ticket[Array]:
+        """Return the Ticket of the whole."""
+        assert self._whole is not None, "finished before it was started"
+        return self._whole
+
+    def release(self) -> None:
+        """Keep the whole: it rests here."""
+
+    def updated(self, written: Sequence[Ticket[Any]]) -> None:
+        """Note nothing: it rests where computing happens."""
+
+    def assign(self, values: Mapping[str, Array]) -> None:
+        """Write tensors, all of each."""
+        for name, value in values.items():
+            self.array.put(self.layout.of(name).offset, self._flat(name, value))
+
+    def changed(self) -> None:
+        """Say that ranks have written to their ranges: the next `start` lets them travel."""
+        if self._group.size > 1:
+            self._whole = None
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._group.release_local(self.array.memory)
+
+
+class ShardedParameters(Parameters):
+    """Each rank's range, wherever it rests. ``array`` is that range; the other arguments are those of `Parameters`.
+
+    Args:
+        window: All ranks' ranges, if they are in one memory: the whole, without a gather.
+    """
+
+    placement = Placement.SHARDED
+
+    def __init__(self, *args: Any, window: Array | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._window = window
+        self._begun: Ticket[Any] | None = None
+        self._written: Ticket[None] = Done(None)  # the last update is in the host's memory
+        self.release()
+
+    @property
+    def shard(self) -> ChunkedArray:
+        """This rank's range."""
+        return self.array
+
+    @property
+    def needs_room(self) -> bool:
+        """Whether the whole is not there at rest."""
+        return self._window is None
+
+    @property
+    def can_fail(self) -> bool:
+        """Whether it is read from a disk."""
+        return self.array.is_stored
+
+    def start(self, out: Array | None = None) -> Ticket[Any]:
+        """Begin to gather what is in memory; begin to read this rank's range of what is on a disk."""
+        if self._begun is not None:
+            return self._begun
+        assert out is not None, "parameters that need room were given none"
+        self._place = out
+        if self.array.in_reach:
+            self._begun = self._whole = self._gather(self.array.memory, out=out)
+        elif self.can_fail:
+            self._begun = self.array.read(0, out[self._own.slice])
+        else:
+            self._begun = self._whole = self._gather_from_host(out)
+        return self._begun
+
+    def _gather_from_host(self, out: Array) -> Ticket[Array]:
+        """Copy this rank's range to its place and gather there. The host waits for neither."""
+        mine = out[self._own.slice]
+        if not self._written.done():
+            # gpu-wait: an_update_is_the_same_on_either_side
+            self._written.on(self._group.device.named_stream("copy in"))
+        here = self.array.read(0, mine)
+        self._group.after(here)  # gpu-wait: no_order_of_streams_changes_a_walk
+        return joined([here, self._gather(mine, out=out)], result=out)
+
+    def local_error(self) -> StorageError | None:
+        """Wait for this rank's range, if it is read from a disk, and return what went wrong."""
+        if self.can_fail and self._begun is not None:
+            try:
+                self._begun.wait()  # gpu-wait: no_order_of_streams_changes_a_walk
+            except StorageError as error:
+                return error
+        return None
+
+    def finish(self) -> Ticket[Array]:
+        """Return the Ticket of the whole: what all have read is gathered, unless they have read it into one memory."""
+        if self._whole is None:
+            assert self._begun is not None, "finished before it was started"
+            if self._gathers.moves(self._group):
+                self._whole = self._gather(self.whole[self._own.slice], out=self.whole)
+            else:
+                self._whole = Done(self.whole)
+        return self._whole
+
+    def release(self) -> None:
+        """Let the whole go, unless it is the window."""
+        self._place = self._window
+        self._begun = self._whole = None if self._window is None else Done(self._window)
+
+    def assign(self, values: Mapping[str, Array]) -> None:
+        """Write tensors, as far as they are in this rank's range."""
+        for name, value in values.items():
+            extent, flat = self.layout.of(name), self._flat(name, value)
+            begin, end = max(extent.offset, self._own.first), min(extent.last, self._own.last)
+            if begin < end:
+                self.array.put(begin - self._own.first, flat[begin - extent.offset : end - extent.offset])
+
+    def changed(self) -> None:
+        """Note nothing: no copy of the whole outlives its release, and a window is the ranges themselves."""
+
+    def updated(self, written: Sequence[Ticket[Any]]) -> None:
+        """Note when an update is back in the memory of a GPU's host: the next gather waits for that and no more."""
+        if not (self.array.in_reach or self.array.is_stored):
+            self._written = joined(written, result=None)  # gpu-wait: an_update_is_the_same_on_either_side
+
+    def close(self) -> None:
+        """Give the memory back that came from the group."""
+        self.release()
+        if self.array.in_reach:
+            self._group.release_local(self.array.memory if self._window is None else self._window)
