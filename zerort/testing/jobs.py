@@ -28,6 +28,8 @@ _LOOK_EVERY = 0.25
 """Seconds between looks at what the ranks have mapped."""
 _DUMP_FOR = 3.0
 """Seconds that ranks get to write their stacks before they are killed."""
+_GONE_WITHIN = 30.0
+"""Seconds that killed processes get to be gone; one that waits for a stuck disk is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,9 @@ def wait_for_job(
                     os.write(sink.fileno(), b"\n" + file.read_bytes())
                 os.write(sink.fileno(), f"\nzerort: the job was ended after {timeout:.0f} s.\n".encode())
         finally:
-            signal_all(f"{_MARK}={mark}", signal.SIGKILL)
             process.kill()
             process.wait()
+            _end(mark)
         sink.seek(0)
         output = sink.read().decode(errors="replace")
     if echo and code == 124:
@@ -125,6 +127,16 @@ def _follow(
             sys.stdout.flush()
         if code is not None or time.monotonic() > deadline:
             return code
+        time.sleep(0.02)
+
+
+def _end(mark: str) -> None:
+    """Kill what is left of a job and wait until it is gone: a dying process still has its files open and mapped."""
+    deadline = time.monotonic() + _GONE_WITHIN
+    while time.monotonic() < deadline:
+        signal_all(f"{_MARK}={mark}", signal.SIGKILL)  # each time: what was being forked is there by now
+        if next(_processes(f"{_MARK}={mark}"), None) is None:
+            return
         time.sleep(0.02)
 
 
