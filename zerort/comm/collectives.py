@@ -97,7 +97,8 @@ class Collectives:
         self, source: Array, *, root: int = 0, out: Array | None = None, reduction: str = "sum", name: str = ""
     ) -> Ticket[Array | None]:
         """Reduce every rank's ``source`` in rank order into root's ``out``; the other ranks' result is None."""
-        return self._calls.launch("reduce", checks.fill_reduce, name, source, out, None, root, reduction)
+        into = out if root == self._calls.rank else None  # another rank's is left alone
+        return self._calls.launch("reduce", checks.fill_reduce, name, source, into, None, root, reduction)
 
     def all_to_all(
         self,

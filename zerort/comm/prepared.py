@@ -53,12 +53,13 @@ class _Known:
 class Prepared:
     """A call to be made again."""
 
-    __slots__ = ("_renewals", "call", "code", "nbytes", "out", "shortcut", "source")
+    __slots__ = ("_renewals", "call", "code", "delivers", "nbytes", "out", "shortcut", "source")
 
     def __init__(self, call: Call, code: CodeType, source: Array | None, out: Array | None) -> None:
         self.call = call
         self.code = code  # kept, so that no other code gets its `id`
         self.nbytes = call.nbytes
+        self.delivers = call.delivers
         self.source = _Known(source, call.source_address)
         self.out = _Known(out, call.out_address)
         self.shortcut: Any = None
@@ -115,8 +116,9 @@ class PreparedCalls:
     def keep(self, key: tuple[Any, ...], code: CodeType, call: Call, source: Array | None, out: Array | None) -> None:
         """Remember a call whose arguments were found good."""
         if out is None and source is not None:
-            if call.result is not None and not call.where:
-                call.make = functools.partial(np.empty, call.result.shape, call.result.dtype)
+            result = call.result if call.delivers else call.out
+            if result is not None and not call.where:
+                call.make = functools.partial(np.empty, result.shape, result.dtype)
                 self._keep(key, Prepared(call, code, None, None))
             return
         # Otherwise they are wrong, or views made for this call; or equal dtypes that are not one object.

@@ -105,6 +105,10 @@ class RepeatContract(CollectiveContract):
                     (group.reduce_scatter(self.put(mine)).wait(), rows.sum(0)[rank * numel :][:numel]),
                     (group.all_to_all(self.put(mine)).wait(), rows[:, rank * numel :][:, :numel].reshape(-1)),
                 ]
+                summed = group.reduce(source.reshape(shape), root=n - 1).wait()
+                assert (summed is None) == (rank != n - 1)
+                if summed is not None:
+                    results.append((summed, results[0][1]))
                 for result, expected in results:
                     assert result.shape == expected.shape
                     assert_same(result, expected)

@@ -86,6 +86,8 @@ class Call:
     """A transport's own faster way to make this call again."""
     make: Any = field(default=None, repr=False)
     """Returns a new array for the result of the same call; None if the caller gave an out."""
+    delivers: bool = True
+    """Whether this rank gets a result: of a reduce, only root does."""
     _tail: bytes = field(default=b"", repr=False)
 
     def header(self) -> bytes:
@@ -114,7 +116,7 @@ class Call:
 
     def take_new(self, source: Array, out: Array) -> Call:
         """Take a source wherever it lies, and a new array for the result, to make this call again."""
-        self.source, self.out, self.result = source.reshape(-1), out.reshape(-1), out
+        self.source, self.out, self.result = source.reshape(-1), out.reshape(-1), out if self.delivers else None
         self.source_address, self.out_address = address_of_any(source), address_of_any(out)
         self.places = None
         return self

@@ -155,7 +155,7 @@ def fill_reduce(call: Call, rank: int, size: int, given: Given) -> None:
         _result(call, out, flat.size, in_place=0, like=source)
     else:
         # Only root gets a result; an out on another rank is left alone, so that all ranks can make the same call.
-        call.out, call.result = np.empty(0, flat.dtype), None
+        call.out, call.delivers = np.empty(0, flat.dtype), False
 
 
 def fill_all_to_all(call: Call, rank: int, size: int, given: Given) -> None:
