@@ -180,6 +180,30 @@ wait_for_godot()
     assert len(re.findall(r"^  File .*, line \d+ in wait_for_godot$", result.output, re.MULTILINE)) == 2, result.output
 
 
+def test_a_host_that_leaves_as_one_tells_the_others(job):
+    """As groups over GPUs close: their hosts' ranks leave together, and other hosts must not wait for them."""
+    code = (
+        opened(timeout=60.0)
+        + """
+if group.rank < 2:
+    say("rank", group.rank, "left", group._transport.all_leave(within=50.0))
+    wait_for_gates(2, 3)
+else:
+    try:
+        group.barrier().wait()
+    except CollectiveTimeoutError:
+        say("rank", group.rank, "was not told")
+    except CollectiveError as error:
+        say("rank", group.rank, "told", json.dumps(str(error)))
+    open_gate(group.rank)
+"""
+    )
+    result = job(4, code, args=["hierarchical"])
+    assert not result.timed_out, result.output
+    assert result.output.count("left True") == 2, result.output
+    assert len(re.findall(r"rank [23] told .*left", result.output)) == 2, result.output
+
+
 def test_ranks_that_do_not_open_the_group_end_the_job(job):
     code = """
 from mpi4py import MPI

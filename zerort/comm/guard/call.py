@@ -133,6 +133,11 @@ class Call:
         text = _describe(self.op, self.where + self.dtype, self.reduction, self.root, self.numel, self.name)
         return text if self.counts is None else f"{text} counts={self.counts}"
 
+    def locate(self) -> str:
+        """Say what is called, its number and the line; before the first call of a group there is no number."""
+        number = f"#{self.sequence} " if self.sequence >= 0 else ""
+        return f"{number}{self.describe()} at {self.site}"
+
 
 @functools.lru_cache(maxsize=8192)
 def _pack(op: str, dtype: str, reduction: str, root: int, numel: int, counts: Any, name: str, site: str) -> bytes:

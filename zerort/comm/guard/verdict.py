@@ -156,7 +156,7 @@ def missing_error(
         when = "" if seen.since is None else f", {seen.since:.1f} s ago"
         state = ("; it left the group or ended" if seen.left else "") + (f" ({seen.process})" if seen.process else "")
         lines.append(f"  rank {rank}: {'gone' if seen.left else 'missing'}; {where}{when}{state}")
-    what = f"#{call.sequence} {call.describe()} at {call.site}"
+    what = call.locate()
     if record:
         lines.append(f"Flight record: {record}")
     if left:
@@ -199,7 +199,7 @@ def _story(sightings: Sequence[Sighting], updates: int | None) -> str:
 def late_error(group: str, call: Call, *, rank: int, waited: float, record: object) -> CollectiveError:
     """Return the error for a rank that comes to a collective when the others have given up waiting for it."""
     head = (
-        f"Expected rank {rank} of {group} at #{call.sequence} {call.describe()} at {call.site} within {waited:.1f} s, "
+        f"Expected rank {rank} of {group} at {call.locate()} within {waited:.1f} s, "
         "got it later: the others had given up waiting."
     )
     cure = f"This rank was stuck or busy before the call. {_WAIT_LONGER}"
@@ -212,7 +212,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def why_failed(call: Call, error: BaseException) -> str:
     """Say what a rank was doing when it raised, and what it raised."""
-    return _short(f"{type(error).__name__}: {error}; in #{call.sequence} {call.describe()} at {call.site}")
+    return _short(f"{type(error).__name__}: {error}; in {call.locate()}")
 
 
 def failed_error(group: str, *, rank: int, why: str) -> RankFailedError:

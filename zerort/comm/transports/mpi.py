@@ -88,7 +88,7 @@ class MpiTransport(Transport):
         self._places: dict[bytes, list[bytes]] = {}  # calls, and for each what headers of all ranks end with
         self._last: tuple[int, list[bytes]] | None = None  # the call at which all last met: number, ends of headers
         self._met_at = time.monotonic()
-        self._sequence = 0
+        self._sequence = -1  # of the last call that was begun: none yet
         self._left = False
         leaders, hosts_count = [ranks[0] for ranks in self.topology.members], self.topology.count
         self._leads = self.rank in leaders
@@ -256,7 +256,7 @@ class MpiTransport(Transport):
             alarm = exchange.alarms.get(rank)
             is_gone = alarm is not None and alarm.is_gone
             if not is_gone and rank not in missing:
-                last = f"#{call.sequence} {call.describe()} at {call.site}" if alarm is None else alarm.last
+                last = call.locate() if alarm is None else alarm.last
                 sightings.append(Sighting(arrived=True, last=last))
                 continue
             sightings.append(

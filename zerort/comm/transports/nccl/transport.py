@@ -128,7 +128,7 @@ class NcclTransport(Transport):
     def run(self, call: Call) -> None:
         """Do a call over CuPy arrays here, one over NumPy arrays on the host."""
         assert self._stream is not None
-        with self._watch.line(_title(call)):
+        with self._watch.line(call.locate()):
             self._stream.take_turn()  # gpu-wait: a_group_of_parts_works_beside_its_whole
         if call.where:
             super().run(call)
@@ -152,7 +152,7 @@ class NcclTransport(Transport):
 
     @contextlib.contextmanager
     def _entry(self, call: Call) -> Iterator[None]:
-        with self._watch.entry(_title(call)):
+        with self._watch.entry(call.locate()):
             yield
         if trace.is_enabled():
             # So that its span is as long as the call, not as its queueing.
@@ -282,7 +282,3 @@ class NcclTransport(Transport):
     def details(self) -> str:
         """Say which GPU it is, and how the ranks agree."""
         return f"{self.device.name}; agreed over {self.host.kind}"
-
-
-def _title(call: Call) -> str:
-    return f"#{call.sequence} {call.describe()} at {call.site}"
