@@ -38,7 +38,7 @@ MUTANTS = tuple(mutant for source in SOURCES for mutant in source.mutants)
 def tests():
     """Return the names of tests and of their classes by file below tests/cuda, those of contracts included."""
     contracts = {}
-    for path in (ROOT / "zerort").rglob("*_contract.py"):
+    for path in (ROOT / "zerort/testing/contracts").glob("*.py"):
         contracts.update(
             {one.name: one for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.ClassDef)}
         )

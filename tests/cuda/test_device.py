@@ -17,7 +17,7 @@ from zerort.device.cuda.device import LANES, CudaDevice  # noqa: E402
 from zerort.device.cuda.order import CudaOrder  # noqa: E402
 from zerort.device.host.stream import HostStream  # noqa: E402
 from zerort.errors import CallError, ClosedError, DeviceError, DeviceMemoryError  # noqa: E402
-from zerort.testing.device_contract import DeviceContract  # noqa: E402
+from zerort.testing.contracts.device import DeviceContract  # noqa: E402
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from zerort.errors import CallError  # noqa: E402
 from zerort.optim.kernels import kernels_for  # noqa: E402
 from zerort.storage import BridgedStore, NvmeStore  # noqa: E402
 from zerort.streaming import ArrayTransfer, Pipeline, Staging, StoreTransfer, slot_nbytes_of  # noqa: E402
+from zerort.testing.contracts.store import StoreContract  # noqa: E402
 from zerort.testing.memory_store import MemoryStore  # noqa: E402
-from zerort.testing.store_contract import StoreContract  # noqa: E402
 
 SLOT = 64 * 1024
 

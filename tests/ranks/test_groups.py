@@ -17,7 +17,7 @@ from zerort.comm.transports import mpi
 from zerort.comm.transports.exchange import Exchange
 from zerort.errors import BootstrapError, CollectiveMismatchError, CollectiveTimeoutError
 from zerort.native import rendezvous
-from zerort.testing.group_contract import GroupContract
+from zerort.testing.contracts.group import GroupContract
 
 WORLD = MPI.COMM_WORLD
 pytestmark = pytest.mark.mpi

@@ -13,7 +13,7 @@ from zerort.comm import open_group
 from zerort.engine.residence.backings import Backings
 from zerort.engine.residence.host_memory import HostMemory
 from zerort.storage.session import StorageSession
-from zerort.testing.residence_contract import ChunkedArrayContract, ParametersContract
+from zerort.testing.contracts.residence import ChunkedArrayContract, ParametersContract
 
 WORLD = MPI.COMM_WORLD
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size > 4, reason="1 to 4 ranks")]

@@ -13,7 +13,7 @@ from runs import assert_same, open_hosts, weights
 
 import zerort as zr
 from zerort.comm import open_group
-from zerort.testing.ties_contract import TiesContract
+from zerort.testing.contracts.ties import TiesContract
 
 WORLD = MPI.COMM_WORLD
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size > 4, reason="1 to 4 ranks")]

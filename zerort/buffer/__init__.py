@@ -6,13 +6,15 @@ leaves.py         one fixed pairwise tree over a step's micro-batches, and which
 tree.py           sums in it of whole gradients, whichever rank computed what
 folding.py        the same of shards: slices are folded as they arrive
 reduce.py         sums over ranks of what travels as codes
-bucket.py         GradientBucket: fills tensor by tensor, fires its reduction when full
+collecting.py     a micro-step's gradients, written where they belong, tensor by tensor
+bucket.py         GradientBucket: collects gradients and fires their reduction
+tied.py           gradients of a tied tensor, reduced into the sum of the unit that holds it
 sinks.py          where the sum of its reductions is kept until the step
 kernels.py        what buckets compute with, on the host or on a GPU
 views.py          tensors by name, for as long as their buffer is gathered
 """
 
-from zerort.buffer.bucket import GradientBucket, TiedRange
+from zerort.buffer.bucket import GradientBucket
 from zerort.buffer.folding import FoldedShard, Folding
 from zerort.buffer.gather import PLAIN, CodedGather, RangeGather
 from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
@@ -20,6 +22,7 @@ from zerort.buffer.leaves import Leaves, insert
 from zerort.buffer.redistribute import redistribute
 from zerort.buffer.reduce import CodedReduce, sent_nbytes
 from zerort.buffer.sinks import GradientSink, ReduceInto, SummedShard, TiedSums
+from zerort.buffer.tied import TiedRange
 from zerort.buffer.tree import TreeSum, tree_reduce_scatter
 from zerort.buffer.views import Views, gathering, unit_title
 

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any, SupportsInt
+from typing import Any
 
 import numpy as np
 
+from zerort.buffer.collecting import GradientCollector
 from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
 from zerort.buffer.leaves import Leaves
 from zerort.buffer.redistribute import redistribute
@@ -29,15 +30,15 @@ from zerort.buffer.sinks import GradientSink, ReduceInto, SummedShard
 from zerort.buffer.tree import TreeSum
 from zerort.comm import Group
 from zerort.device import Ticket
-from zerort.device.slots import Slot, Slots
+from zerort.device.slots import Slots
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
-__all__ = ["GradientBucket", "TiedRange"]
+__all__ = ["GradientBucket"]
 
 
-class GradientBucket:
+class GradientBucket(GradientCollector):
     """The gradients of one flat layout, between backward and the step. Every rank makes it at once.
 
     Args:
@@ -78,35 +79,37 @@ class GradientBucket:
         replicas: Group | None = None,
         codec: CodedReduce | None = None,
     ) -> None:
-        self.layout = layout
         self.name = name
-        self.dtype = numpy_dtype(layout.dtype)
         self._group = group
         self._replicas = replicas
         self._codec = codec
         self._placement = placement
         self._needed = needed
-        self._slots = slots
         self._traffic = traffic
-        self._kernels = kernels
-        self._device = group.device
-        self._own = partition.of(group.rank).slice
         whole = whole or placement is not Placement.SHARDED
         self._copy = 0 if replicas is None else replicas.rank
-        self._tree: TreeSum | None = None
+        dtype = numpy_dtype(layout.dtype)
+        made: TreeSum | None = None
         if tree is not None and whole:
-            self._tree = TreeSum(
+            made = TreeSum(
                 tree,
                 self._copy * group.size + group.rank,
                 numel=layout.numel,
-                dtype=self.dtype,
-                device=self._device,
+                dtype=dtype,
+                device=group.device,
                 kernels=kernels,
                 empty=self._empty,
                 replicas=replicas,
             )
+        super().__init__(
+            layout,
+            device=group.device,
+            slots=slots,
+            resident=group.zeros(layout.numel, dtype, name=name) if whole else None,
+            tree=made,
+            kernels=kernels,
+        )
         self._dealt = None if whole else tree  # leaves whose slices a sink folds
-        self._resident = group.zeros(layout.numel, self.dtype, name=name) if whole else None
         self.sink: GradientSink | None = None
         """What keeps this rank's range of the sum; None if gradients are whole."""
         self._cut(partition, sink)
@@ -114,8 +117,6 @@ class GradientBucket:
         """Whether gradients may be collected in slots."""
         self.leaves_slots_busy = not whole
         """Whether a slot is still read after the bucket has fired."""
-        self._gaps = _gaps_of(layout)
-        self._slot: Slot | None = None
         self.fires = placement is not Placement.PARTIAL and self._tree is None
         """Whether `fire` calls the other ranks of a copy of the model."""
         self.fires_over_copies = self.fires and self._dealt is None
@@ -160,27 +161,10 @@ class GradientBucket:
         self._unheard.clear()
         self._fired.clear()
         self.reduction = self._read = self._over_copies = self._unsummed = None
-        self._present: set[str] = set()  # in this micro-step
-        self._unseen = False  # gradients came that nobody has looked at
-        self.seen: set[str] = set()
-        """Names that had a gradient in any micro-step since the last reset."""
-        self.micro_steps = 0
-        """Rounds of gradients that are complete."""
-        self._nonfinite: list[tuple[str, SupportsInt]] = []  # tensors, or "" for all; where, or the promise of it
         self._placed = Placement.PARTIAL
-        if self._tree is not None:
-            self._tree.clear()
+        self._forget()
         if self.sink is not None:
             self.sink.reset()
-
-    @property
-    def nonfinite(self) -> str | None:
-        """The first tensor in which a gradient of this rank's own holds NaN or infinity."""
-        for name, promise in self._nonfinite:
-            at = int(promise)
-            if at >= 0:
-                return name or self.layout.overlaps(at, at + 1)[0].extent.name
-        return None
 
     @property
     def nbytes(self) -> int:
@@ -190,106 +174,19 @@ class GradientBucket:
             return self.sink.nbytes
         return self._resident.nbytes + (0 if self._tree is None else self._tree.nbytes)
 
-    # -- filling ---------------------------------------------------------------------------------------------------
-
-    def views(self) -> dict[str, Array]:
-        """Return writable arrays for all gradients of this micro-step: copied later only if it is added to others."""
-        whole = self._apart() if self._sums_micro_steps() else self._collecting()
-        self._present = {extent.name for extent in self.layout.extents}
-        self._unseen = True
-        return {extent.name: whole[extent.slice].reshape(extent.shape) for extent in self.layout.extents}
-
-    def add(self, name: str, gradient: Array, *, donate: bool = False) -> None:
-        """Take one gradient of this micro-step; one that comes twice is summed (a tensor that was used twice).
-
-        Args:
-            name: Whose it is.
-            gradient: The whole of it.
-            donate: The array is the bucket's from now on, which may use it where it lies instead of copying it.
-        """
-        flat = self._device.flat(gradient)
-        found: int | None
-        if donate and self._is_all(flat):
-            self._slot = self._slots.lease(flat.nbytes, memory=flat.view(np.uint8))
-            found = self._kernels.check(flat)
-        elif name in self._present or self._sums_micro_steps():
-            place = self._collecting()[self.layout.of(name).slice]
-            self._add(place, flat)
-            found = self._kernels.check(place)
-        else:
-            found = self._kernels.copy_checked(self._collecting()[self.layout.of(name).slice], flat)
-        if found is None:
-            self._unseen = True
-        elif found >= 0:
-            self._nonfinite.append((name, found))
-        self._present.add(name)
-
-    @property
-    def filling(self) -> bool:
-        """Whether gradients of a micro-step that is not closed are here."""
-        return bool(self._present)
-
-    def drop_micro_step(self) -> None:
-        """Forget the gradients that were written through `views` in this micro-step: they count as zero."""
-        self._present, self._unseen = set(), False
-        if self._slot is not None and self._resident is not None:
-            self._slot.release()
-            self._slot = None
-
     def end_micro_step(self) -> None:
         """Close this micro-step: what has no gradient counts as zero. Nothing is communicated."""
-        if self._slot is not None and self._resident is not None:  # written through views, beside the sum so far
-            apart = self._apart()
-            for gap in self._gaps:  # the slot may hold another bucket's gradients there
-                apart[gap].view(np.uint8).fill(0)
-            self._find_nonfinite(apart)
-            self._kernels.add_into(self._resident, apart)
-            self._slot.release()
-            self._slot = None
-        elif not self._sums_micro_steps():
-            whole = self._collecting()
-            for extent in self.layout.extents:
-                if extent.name not in self._present:
-                    whole[extent.slice].view(np.uint8).fill(0)
-            for gap in self._gaps:
-                whole[gap].view(np.uint8).fill(0)
-            if self._unseen:
-                self._find_nonfinite(whole)
-        elif self._unseen:
-            self._find_nonfinite(self._collecting())
-        if self._tree is not None:
-            assert self._resident is not None
-            self._tree.add(self._resident)
-        self.seen |= self._present
-        self._present, self._unseen = set(), False
+        super().end_micro_step()
         if self.reduces_micro_steps:
             self._placed = Placement.PARTIAL
-        self.micro_steps += 1
 
     def _empty(self, numel: int, dtype: np.dtype[Any]) -> Array:
         """Return memory of this rank's own: on GPUs all ranks get it or none, for one may have less left."""
-        if self._device.in_host_memory:
-            alone: Array = self._device.empty(numel, dtype)
+        device = self._group.device
+        if device.in_host_memory:
+            alone: Array = device.empty(numel, dtype)
             return alone
         return self._group.zeros(numel, dtype, name=self.name)
-
-    def _is_all(self, flat: Array) -> bool:
-        """Say whether ``flat`` is as good as a slot that it would be copied into."""
-        in_slot = self._resident is None and self._slot is None and not self._slots.persistent
-        return in_slot and flat.size == self.layout.numel and flat.dtype == self.dtype
-
-    def _sums_micro_steps(self) -> bool:
-        """Say whether this micro-step's gradients go on top of those before."""
-        return self.micro_steps > 0 and self._tree is None and self._resident is not None
-
-    def _collecting(self) -> Array:
-        """Return where gradients go: the whole of this micro-step's, or of all micro-steps' sum."""
-        return self._apart() if self._resident is None else self._resident
-
-    def _apart(self) -> Array:
-        if self._slot is None:
-            self._slot = self._slots.lease(self.layout.nbytes)
-        return self._slot.array(self.layout.numel, self.dtype)
 
     # -- reducing --------------------------------------------------------------------------------------------------
 
@@ -408,16 +305,6 @@ class GradientBucket:
             return None
         return range(len(self._dealt.of_micro_step(self._copy, self.micro_steps - 1)))
 
-    def _find_nonfinite(self, whole: Array) -> None:
-        self._nonfinite.append(("", self._kernels.look_for_nonfinite(whole)))
-
-    def _add(self, place: Array, gradient: Array) -> None:
-        """Add a gradient of whatever precision to what is there."""
-        if gradient.dtype.itemsize > place.dtype.itemsize:
-            wide, gradient = gradient, self._device.scratch(place.size, place.dtype)
-            self._kernels.cast_into(gradient, wide)
-        self._kernels.add_into(place, gradient)
-
     def close(self) -> None:
         """Give the memory back."""
         self.reset()
@@ -427,43 +314,3 @@ class GradientBucket:
     def __repr__(self) -> str:
         filled = f"{len(self._present)} of {len(self.layout.extents)} filled"
         return f"GradientBucket({self.name!r}, {self._placement}, {filled})"
-
-
-class TiedRange:
-    """A tensor's range in the sum of the bucket that holds it: the sink of another unit's gradients of it.
-
-    Args:
-        home: The bucket that holds the tensor.
-        within: Which elements of this rank's range are the tensor's.
-    """
-
-    array = None
-    nbytes = 0
-
-    def __init__(self, home: GradientBucket, within: slice) -> None:
-        self._home = home
-        self._within = within
-
-    def put(self, reduce_into: ReduceInto, *, within: slice | None = None) -> Ticket[Array]:
-        """Add a reduction to the sum; see `GradientSink.put`."""
-        assert within is None
-        return self._home.reduce_within(reduce_into, self._within)
-
-    def total(self, summed: Array, *, name: str) -> Array:
-        """Return what was summed; see `GradientSink.total`."""
-        return summed
-
-    def reset(self) -> None:
-        """Do nothing: the sum is the other bucket's."""
-
-
-def _gaps_of(layout: FlatLayout) -> tuple[slice, ...]:
-    """Return the ranges that belong to no tensor: a slot may hold another bucket's gradients there."""
-    gaps, end = [], 0
-    for extent in layout.extents:
-        if extent.offset > end:
-            gaps.append(slice(end, extent.offset))
-        end = max(end, extent.last)
-    if layout.numel > end:
-        gaps.append(slice(end, layout.numel))
-    return tuple(gaps)

@@ -26,7 +26,7 @@ from zerort.engine.attachment import Attachment, Verb, complete_all, within
 from zerort.engine.batches.counted import counted
 from zerort.engine.batches.taking import Taking, take
 from zerort.engine.model.bound_unit import BoundUnit, TensorPlace
-from zerort.engine.model.gradient_order import GradientOrder
+from zerort.engine.model.gradients.order import GradientOrder
 from zerort.engine.model.tensors import Frozen, TensorSpec
 from zerort.engine.persist.packed_values import PackedValues
 from zerort.engine.runtime import Runtime

@@ -1,12 +1,7 @@
 """What a project built on zerort needs to test itself: contract suites, and ways to start ranks.
 
-    group_contract.py    what every Group holds: subclass `GroupContract`, say how to run a body on all ranks
-                         (what its collectives deliver: collective_contract.py, repeat_contract.py)
-    device_contract.py   what every Device holds
-    store_contract.py    what every Store holds (memory_store.py: the simplest)
-    residence_contract.py  what every ChunkedArray and all Parameters hold, wherever their bytes rest
-    forecast_contract.py   what is told before a run is what is counted in it, under every plan and tier
-    ties_contract.py     gradients of tied parameters are summed in whatever order units come, on every tier
+    contracts/           what every group, device, store and residence holds: suites to subclass
+    memory_store.py      the simplest store that passes its contract
     threads.py           `run_threads`: N ranks as threads of this process (threads_transport.py carries their bytes)
     counted_post.py      messages between threads, counted: what a rank sends as ranks grow
     jobs.py              `run_job`: N ranks as processes under mpirun, with a timeout that dumps every rank's stacks

@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 import zerort as zr
 from zerort.comm import open_group
-from zerort.testing.forecast_contract import ForecastContract
+from zerort.testing.contracts.forecast import ForecastContract
 
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(MPI.COMM_WORLD.size != 2, reason="2 ranks")]
 

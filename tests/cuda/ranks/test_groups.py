@@ -7,7 +7,7 @@ pytest.importorskip("cupy")
 from arrays import put
 
 from zerort.comm import open_group
-from zerort.testing.group_contract import GroupContract
+from zerort.testing.contracts.group import GroupContract
 
 pytestmark = pytest.mark.mpi
 

@@ -15,7 +15,7 @@ from zerort.comm import open_group  # noqa: E402
 from zerort.comm.agreed import gather_json, raise_together  # noqa: E402
 from zerort.comm.transports.nccl.pinned import open_pinned  # noqa: E402
 from zerort.errors import CallError, CollectiveMismatchError, DeviceMemoryError  # noqa: E402
-from zerort.testing.collective_contract import assert_same, pattern  # noqa: E402
+from zerort.testing.contracts.collective import assert_same, pattern  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 

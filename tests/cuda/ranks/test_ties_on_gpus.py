@@ -7,7 +7,7 @@ pytest.importorskip("cupy")
 from mpi4py import MPI
 
 from zerort.comm import open_group
-from zerort.testing.ties_contract import TiesContract
+from zerort.testing.contracts.ties import TiesContract
 
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(MPI.COMM_WORLD.size > 3, reason="at most 3 ranks")]
 

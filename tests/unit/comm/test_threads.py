@@ -12,7 +12,7 @@ from zerort.config import GroupOptions
 from zerort.device import HostStream
 from zerort.errors import CallError, CollectiveTimeoutError, RankFailedError
 from zerort.testing import run_threads
-from zerort.testing.group_contract import GroupContract
+from zerort.testing.contracts.group import GroupContract
 
 
 class TestSolo(GroupContract):

@@ -7,7 +7,7 @@ import pytest
 from zerort import trace
 from zerort.device import HostDevice, HostStream
 from zerort.errors import ClosedError
-from zerort.testing.device_contract import DeviceContract
+from zerort.testing.contracts.device import DeviceContract
 
 
 class TestHostDevice(DeviceContract):

@@ -3,7 +3,7 @@
 import pytest
 
 import zerort as zr
-from zerort.testing.forecast_contract import ForecastContract
+from zerort.testing.contracts.forecast import ForecastContract
 from zerort.testing.threads import run_threads
 
 

@@ -10,7 +10,7 @@ import zerort as zr
 from zerort.codec.formats import Format
 from zerort.errors import CallError, NonFiniteError, UnitStateError
 from zerort.testing import run_threads
-from zerort.testing.ties_contract import TIED_UNITS, TiesContract, register_tied, tied_gradients, tied_totals
+from zerort.testing.contracts.ties import TIED_UNITS, TiesContract, register_tied, tied_gradients, tied_totals
 
 F4 = np.float32
 MEMORY, DISK = zr.Tier.DEVICE, zr.Tier.NVME

@@ -6,8 +6,8 @@ import pytest
 
 from zerort.storage.stores.nvme import NvmeOptions, NvmeStore
 from zerort.storage.stores.striped import StripedStore
+from zerort.testing.contracts.store import StoreContract
 from zerort.testing.memory_store import MemoryStore
-from zerort.testing.store_contract import StoreContract
 
 
 class TestMemoryStore(StoreContract):

@@ -18,26 +18,19 @@ from zerort import native, trace
 from zerort.comm import geometry
 from zerort.comm.geometry import split_evenly
 from zerort.comm.guard.call import SEQUENCE_NBYTES, Call, call_site, pack_sequence
-from zerort.comm.guard.standing import Standing
-from zerort.comm.guard.verdict import (
-    Sighting,
-    Trouble,
-    failed_error,
-    failed_trouble,
-    gone_trouble,
-    last_call,
-    late_error,
-)
+from zerort.comm.guard.verdict import Trouble, failed_trouble, gone_trouble, late_error
 from zerort.comm.transport import Transport
 from zerort.comm.transports.alarms import Alarm
 from zerort.comm.transports.carrier import Carrier, HostSide, piece_nbytes
 from zerort.comm.transports.exchange import Exchange, Interrupted, Messages
+from zerort.comm.transports.giving_up import agree_on_missing, sightings
 from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, small_nbytes
 from zerort.comm.transports.host_side import LANDING_SLOTS, AloneOnHost
 from zerort.comm.transports.network import Network, is_direct, largest_sum, measure
 from zerort.comm.transports.node.memory import slab_nbytes
 from zerort.comm.transports.shift import Topology
 from zerort.config import GroupOptions
+from zerort.errors import RankFailedError
 from zerort.native.rendezvous import AGREED_BYTES
 from zerort.typing import Array
 
@@ -45,9 +38,6 @@ __all__ = ["MpiTransport"]
 
 _TEXT_NBYTES = 4096
 """Of a text in `tell`."""
-
-_HEAR_FOR = 1.0
-"""Seconds in which the ranks that gave up together tell each other so."""
 
 _SMALL_NBYTES = 64 * 1024
 """Broadcasts and reductions up to this size go straight between root and everyone."""
@@ -250,52 +240,17 @@ class MpiTransport(Transport):
         exchange, began = self._exchange, time.monotonic()
         exchange.look_for_the_dead(call.sequence)  # one that the ranks of its host have missed sounds no alarm itself
         exchange.sound(Alarm(self.rank, call.sequence, "gave up", f"{call.describe()} at {call.site}"))
-        missing = self._hear_others(began)
-        sightings = []
-        for rank in range(self.size):
-            alarm = exchange.alarms.get(rank)
-            is_gone = alarm is not None and alarm.is_gone
-            if not is_gone and rank not in missing:
-                last = call.locate() if alarm is None else alarm.last
-                sightings.append(Sighting(arrived=True, last=last))
-                continue
-            sightings.append(
-                Sighting(
-                    arrived=False,
-                    left=is_gone,
-                    last=last_call(self._last_header(rank)),
-                    since=time.monotonic() - self._met_at,
-                    process=f"host {self.hosts[rank]}",
-                    farewell=Standing.read(alarm.last) if alarm is not None and alarm.reason == "left" else None,
-                )
-            )
-        if self.rank in missing or all(seen.arrived for seen in sightings):
+        try:
+            missing = agree_on_missing(exchange, title=self.title, began=began)
+        except RankFailedError as failed:
+            self.broken = failed
+            raise
+        found = sightings(exchange, call, missing, last_header=self._last_header, met_at=self._met_at)
+        if self.rank in missing or all(seen.arrived for seen in found):
             self.broken = late_error(**self.facts(call), rank=self.rank)
         else:
-            self.broken = self.missing(call, sightings)
+            self.broken = self.missing(call, found)
         raise self.broken
-
-    def _hear_others(self, began: float) -> frozenset[int]:
-        """Return which ranks are missing: the lowest of those who gave up says so for all."""
-        exchange = self._exchange
-        while True:
-            exchange.listen()
-            for failed in exchange.alarms.values():
-                if failed.reason == "failed":
-                    exchange.speak_out()
-                    self.broken = failed_error(self.title, rank=failed.rank, why=failed.last)
-                    raise self.broken
-            if exchange.missing is not None:
-                break
-            here = {self.rank, *(rank for rank, alarm in exchange.alarms.items() if not alarm.is_gone)}
-            waited, judges = time.monotonic() - began, min(here) == self.rank
-            if (judges and len(exchange.alarms) == self.size - 1) or waited > (_HEAR_FOR if judges else 2 * _HEAR_FOR):
-                exchange.judge(rank for rank in range(self.size) if rank not in here)
-                break
-            time.sleep(1e-3)
-        exchange.speak_out()
-        assert exchange.missing is not None
-        return exchange.missing
 
     def _last_header(self, rank: int) -> bytes | None:
         return None if self._last is None else pack_sequence(self._last[0]) + self._last[1][rank]

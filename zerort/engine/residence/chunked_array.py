@@ -5,7 +5,7 @@
 
 Everything that an update touches is one: each kind of state, master weights, parameters, gradients. One that is in
 memory as a whole is an array with one chunk (decision 0027). Nothing else knows what holds a chunk; `backings.py` makes
-them, `zerort.testing.residence_contract` says what all of them hold. Next in reading order: `parameters.py`.
+them, `zerort.testing.contracts.residence` says what all of them hold. Next in reading order: `parameters.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stores: bytes by name at a tier, all behind one contract (`zerort.testing.store_contract`).
+"""Stores: bytes by name at a tier, all behind one contract (`zerort.testing.contracts.store`).
 
 store.py                            `Store`: what every store can do, and the checks that all make alike
 nvme.py  chunk_file.py              one disk: a file per value, with checksums

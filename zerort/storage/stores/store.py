@@ -10,7 +10,7 @@
 [Note: Order] Reads and writes of one value whose bytes overlap take effect in the order in which they were asked for;
 all others may overtake each other. So a read sees what was written before it, whether or not somebody waited.
 
-A store exists when it passes `zerort.testing.store_contract.StoreContract`.
+A store exists when it passes `zerort.testing.contracts.store.StoreContract`.
 """
 
 from __future__ import annotations

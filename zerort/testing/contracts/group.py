@@ -21,8 +21,8 @@ import pytest
 
 from zerort.comm import Group
 from zerort.errors import CallError, ClosedError, CollectiveMismatchError
-from zerort.testing.collective_contract import OnRanks, assert_same, pattern
-from zerort.testing.repeat_contract import RepeatContract
+from zerort.testing.contracts.collective import OnRanks, assert_same, pattern
+from zerort.testing.contracts.repeat import RepeatContract
 
 __all__ = ["GroupContract"]
 
@@ -64,7 +64,9 @@ class GroupContract(RepeatContract):
             with pytest.raises(CollectiveMismatchError) as caught:
                 (right if odd else left)(group, self.put).wait()
             text = str(caught.value)
-            rows = re.findall(r"^  ranks? ([\d, ]+): (\w+)\((.*)\).* at \S+group_contract\.py:\d+$", text, re.MULTILINE)
+            rows = re.findall(
+                r"^  ranks? ([\d, ]+): (\w+)\((.*)\).* at \S*contracts/group\.py:\d+$", text, re.MULTILINE
+            )
             assert [ranks for ranks, _, _ in rows] == [
                 ", ".join(map(str, range(group.size - 1))),
                 str(group.size - 1),

@@ -20,7 +20,7 @@ import pytest
 from zerort import trace
 from zerort.comm import Group
 from zerort.errors import CallError, ClosedError, CollectiveMismatchError
-from zerort.testing.collective_contract import CollectiveContract, OnRanks, assert_same, pattern
+from zerort.testing.contracts.collective import CollectiveContract, OnRanks, assert_same, pattern
 
 __all__ = ["RepeatContract"]
 
@@ -266,7 +266,7 @@ class RepeatContract(CollectiveContract):
             assert [row["name"] for row in rows[:2]] == ["mark", ""]
             assert {row["status"] for row in rows} == {"done"}
             assert len({row["site"] for row in rows}) == len(calls)
-            assert all("repeat_contract.py:" in row["site"] for row in rows)
+            assert all("contracts/repeat.py:" in row["site"] for row in rows)
             assert all(row["submitted_ns"] <= row["finished_ns"] for row in rows)
             first = rows[0]["sequence"]
             assert [row["sequence"] for row in rows] == list(range(first, first + len(rows)))
