@@ -5,7 +5,7 @@
     PARTIAL → REPLICATED    all_reduce        the whole in, the sum out
     REPLICATED → SHARDED    a slice           nothing moves between ranks
 
-The table itself is `zerort.layout.TRANSITIONS`; nothing else decides which collective is called.
+The table itself is `zerort.layout.TRANSITIONS`. Sums in a fixed tree and codes replace its collective by their own.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Move = Callable[[Group, Array, Array, Partition, str], Ticket[Array]]
 
 
 def _slice(group: Group, source: Array, out: Array, partition: Partition, name: str) -> Ticket[Array]:
-    return _nothing(group, source[partition.of(group.rank).slice], out, partition, name)
+    return _copy_locally(group, source[partition.of(group.rank).slice], out, partition, name)
 
 
-def _nothing(group: Group, source: Array, out: Array, partition: Partition, name: str) -> Ticket[Array]:
+def _copy_locally(group: Group, source: Array, out: Array, partition: Partition, name: str) -> Ticket[Array]:
     if address_of_any(source) != address_of_any(out):
         group.device.put(source, out=out)
     return Done(out)
 
 
-# None is eager, however small: a rank that computes on must not stand still until the slowest one has come as far.
+# All pass eager=False, even for small arrays: a rank that computes on must not wait here for the slowest one.
 _MOVES: Final[dict[Collective, Move]] = {
     Collective.ALL_GATHER: lambda group, source, out, partition, name: group.all_gather(
         source, out=out, counts=partition.counts, name=name, eager=False
@@ -49,13 +49,13 @@ _MOVES: Final[dict[Collective, Move]] = {
         source, out=out, name=name, eager=False
     ),
     Collective.SLICE: _slice,
-    Collective.NONE: _nothing,
+    Collective.NONE: _copy_locally,
 }
 
 # Of these the ones that sum, where bits may not depend on the number of ranks.
 _TREE_MOVES: Final = {Collective.REDUCE_SCATTER: tree_reduce_scatter, Collective.ALL_REDUCE: tree_all_reduce}
 
-_STILL: Final = frozenset({Collective.SLICE, Collective.NONE})  # nothing goes from rank to rank
+_LOCAL: Final = frozenset({Collective.SLICE, Collective.NONE})  # nothing goes from rank to rank
 
 
 def redistribute(
@@ -102,7 +102,7 @@ def redistribute(
         return group.all_to_all(given, out=out, counts=counts, name=name, eager=False)
     if codec is not None and collective is Collective.REDUCE_SCATTER:
         return codec.start(group, source, out=out, partition=partition, name=name, padding=padding, traffic=traffic)
-    if traffic is not None and group.size > 1 and collective not in _STILL:
+    if traffic is not None and group.size > 1 and collective not in _LOCAL:
         times = 1 if tree is None else tree.leaves.exchanges
         traffic[collective.name.lower()] += times * (max(source.nbytes, out.nbytes) - padding * source.itemsize)
     if tree is not None and collective in _TREE_MOVES:

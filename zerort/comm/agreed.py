@@ -5,8 +5,9 @@
     raise_together(group, error)   one rank's error becomes the same error on every rank
     expect_same(group, value)      a value that has to be the same everywhere, or all raise what differs
 
-For the seldom moments only (opening, registering, saving). Values that are the same everywhere cost one collective of
-24 bytes per rank: texts travel only where their digests differ (decision 0110).
+For moments that can fail on one rank alone: opening, registering, saving, reads and updates of a disk. Values that are
+the same everywhere cost one collective of 24 bytes per rank: texts travel only where their digests differ (decision
+0110).
 """
 
 # not-gpu: between arrays of the host

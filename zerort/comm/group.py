@@ -1,4 +1,4 @@
-"""`Group`: ranks that talk. The one class that users hold, whatever carries its bytes.
+"""`Group`: a communicator (process group). The one class that users hold, whatever carries its bytes.
 
     all_gather  reduce_scatter  all_reduce  broadcast  reduce  all_to_all  barrier    each returns a Ticket
     zeros  zeros_shared  free  split  save_trace  close                               each has happened when it returns
@@ -98,7 +98,7 @@ class Group(Collectives):
 
     @property
     def reads_in_place(self) -> bool:
-        """Whether arrays of a rank's own are as good in collectives as those of `zeros`, or nearly so."""
+        """Whether peers read a rank's ordinary arrays where they lie, without a staging copy."""
         return self._transport.reads_in_place
 
     @property

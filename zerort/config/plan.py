@@ -1,4 +1,4 @@
-"""`Plan`: what lives where, as tiers that somebody chose. The plans nothing can serve are rows (`_LAWS`)."""
+"""`Plan`: placement and tier of parameters, gradients and optimizer state. `_LAWS` has what may not be combined."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTS: Final = ("parameter", "gradient", "state")
 _ANY: Final = frozenset(Placement)
 _R, _P, _S = (frozenset({placement}) for placement in (Placement.REPLICATED, Placement.PARTIAL, Placement.SHARDED))
 
-# Where the first column lies as the second says, the third has to lie as the fourth says; the fifth is the cure.
+# (part, if its placement is in, then part, must be in, hint)
 _LAWS: Final = (
     ("parameter", _ANY, "parameter", _R | _S, "Parameters are values, not sums: replicate or shard them."),
     ("state", _ANY, "state", _R | _S, "Optimizer state is a value, not a sum: replicate or shard it."),
@@ -26,7 +26,7 @@ _LAWS: Final = (
     ("state", _S, "gradient", _P | _S, "Summing whole gradients for a shard of state is wasted: use PARTIAL."),
 )
 
-# What rests on a disk is a rank's own range, read and written once: the part, how it has to lie there, the cure.
+# (part, what its placement on a disk must be, hint): a rank reads and writes its own range there, once.
 _DISK_LAWS: Final = (
     ("parameter", _S, "Every rank would read all of it from the disk: shard it, as Plan.zero(3, parameter=…) does."),
     ("gradient", _S, "Sums of whole gradients grow in memory: shard them, as Plan.zero(2) and Plan.zero(3) do."),

@@ -1,7 +1,7 @@
-"""`Ticket`: the one currency for work that has not happened yet.
+"""`Ticket`: a future: an event, a result, and the buffers that are kept alive until the event.
 
-A Ticket ties three things together: the event that tells when the work is done, its result, and what must stay alive
-until then. A verb that returns a Ticket has not happened yet; a verb that returns None has.
+Methods that move bytes return one, and may not have happened yet when they return; methods that return anything else
+have happened.
 """
 
 # not-gpu: what a ticket of a GPU waits for is in its own class
@@ -41,7 +41,7 @@ class Ticket(Generic[T]):
         self._result = result
 
     def done(self) -> bool:
-        """Say whether the work has happened, without waiting."""
+        """Say whether the work has ended, well or not, without waiting."""
         return self.ready.done()
 
     def wait(self, timeout: float | None = None) -> T:
@@ -60,7 +60,7 @@ class Ticket(Generic[T]):
 
     @property
     def result(self) -> T:
-        """What was promised, for whoever knows that the host has done its part. Never waits."""
+        """The result, without waiting; on a GPU it may still be being written."""
         return self._result  # type: ignore[return-value]
 
     def on(self, stream: Stream) -> Ticket[None]:

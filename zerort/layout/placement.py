@@ -6,7 +6,7 @@
     PARTIAL       all_reduce       reduce_scatter    none
 
 A dash is a move that does not exist: a partial sum comes out of a computation, never out of another placement. The
-picture and `TRANSITIONS` are the same table; nothing else in zerort decides which collective a move needs.
+picture and `TRANSITIONS` are the same table; `buffer/redistribute.py` executes it.
 """
 
 from __future__ import annotations

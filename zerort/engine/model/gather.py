@@ -5,10 +5,10 @@
     release   the last holder's gives the slot back
 
 [Note: Shared slots] Ranks that share memory share their slots, and each reads its own part of a unit from its disk
-straight into them. So nobody may read into a slot that another rank still computes with: a slot that was released
-since the last meeting of all ranks is met over once more. All ranks lease, release and meet in the same order, so they
-agree on when. That a group as a whole is not one memory does not tell that slots are private: those of one of several
-hosts are shared by its ranks. Those of GPUs are private.
+straight into them. So nobody may read into a slot that another rank still computes with: before a shared slot
+is overwritten, all ranks must have passed a collective since it was released, and if none happened, `fetch` runs a
+barrier. All ranks lease, release and meet in the same order, so they agree on when. Slots may be shared although the
+group as a whole is not one memory: each of several hosts shares its own. Those of GPUs are private.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GatheredForm:
         self._holders = 0  # who needs it: its unit, and units that are tied to that one
         self._slot: Slot | None = None
         self.fetched: Ticket[Any] | None = None
-        """Done when it is here: or, as long as nobody holds it, when what this rank has begun is."""
+        """Before `acquire`: this rank's own reads. After it: the whole."""
 
     @property
     def _parameters(self) -> list[Parameters]:

@@ -145,7 +145,7 @@ class ChunkedArray:
             write=write,
         )
 
-    # -- any range, for what happens between steps -----------------------------------------------------------------
+    # -- any range: gathers, gradients, checkpoints ------------------------------------------------------------------
 
     def read(self, first: int, out: Array) -> Ticket[Array]:
         """Fill ``out`` with the elements from ``first`` on."""

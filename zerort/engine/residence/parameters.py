@@ -194,7 +194,7 @@ class Parameters(ABC):
 
     @abstractmethod
     def updated(self, written: Sequence[Ticket[Any]]) -> None:
-        """Say that an update of what rests elsewhere than where it is computed is there when ``written`` are done."""
+        """Order the next gather after ``written``: the copies of updated chunks back to the tier that they rest in."""
 
     def close(self) -> None:
         """Give the memory back that came from the group; that of a host or a store is closed by its owner."""

@@ -1,7 +1,8 @@
 """`take_step`: from every rank's gradients to updated parameters, or to the reason why not.
 
+    wait      for reductions and gathers that are under way
     agree     every rank's facts: trouble, tensors with gradients, the first NaN            one small all_gather
-    finish    gradients arrive as the optimizer needs them                                  what the table says
+    finish    what is still PARTIAL is reduced; sums over replicas and of tied tensors      what the table says
     measure   the norm of all gradients, from sums over fixed blocks                        one small all_gather
     decide    update, or skip and say why; clip; unscale                                    the same on every rank
     update    kernels over this rank's shards
@@ -38,7 +39,7 @@ __all__ = ["take_step"]
 
 
 def take_step(context: Context, units: Units, *, weight: Any, progress: Any) -> StepReport:
-    """Do one step, and keep it if the runtime keeps its last one. Every rank calls this."""
+    """Do one step, and write it to disk if `last_step=` is set. Every rank calls this."""
     try:
         report = _walk(context, units, weight, progress)
         context.run.commit_batches()
@@ -59,12 +60,13 @@ def take_step(context: Context, units: Units, *, weight: Any, progress: Any) -> 
 
 
 def _walk(context: Context, units: Units, weight: Any, progress: Any) -> StepReport:
+    """Go through the phases that the head of this file names."""
     with context.ledger.stall("step"):
         complete_all(context.world, context.run.attachments, "step")
     _expect_all_micro_steps(context, units)
     with context.ledger.stall("reduce"):
         is_alike = reduced_alike(context, units)  # if not, the agreement says what is missing
-        # Before anything else is said: a rank that could not reduce has complained there.
+        # First of all: a rank that could not reduce has posted its error in this group, and waiting raises it here.
         with passed_on(context.mesh.beyond, catching=CallError):
             if is_alike:
                 units.wait_for_reductions()
@@ -99,11 +101,11 @@ def _walk(context: Context, units: Units, weight: Any, progress: Any) -> StepRep
     grad_scale = 1.0 / (used_scale * facts.weight.denominator)
     norm *= grad_scale
     norms = UnitNorms(_by_unit(units, sums), scale=grad_scale)
-    why = facts.nonfinite or where
+    nonfinite_at = facts.nonfinite or where
     if context.scaler is not None:
-        context.scaler.update(overflow=bool(why))
-    if why:
-        why = f"NaN or infinity in the gradient of {why}"
+        context.scaler.update(overflow=bool(nonfinite_at))
+    if nonfinite_at:
+        why = f"NaN or infinity in the gradient of {nonfinite_at}"
         if context.options.nonfinite == "raise" and context.options.loss_scale is None:
             context.ledger.turn()
             hints = [

@@ -126,7 +126,7 @@ def update_sections(
         scale: What gradients are multiplied by first.
     """
     settings = _Settings(present=present, rates=rates, grad_scale=scale)
-    streams = any(section.is_offloaded for section in sections)  # on every rank, also on one that has nothing to
+    streams = any(section.is_offloaded for section in sections)  # the same on every rank: `agreed` is a collective
     with context.guard.changing(f"update {context.run.updates}"):
         chunks: list[_Chunk] = []
         for section, gradient in zip(sections, gradients, strict=True):
