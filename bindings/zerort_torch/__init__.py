@@ -25,6 +25,16 @@ Parameters lie where the runtime is: on the host, or on this rank's GPU (``zr.op
 Public hooks of torch only: nothing is patched, nothing is hung on tensors of the user's own.
 """
 
+try:
+    import torch as _torch  # noqa: F401 (whoever has none is told so here, in one line)
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "zerort_torch needs torch, which is not installed: pip install torch (2.4 or later; a CPU build will do).",
+        name="torch",
+    ) from None
+
 from zerort_torch.access import full_state_dict, gathered, gradients
 from zerort_torch.as_optimizer import as_optimizer
 from zerort_torch.consolidation import consolidate

@@ -123,7 +123,7 @@ def test_every_decision_is_indexed_and_every_citation_leads_to_one() -> None:
 
 
 def test_every_name_of_the_api_that_is_named_is_there() -> None:
-    name = re.compile(r"(?<![/-])\b(zr|rt|group)\.(\w+)")
+    name = re.compile(r"(?<![/.-])\b(zr|rt|group)\.(\w+)")
     named = [(file, *pair) for file, text in TEXT.items() for pair in name.findall(text)]
     assert len(named) > 60
 

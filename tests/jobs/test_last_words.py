@@ -71,6 +71,22 @@ def test_a_rank_that_ends_its_loop_early_is_the_story_on_every_rank(job, how, co
     assert len([line for line in result.output.splitlines() if line.startswith("[")]) < 20, result.output
 
 
+@pytest.mark.parametrize("verb", ["save", "load"])
+def test_a_rank_that_saves_alone_is_told_that_all_have_to(job, verb, tmp_path):
+    code = f"""
+with zr.open(plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=0.1)) as rt:
+    unit = rt.register("block", {{"w": np.ones(64, np.float32)}})
+    unit.reduce({{"w": np.ones(64, np.float32)}})
+    rt.step()
+    if rt.rank == 0:
+        rt.{verb}(sys.argv[1])
+"""
+    result = job(2, code, args=[tmp_path / "checkpoint"])
+    assert result.code == 1, result.output
+    story = rf"rank 1 left after update 1, rank 0 is in {verb} at job.py:\d+: every rank must call {verb}, not rank 0"
+    assert len(re.findall(story, result.output)) == 2, result.output
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_asks_for_its_code_after_it_has_closed_the_group_gets_it(job, kind):
     """The others miss it before it says with which code it ends."""

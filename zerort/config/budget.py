@@ -69,9 +69,10 @@ class Budget:
 
 
 def _read(name: str, size: str | int) -> int:
-    if not isinstance(size, str):
-        return size  # proven with the others
     try:
-        return parse_bytes(size)
+        nbytes = parse_bytes(size) if isinstance(size, str) else size  # a number is proven with the others
     except CallError as error:
         raise CallError(f"Expected the budget of {name} as a size such as '8GiB', got {size!r}.") from error
+    if type(nbytes) is int and 0 < nbytes < 1024:
+        raise CallError(f"Expected the budget of {name} in bytes, got {size!r}. Did you mean '{nbytes}GiB'?")
+    return nbytes

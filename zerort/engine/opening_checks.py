@@ -42,7 +42,8 @@ def check_ranks(group: object, mesh: object, device: object) -> None:
 def check_nouns(plan: object, optimizer: object, param_groups: object) -> None:
     """Raise unless a plan, an optimizer and parameter groups are what they are called."""
     if not isinstance(plan, (Plan, Budget)):
-        cure = f" Write zr.Plan.zero({plan})." if plan in (0, 1, 2, 3) else ""
+        stage = str(plan).lower().removeprefix("zero").strip("-_ ")  # 3, "zero3", "ZeRO-3"
+        cure = f" Write zr.Plan.zero({stage})." if stage in ("0", "1", "2", "3") else ""
         raise CallError(
             "Expected plan to be a Plan such as zr.Plan.zero(3), or a budget, zr.Plan.fit(host='8GiB'); got "
             f"{_name(plan)}.{cure}"

@@ -34,7 +34,8 @@ _ELSEWHERE: Final = (
     ),
     (
         ("offload_optimizer", "offload_param", "cpu_offload", "offload_policy", "offload_optimizer_device"),
-        "the plan says what rests where, plan=zr.Plan.zero(3, state=zr.Tier.HOST)",
+        "the plan says what rests where, plan=zr.Plan.zero(3, state=zr.Tier.NVME) with scratch='/mnt/nvme', or "
+        "zr.Tier.HOST beside a GPU",
     ),
     (("nvme_path", "offload_dir", "offload_folder", "nvme", "swap_dir"), "scratch='/mnt/nvme'"),
     (
@@ -75,6 +76,10 @@ _ELSEWHERE: Final = (
         ("model", "module", "params", "parameters", "model_parameters"),
         'they are registered with what this returns, rt.register("block0", params), or zerort_torch.shard(model, rt)',
     ),
+    (
+        ("config", "ds_config", "config_params", "args"),
+        "there is none but these options, {'stage': 3} is plan=zr.Plan.zero(3); docs/migration.md has the rest",
+    ),
     (("timeout",), "the group has it, group=zr.open_group(options=zr.GroupOptions(timeout=60.0))"),
     (
         ("checkpoint", "checkpoint_dir", "save_dir", "output_dir", "resume", "resume_from_checkpoint"),
@@ -96,7 +101,7 @@ def unknown_options(given: Collection[str], known: Collection[str]) -> CallError
         known: The names that do.
     """
     first, *others = sorted(given)
-    also = f" Nor is there {', '.join(f'{name}=' for name in others)}." if others else ""
+    also = "".join(f" {name}=: {_answer(name, known)}" for name in others)
     return CallError(f"Expected an option of zr.open, got {first}=. {_answer(first, known)}{also}")
 
 

@@ -40,11 +40,10 @@ def look_at(directories: Sequence[str], *, what: str, rank: int) -> tuple[Direct
         clean_up(one)
     found = tuple(inspect(one, what=what, rank=rank, sample_nbytes=_SAMPLE_NBYTES) for one in directories)
     for report in found:
-        kind = report.mount.kind if report.mount is not None else ""
-        if kind in ("tmpfs", "ramfs"):
+        if report.mount is not None and report.mount.is_memory:
             warnings.warn(
-                f"Expected a disk for what rests on NVME, got {report.path}, which is memory ({kind}). Nothing "
-                'is saved by it. Name a disk: zr.open(scratch="/mnt/nvme"), or ZERORT_SCRATCH=/mnt/nvme.',
+                f"Expected a disk for what rests on NVME, got {report.path}, which is memory ({report.mount.kind}). "
+                'Nothing is saved by it. Name a disk: zr.open(scratch="/mnt/nvme"), or ZERORT_SCRATCH=/mnt/nvme.',
                 RuntimeWarning,
                 stacklevel=2,
             )

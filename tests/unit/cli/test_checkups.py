@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,14 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     assert found["disk"].state == "ok"
     assert "GB/s" in found["disk speed"].text
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("small_file")
+def test_a_directory_in_memory_is_no_disk() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        found = {finding.topic: finding for finding in checkup_disk.check_disk(directory)}
+    assert found["disk"].state == "warn"
+    assert "saves nothing" in found["disk"].cure
 
 
 @pytest.mark.usefixtures("small_file")

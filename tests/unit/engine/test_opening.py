@@ -46,6 +46,8 @@ def refused(error=CallError, **arguments):
         ("weights", "shard_weights=[1, 1, 2]"),
         ("nvme_path", "scratch='/mnt/nvme'"),
         ("world_size", "mpirun -n 8 python train.py"),
+        ("config", "docs/migration.md"),
+        ("offload_optimizer", "state=zr.Tier.NVME) with scratch="),
         ("xyzzy", "There are plan, optimizer, "),
     ],
 )
@@ -56,7 +58,9 @@ def test_an_unknown_option_is_answered_with_the_nearest(name, answer):
 
 
 def test_several_unknown_options_are_all_named():
-    assert refused(colour=1, bf16=True).endswith("Nor is there colour=.")
+    told = refused(gradient_clipping=1.0, gradient_accumulation_steps=4)
+    assert "micro_steps=4" in told
+    assert told.endswith(" gradient_clipping=: Here: clip_norm=1.0.")
 
 
 def test_the_answer_is_short_and_shows_no_insides():
@@ -95,6 +99,7 @@ def test_one_rank_that_misspells_stops_all():
         ({"offload": "host"}, "Expected offload to be OffloadOptions"),
         ({"last_step": 1}, "Expected last_step to be a directory"),
         ({"plan": 3}, "got 3. Write zr.Plan.zero(3)."),
+        ({"plan": "ZeRO-2"}, "Write zr.Plan.zero(2)."),
         ({"plan": zr.Plan}, "got the class Plan."),
         ({"optimizer": "adamw"}, "Expected optimizer to be one such as zr.AdamW(lr=1e-3), got 'adamw'."),
         ({"optimizer": zr.SGD}, "got the class SGD. Make one of it: zr.SGD(lr=1e-3)."),

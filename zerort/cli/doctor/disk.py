@@ -39,7 +39,11 @@ def check_disk(directory: str) -> Iterator[Finding]:
         cure = "Name a directory that exists, can be written to, and is on a disk that works."
         yield bad("disk", f"{where}: {error.strerror}", cure=cure)
         return
-    yield ok("disk", f"{where} on {report.mount or 'a disk'}: {format_bytes(free)} free")
+    text = f"{where} on {report.mount or 'a disk'}: {format_bytes(free)} free"
+    if report.mount is not None and report.mount.is_memory:
+        yield warn("disk", f"{text}, which is memory", cure="Name a disk: offloading here saves nothing.")
+    else:
+        yield ok("disk", text)
     if report.direct:
         yield ok("O_DIRECT", f"supported, at {report.alignment} bytes")
     else:

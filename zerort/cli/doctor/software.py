@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import platform
 import sys
 from collections.abc import Iterator
@@ -36,9 +37,18 @@ def check_software() -> Iterator[Finding]:
     else:
         yield bad("platform", system, cure="Run on Linux: shared windows need /dev/shm and futexes.")
     yield ok("numpy", np.__version__)
+    yield _check_torch()
     what, cure = native.explain()
     yield ok("kernels", what) if native.AVAILABLE else warn("kernels", what, cure=cure)
     yield from _check_environment()
+
+
+def _check_torch() -> Finding:
+    """Look for torch without importing it, which takes a second."""
+    try:
+        return ok("torch", importlib.metadata.version("torch"))
+    except importlib.metadata.PackageNotFoundError:
+        return ok("torch", "not installed: zerort_torch needs it (pip install torch), NumPy loops do not")
 
 
 def _check_environment() -> Iterator[Finding]:

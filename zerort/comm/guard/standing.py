@@ -1,8 +1,7 @@
 """`Standing`: how far a rank has come, kept while it works and told to the others when it leaves.
 
 A rank that ends its loop early is gone before anyone misses it. What it says then is all that the others can tell their
-user: after which update it left, with which error, with which exit code. One object serves a group and its parts. May
-import: errors.
+user: after which update it left, with which error, with which exit code. One object serves a group and its parts.
 """
 
 from __future__ import annotations

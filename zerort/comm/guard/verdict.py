@@ -50,6 +50,9 @@ _STORY_NBYTES = 4000
 
 _WAIT_LONGER = "If it is only slow, raise the timeout: GroupOptions(timeout=…) or ZERORT_TIMEOUT=seconds."
 
+_BETWEEN_STEPS = frozenset({"load", "publish", "rebalance", "resume", "save"})
+"""Methods of a runtime that all ranks call, as the names of their calls begin: often, by habit, rank 0 alone does."""
+
 
 def tell_story(call: Call) -> str:
     """Put a call into words that other ranks can read, short enough to reach them whole."""
@@ -161,7 +164,7 @@ def missing_error(
         lines.append(f"Flight record: {record}")
     if left:
         head = f"Expected every rank of {group} at {what}, got none of {_ranks(left)}: gone."
-        story = _story(sightings, updates)
+        story = _story(sightings, updates, call)
         error = RankFailedError("\n".join([head, *lines, story]))
         error.story = story
         error.exit_code = max((seen.farewell.code for seen in sightings if seen.farewell is not None), default=0) or 1
@@ -171,7 +174,7 @@ def missing_error(
     return CollectiveTimeoutError("\n".join([head, *lines, cure]))
 
 
-def _story(sightings: Sequence[Sighting], updates: int | None) -> str:
+def _story(sightings: Sequence[Sighting], updates: int | None, call: Call) -> str:
     """Say who left, and when, and where the others are: what a user has to know, in one line."""
     gone = {rank: seen.farewell for rank, seen in enumerate(sightings) if seen.left and not seen.arrived}
     said = {rank: standing for rank, standing in gone.items() if standing is not None}
@@ -185,10 +188,14 @@ def _story(sightings: Sequence[Sighting], updates: int | None) -> str:
         rows.setdefault(f"left{after}{code}{error}", []).append(rank)
     parts = [f"{_ranks(ranks)} {what}" for what, ranks in rows.items()]
     here = [rank for rank in range(len(sightings)) if rank not in gone]  # or on their way: the same text everywhere
+    verb = call.name.split(" ")[0]
     if updates is not None and here:
-        parts.append(f"{_ranks(here)} {'is' if len(here) == 1 else 'are'} at update {updates + 1}")
+        at = f"in {verb} at {call.site}" if verb in _BETWEEN_STEPS else f"at update {updates + 1}"
+        parts.append(f"{_ranks(here)} {'is' if len(here) == 1 else 'are'} {at}")
     if any(standing.error or standing.code for standing in said.values()):
         cure = "look at the output of what left for the cause"
+    elif verb in _BETWEEN_STEPS:
+        cure = f"every rank must call {verb}, not rank 0 alone"
     elif updates is None or any(standing.updates is None for standing in said.values()):
         cure = "every rank must make the same calls before it closes the group or ends"
     else:

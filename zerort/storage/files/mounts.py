@@ -28,6 +28,11 @@ class Mount(NamedTuple):
     kind: str
     """Such as ``ext4`` or ``tmpfs``."""
 
+    @property
+    def is_memory(self) -> bool:
+        """Whether its files take memory: nothing is saved by moving values there."""
+        return self.kind in ("tmpfs", "ramfs")
+
     def __str__(self) -> str:
         return f"{self.point} ({self.kind} on {self.device})"
 
