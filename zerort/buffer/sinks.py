@@ -50,6 +50,10 @@ class GradientSink(Protocol):
         """Bytes of memory that it takes from the first reduction to the end of the step."""
 
     @property
+    def sums_copies(self) -> bool:
+        """Whether `total` sums over copies of the model; else the bucket sums ``array`` over them."""
+
+    @property
     def array(self) -> Array | None:
         """The sum, if it is in memory; not before the last ticket is done."""
 
@@ -82,6 +86,8 @@ class SummedShard:
         device: Whose memory it is.
         kernels: That device's.
     """
+
+    sums_copies = False
 
     def __init__(
         self, numel: int, dtype: np.dtype[Any], *, device: Device, kernels: BucketKernels = HOST_KERNELS

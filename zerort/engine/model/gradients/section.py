@@ -30,7 +30,7 @@ from zerort.engine.model.slot_set import summed_slots
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.folded import OffloadedFold
-from zerort.engine.residence.gradients import OffloadedGradient
+from zerort.engine.residence.gradients import Copies, OffloadedGradient
 from zerort.errors import StorageError
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.layout.dtypes import gradient_dtype
@@ -280,6 +280,7 @@ class SectionGradients:
                 stream=stream,
                 most_read=most_read,
                 tied=self._tied_sums,
+                copies=self._copies(),
             )
         return OffloadedGradient(
             self._gradient,
@@ -287,7 +288,16 @@ class SectionGradients:
             slots=slots,
             stream=stream,
             most_read=most_read if context.micro_steps > 1 else 0,
+            copies=self._copies(),
         )
+
+    def _copies(self) -> Copies | None:
+        """Return the copies of the model that have sums of this rank's range, if there are several."""
+        group = self._context.mesh.replicate
+        if group is None:
+            return None
+        own = self.partition.of(self._group.rank)
+        return Copies(group, self._context.ledger.moved, max(min(own.last, self.layout.end) - own.first, 0))
 
     @property
     def storage_error(self) -> StorageError | None:
@@ -297,4 +307,5 @@ class SectionGradients:
     @property
     def completes_sum_on_disk(self) -> bool:
         """Whether `finish_reduce` still reads and writes a disk, which may fail; the same on every rank."""
-        return bool(self._sink is not None and self._tied_sums and self.tiers.gradient is Tier.NVME)
+        is_open = bool(self._tied_sums) or self._context.mesh.replicate is not None
+        return self._sink is not None and is_open and self.tiers.gradient is Tier.NVME
