@@ -10,14 +10,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from zerort.buffer import Folding, Leaves, ReduceInto, TiedSums, insert, sum_over_copies
-from zerort.device import Done, Ticket
+from zerort.buffer import Folding, Leaves, ReduceInto, insert, sum_over_copies
+from zerort.device import Ticket
 from zerort.device.slots import Slots
 from zerort.engine.residence.chunked_array import LEAST_NUMEL, ChunkedArray
 from zerort.engine.residence.gradients import Copies, OffloadedGradient
@@ -27,7 +27,10 @@ from zerort.storage.files.blocks import PAGE_NBYTES
 from zerort.storage.files.segments import round_up
 from zerort.typing import Array, Stream
 
-__all__ = ["OffloadedFold", "folding_room_nbytes"]
+__all__ = ["OffloadedFold", "TiedTrees", "folding_room_nbytes"]
+
+TiedTrees = Sequence[tuple[slice, Callable[[], ReduceInto]]]
+"""Ranges of a shard, and what completes another unit's tree of each, then reads its root: in order of registration."""
 
 
 class OffloadedFold(OffloadedGradient):
@@ -40,7 +43,7 @@ class OffloadedFold(OffloadedGradient):
         slots: Memory that slices arrive in.
         stream: Does what follows a reduction.
         most_read: Elements that are read back at once, to be added to.
-        tied: Other units' gradients of its tensors, each with a tree of its own: added to the sum.
+        tied: Other units' gradients of its tensors, each with a tree of its own beside: added to the sum.
         copies: Of the model: each folds its own leaves; None: there is one.
     """
 
@@ -53,7 +56,7 @@ class OffloadedFold(OffloadedGradient):
         slots: Slots,
         stream: Stream,
         most_read: int,
-        tied: TiedSums = (),
+        tied: TiedTrees = (),
         copies: Copies | None = None,
     ) -> None:
         self._columns = tuple(columns)
@@ -102,9 +105,14 @@ class OffloadedFold(OffloadedGradient):
         if not self._is_total:
             super().total(summed, name=name)
             self._summed.update(range(len(self.column.cuts) - 1))
-            for within, tied_root in self._tied:
-                super().put(self._copying(tied_root()), within=within).wait()  # gpu-wait: the_fixed_tree
+            for within, complete in self._tied:
+                super().put(complete(), within=within).wait()  # gpu-wait: the_fixed_tree
         return summed
+
+    def read_into(self, out: Array | None = None) -> Ticket[Array]:
+        """Start to read the sum, once it is complete."""
+        assert out is not None
+        return self.column.read(0, out)
 
     def _sum_over_copies(self, copies: Copies, name: str) -> None:
         """Exchange this copy's nodes for those of others and sum them in the tree, chunk by chunk.
@@ -130,16 +138,6 @@ class OffloadedFold(OffloadedGradient):
             self._measure(root, range(at, at + 1))
             self._finish(self._start(self.column.write, first, root))
         slot.release()
-
-    def _copying(self, source: Array) -> ReduceInto:
-        """Return what puts an array where a reduction would go."""
-
-        def copy_into(out: Array | None = None) -> Ticket[Array]:
-            assert out is not None
-            self.column.device.put(source, out=out)
-            return Done(out)
-
-        return copy_into
 
     def _fold(self, leaves: range, slices: Array, room: Array, *, is_last: bool) -> None:
         kernels = bucket_kernels_for(self.column.device)

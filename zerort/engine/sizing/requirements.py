@@ -48,7 +48,7 @@ class SectionSize:
     parameter: int
     """Parameters at rest."""
     gradient: int = 0
-    """Gradients at rest."""
+    """Gradients at rest, `tied_sums` included."""
     state: int = 0
     """Optimizer state at rest, master weights included."""
     whole: int = 0
@@ -68,7 +68,7 @@ class SectionSize:
     gradient_moves: tuple[int, int] = (0, 1)
     """How many of them a step reads back before the update, and puts away, if they are offloaded."""
     tied_sums: int = 0
-    """Other units' gradients of its tensors, each in a fixed tree of its own: in memory, wherever gradients rest."""
+    """Other units' gradients of its tensors, each in a fixed tree of its own."""
     exchanged: int = 0
     """Chunks of a fixed tree's nodes in hand at once, while copies of the model exchange them; 0: there is one."""
     arriving: int = 0
@@ -246,11 +246,12 @@ class ModelSpec:
             resting = layout.numel * (1 if leaves is None else 1 + leaves.depth)
         else:
             resting = mine * (1 if leaves is None else leaves.held)
+        tied_sums = max(self._tied_sums(layout, partition, rank) for rank in ranks) * element
         return SectionSize(
             unit=unit,
             name=part.section_name(unit),
             parameter=width * at_rest,
-            gradient=element * resting,
+            gradient=element * resting + tied_sums,
             state=max(_state_nbytes(part, layout, self._owned(layout, partition, rank)) for rank in ranks),
             whole=gathered,
             codes=codes,
@@ -260,7 +261,7 @@ class ModelSpec:
             reductions=reductions,
             shards=1 if is_whole or leaves is None else leaves.held,
             gradient_moves=self._gradient_moves(reductions) if leaves is None else leaves.moves,
-            tied_sums=max(self._tied_sums(layout, partition, rank) for rank in ranks) * element,
+            tied_sums=tied_sums,
             exchanged=0 if leaves is None else leaves.exchanged,
             arriving=0 if is_whole or leaves is None else element * mine * leaves.ranks,
             is_tied=not is_whole and not self._tied_names().isdisjoint(part.tensors),
