@@ -86,6 +86,8 @@ CASES = [
     Case("whole copies", zr.Plan.zero(3), copies=0),
     Case("local copies over mpi", zr.Plan.zero(2), kind="mpi", more=LOCAL, copies=2),
     Case("copies of whole gradients", zr.Plan.zero(1), copies=2),
+    Case("copies on a disk", zr.Plan.zero(3, gradient=NVME, state=NVME), more={"offload": SMALL}, copies=2),
+    Case("whole copies on a disk", zr.Plan.zero(2, gradient=NVME), kind="mpi", more={"offload": SMALL}, copies=0),
 ]
 
 
@@ -127,8 +129,8 @@ def test_tied_tensors_have_a_tree_for_each_unit(gradient, group, tmp_path):
     with open_group(kind="solo") as solo:
         expected = digests(zr.Plan.zero(3), solo)
     assert digests(zr.Plan.zero(3, gradient=gradient), group) == expected
-    if group.size % 2 == 0 and gradient is not NVME:
-        assert digests(zr.Plan.zero(2), group, copies=2) == expected
+    if group.size % 2 == 0:
+        assert digests(zr.Plan.zero(2, gradient=gradient), group, copies=2) == expected
 
 
 @pytest.mark.parametrize("stage", [1, 3])

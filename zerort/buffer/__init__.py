@@ -23,7 +23,7 @@ from zerort.buffer.redistribute import redistribute
 from zerort.buffer.reduce import CodedReduce, sent_nbytes
 from zerort.buffer.sinks import GradientSink, ReduceInto, SummedShard, TiedSums
 from zerort.buffer.tied import TiedRange
-from zerort.buffer.tree import TreeSum, tree_reduce_scatter
+from zerort.buffer.tree import TreeSum, sum_over_copies, tree_reduce_scatter
 from zerort.buffer.views import Views, gathering, unit_title
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "insert",
     "redistribute",
     "sent_nbytes",
+    "sum_over_copies",
     "tree_reduce_scatter",
     "unit_title",
 ]

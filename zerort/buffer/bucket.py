@@ -119,7 +119,7 @@ class GradientBucket(GradientCollector):
         """Whether a slot is still read after the bucket has fired."""
         self.fires = placement is not Placement.PARTIAL and self._tree is None
         """Whether `fire` calls the other ranks of a copy of the model."""
-        self.fires_over_copies = self.fires and self._dealt is None
+        self.fires_over_copies = self.fires and not (self.sink is not None and self.sink.sums_copies)
         """Whether `end_step` calls the copies."""
         self.reduces_micro_steps = not whole
         """Whether every micro-step is fired, or the last one alone."""

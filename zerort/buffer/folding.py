@@ -83,6 +83,7 @@ class FoldedShard:
     """
 
     array = None
+    sums_copies = True
 
     def __init__(
         self,

@@ -106,14 +106,21 @@ class Leaves:
         return max(folding, *(self._held_over_copies(copy) for copy in range(self.copies)))
 
     @property
+    def exchanged(self) -> int:
+        """Shards that a rank has in hand at most while copies exchange their nodes; of any rank. 0: there is one."""
+        return max(map(self._held_over_copies, range(self.copies))) if self.copies > 1 else 0
+
+    @property
     def moves(self) -> tuple[int, int]:
-        """How many shards are read back and put away in a step, where those that are kept are offloaded; one copy."""
+        """How many shards the first copy reads back and puts away in a step, if those that are kept are offloaded."""
         read = written = 0
         kept: set[Node] = set()
         for at in range(1, self.most + 1):
             nodes = set(_fold(self.total, self.of_copy(0)[: at * self.ranks]))
             read, written = read + len(kept - nodes), written + len(nodes - kept)
             kept = nodes
+        if self.copies > 1:  # its nodes are exchanged for those of others, and the root is put away
+            read, written = read + len(kept), written + 1
         return read, written
 
     def _held_over_copies(self, copy: int) -> int:

@@ -11,7 +11,7 @@ memory, `FoldedShard` folds slices in a fixed tree. Sinks that offload it are in
 Memory is fullest when backward begins: all activations are there, and no gradient. Each unit's gradients take the place
 of its activations. So a shard is allocated when its reduction is fired and freed after the step, as activations are;
 one that stayed would be added to the peak. It is private: nobody but its owner reads or writes it. Slots do the same
-where ranks can read each other's memory in place (decision 0033).
+where ranks can read each other's memory in place and a step has one micro-step (decisions 0033, 0161).
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class GradientSink(Protocol):
         """Bytes of memory that it takes from the first reduction to the end of the step."""
 
     @property
+    def sums_copies(self) -> bool:
+        """Whether `total` sums over copies of the model; else the bucket sums ``array`` over them."""
+
+    @property
     def array(self) -> Array | None:
         """The sum, if it is in memory; not before the last ticket is done."""
 
@@ -82,6 +86,8 @@ class SummedShard:
         device: Whose memory it is.
         kernels: That device's.
     """
+
+    sums_copies = False
 
     def __init__(
         self, numel: int, dtype: np.dtype[Any], *, device: Device, kernels: BucketKernels = HOST_KERNELS

@@ -20,6 +20,7 @@ class TiedRange:
 
     array = None
     nbytes = 0
+    sums_copies = False
 
     def __init__(self, home: GradientBucket, within: slice) -> None:
         self._home = home

@@ -194,6 +194,13 @@ class Context:
         storage = StorageSession(
             mesh.world, scratch=options.scratch, options=streamed, traffic=ledger.tiered, host=host
         )
+        micro_steps = options.micro_steps_of(mesh.world.size)
+        is_whole = keeps_whole_gradients(
+            plan,
+            micro_steps=micro_steps,
+            accumulate=options.accumulate,
+            in_tree=options.virtual_shards is not None,
+        )
         return cls(
             mesh=mesh,
             plan=plan,
@@ -205,7 +212,7 @@ class Context:
             coding=coding,
             scaler=options.make_scaler(),
             ledger=ledger,
-            slots=SlotSet.build(shard),
+            slots=SlotSet.build(shard, reduces_micro_steps=micro_steps > 1 and not is_whole),
             prefetcher=prefetcher,
             host=host,
             storage=storage,

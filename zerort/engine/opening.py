@@ -189,7 +189,7 @@ def _prepare(
     )
     if plan.gradient.tier is Tier.NVME or (plan.gradient.tier is Tier.HOST and on_gpus):
         free = Tier.DEVICE if on_gpus else Tier.HOST
-        _check_offloaded_gradient(ranks, settings, plan.gradient.tier, is_whole=is_whole, free=free)
+        _check_offloaded_gradient(plan.gradient.tier, is_whole=is_whole, free=free)
     if settings.shard_weights is not None and len(settings.shard_weights) != ranks.shard.size:
         raise PlanError(
             f"Expected one weight for each of {ranks.shard.size} ranks that share the model, got "
@@ -226,25 +226,19 @@ def _check_optimizer_of_gpus(optimizer: Optimizer) -> None:
         )
 
 
-def _check_offloaded_gradient(ranks: Mesh, settings: RuntimeOptions, tier: Tier, *, is_whole: bool, free: Tier) -> None:
-    """Refuse what sums gradients where computing happens, if they are offloaded.
+def _check_offloaded_gradient(tier: Tier, *, is_whole: bool, free: Tier) -> None:
+    """Refuse to offload gradients that are summed where computing happens.
 
     Args:
-        ranks: The ranks.
-        settings: How the runtime trains.
         tier: Where gradients rest.
         is_whole: Whether micro-steps are summed in whole gradients.
         free: A tier in which they could be summed.
     """
-    for is_asked, got, why in (
-        (is_whole, "whole ones", "They are summed where computing happens"),
-        (ranks.replicate is not None, "copies of the model", "They sum their shards where computing happens"),
-    ):
-        if is_asked:
-            raise PlanError(
-                f"Expected gradients on {tier.name} to be shards of one copy of the model, got {got}. {why}: let "
-                f"gradients rest there, gradient=Tier.{free.name}."
-            )
+    if is_whole:
+        raise PlanError(
+            f"Expected gradients on {tier.name} to be shards, got whole ones. They are summed where computing happens: "
+            f"let gradients rest there, gradient=Tier.{free.name}."
+        )
 
 
 def _check_wire(ranks: Mesh, plan: Plan, settings: RuntimeOptions, wire: Wire) -> None:

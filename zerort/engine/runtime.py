@@ -171,7 +171,8 @@ class Runtime(RuntimeProperties):
         A rank with fewer batches than others computes its last one again until all are done; its gradients of that are
         dropped, and it counts nothing in weights and in `mean`. One that never had a batch is sent another's first one.
         In the loop's body every rank takes the same steps: one for each batch, or one for every ``micro_steps``, with
-        a weight for each then. All leave the loop alike, after a step or before a batch's first gradient.
+        a weight for each then (a rank with one of ``virtual_shards`` fewer than others gets a step's last batch again).
+        All leave the loop alike, after a step or before a batch's first gradient.
 
         Args:
             batches: This rank's; the next one is asked for while one is in use. Their first has to be such that

@@ -5,10 +5,11 @@ import time
 
 import numpy as np
 import pytest
+from runs import NVME, SMALL, faults
 
 import zerort as zr
 from zerort.engine.step.discard import forget_gradients
-from zerort.errors import CallError, CollectiveError, UnitStateError
+from zerort.errors import CallError, CollectiveError, StorageError, UnitStateError
 from zerort.testing import run_threads
 
 F4 = np.float32
@@ -188,3 +189,89 @@ def test_a_wrong_gradient_leaves_no_copy_waiting():
             assert rt.step().updated
 
     run_threads(4, body)
+
+
+# -- gradients on a disk -----------------------------------------------------------------------------------------------
+
+ROWS, WIDTH = 90, 70
+NBYTES = 4 * 6336
+"""Of the table and its padding: several chunks."""
+
+
+def train_tied(group, scratch, gradient, *, shard, micro_steps):
+    """Train copies of a model with a tied table; return its weights and the last report."""
+    ranks = zr.mesh(shard=shard, replicate=group.size // shard, group=group)
+    options = {"optimizer": zr.AdamW(lr=0.1), "clip_norm": 1.0, "micro_steps": micro_steps, "offload": SMALL}
+    with zr.open(zr.Plan.zero(3, gradient=gradient), mesh=ranks, scratch=scratch, **options) as rt:
+        start = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(F4)
+        embed = rt.register("embed", {"table": start})
+        head = rt.register("head", {"b": np.ones(9, F4)}, ties={"w": (embed, "table")})
+        for step in range(2):
+            for micro_step in range(micro_steps):
+                noise = np.random.default_rng((step, micro_step, rt.rank))
+                head.reduce({"w": noise.normal(size=(ROWS, WIDTH)).astype(F4), "b": noise.normal(size=9).astype(F4)})
+                embed.reduce({"table": noise.normal(size=(ROWS, WIDTH)).astype(F4)})
+            found = embed.reduced_gradients()["table"] if step else None
+            report = rt.step()
+        with embed.gathered() as p, head.gathered() as q:
+            return p["table"].copy(), q["b"].copy(), found, report
+
+
+@pytest.mark.parametrize("micro_steps", [1, 3])
+@pytest.mark.parametrize("shard", [1, 2])
+def test_gradients_on_a_disk_are_summed_over_copies_to_the_bits_of_memory(shard, micro_steps, tmp_path):
+    def body(group):
+        in_memory, on_disk = (
+            train_tied(group, tmp_path, tier, shard=shard, micro_steps=micro_steps) for tier in (zr.Tier.DEVICE, NVME)
+        )
+        for found, expected in zip(on_disk[:3], in_memory[:3], strict=True):
+            np.testing.assert_array_equal(found, expected)
+        assert on_disk[3].grad_norm == in_memory[3].grad_norm
+        assert on_disk[3].bytes_moved == in_memory[3].bytes_moved
+
+    run_threads(2 * shard, body)
+
+
+@pytest.mark.parametrize("micro_steps", [1, 2])
+def test_a_sum_over_copies_reads_and_writes_gradients_on_a_disk_once(micro_steps, tmp_path):
+    def body(group):
+        ranks = zr.mesh(replicate=2, group=group)
+        with zr.open(
+            zr.Plan.zero(3, gradient=NVME), mesh=ranks, scratch=tmp_path, micro_steps=micro_steps, offload=SMALL
+        ) as rt:
+            unit = rt.register("a", {"w": np.zeros((ROWS, WIDTH), F4)})
+            for _ in range(micro_steps):
+                unit.reduce({"w": np.ones((ROWS, WIDTH), F4)})
+                assert sums_over_copies(rt, tmp_path / str(rt.rank)) == []
+            report = rt.step()
+            names = [name for name, _ in sums_over_copies(rt, tmp_path / str(rt.rank))]
+            assert names == ["a"] * (rt.memory().nvme // SMALL.chunk_nbytes + 1)  # one for each chunk
+            reads, writes = micro_steps - 1 + 1 + 1, micro_steps + 1  # added to, summed over copies, updated
+            assert report.bytes_tiered == {"nvme read": reads * NBYTES, "nvme write": writes * NBYTES}
+
+    run_threads(2, body)
+
+
+@pytest.mark.parametrize("options", [{}, {"virtual_shards": 6}], ids=["plain", "tree"])
+@pytest.mark.parametrize("fault", ["eio@1:op=read:times=all", "enospc@3:op=write:times=all"])
+def test_a_disk_that_fails_in_a_sum_over_copies_is_told_to_all_and_changes_nothing(fault, options, tmp_path):
+    def body(group):
+        ranks = zr.mesh(replicate=2, group=group)
+        settings = {"scratch": tmp_path, "offload": SMALL, "reduction": "sum", "optimizer": zr.SGD(lr=1.0), **options}
+        with zr.open(zr.Plan.zero(3, gradient=NVME), mesh=ranks, **settings) as rt:
+            unit = rt.register("a", {"w": np.zeros((ROWS, WIDTH), F4)})
+
+            def reduce_all():
+                for _ in range(rt.micro_steps):
+                    unit.reduce({"w": np.ones((ROWS, WIDTH), F4)})
+
+            reduce_all()
+            rt.units.wait_for_reductions()
+            with faults(group, f"{fault}:file=-r1-"), pytest.raises(StorageError, match="on rank 1, got"):
+                rt.step()
+            reduce_all()
+            assert rt.step().update == 1
+            with unit.gathered() as p:
+                np.testing.assert_array_equal(p["w"], np.full((ROWS, WIDTH), -rt.micro_batch_count, F4))
+
+    run_threads(2, body)

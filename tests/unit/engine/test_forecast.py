@@ -18,6 +18,11 @@ def test_ranks_count_what_was_told_of_a_fixed_tree(ranks, accumulate, tmp_path):
     run_threads(ranks, lambda group: ForecastContract().test_a_fixed_tree_is_counted(group, tmp_path, accumulate))
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_count_what_was_told_of_copies(ranks, tmp_path):
+    run_threads(ranks, lambda group: ForecastContract().test_copies_are_counted(group, tmp_path))
+
+
 @pytest.mark.parametrize("parameter", [zr.Tier.DEVICE, zr.Tier.NVME])
 def test_codes_are_counted_as_told(parameter, tmp_path):
     plan, wire = zr.Plan.zero(3, parameter=parameter), zr.Wire(gather="int4", reduce="int8", feedback=True, over="all")

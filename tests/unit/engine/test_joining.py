@@ -171,12 +171,31 @@ def test_one_weight_for_several_batches_is_refused_from_the_first_step_on():
     run_threads(2, body)
 
 
-def test_batches_that_are_leaves_which_ranks_cannot_share_evenly_are_refused():
-    def body(group):
-        with opened(group, virtual_shards=3) as rt, pytest.raises(CallError, match="2 ranks share evenly"):
-            rt.join(batches_of(group.rank, 3))
+@pytest.mark.parametrize("accumulate", ["local", "sharded"])
+@pytest.mark.parametrize("counts", [(4, 5), (7, 0), (1, 3), (2, 2, 6)])
+def test_batches_that_are_leaves_which_ranks_do_not_share_evenly_count_once(counts, accumulate):
+    shards = 2 * len(counts) - 1  # one rank has a leaf of a step, the others have two
 
-    run_threads(2, body)
+    def body(group):
+        with opened(group, virtual_shards=shards, accumulate=accumulate) as rt:
+            batches = [100.0 * group.rank + at + 1 for at in range(counts[group.rank])]
+            joining, computed, found = rt.join(batches), [], []
+            for batch in joining:
+                value = np.nan if joining.repeating else batch  # nobody looks at it
+                rt.units["line"].reduce({"w": np.full(4, value), "b": np.zeros(1)})
+                computed.append(batch)
+                if len(computed) == rt.micro_steps:
+                    found.append((rt.step(weight=[1.0] * rt.micro_steps).grad_norm, rt.mean(computed)))
+                    computed.clear()
+            return len(rt.context.own_micro_batches), batches, found
+
+    told = run_threads(len(counts), body)
+    assert sorted(own for own, _, _ in told) == [1] + [2] * (len(counts) - 1)
+    expected = []
+    for step in range(max(-(-len(batches) // own) for own, batches, _ in told)):
+        mean = np.mean([batch for own, batches, _ in told for batch in batches[step * own :][:own]])
+        expected.append(pytest.approx((2 * mean, mean), abs=0, rel=1e-12))  # the norm of four equal numbers
+    assert [found for _, _, found in told] == [expected] * len(counts)
 
 
 @pytest.mark.parametrize("wrap", [lambda taking: taking, lambda taking: (X[rows] for rows in taking)])

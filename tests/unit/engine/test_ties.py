@@ -5,10 +5,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from runs import faults
 
 import zerort as zr
 from zerort.codec.formats import Format
-from zerort.errors import CallError, NonFiniteError, UnitStateError
+from zerort.errors import CallError, NonFiniteError, StorageError, UnitStateError
 from zerort.testing import run_threads
 from zerort.testing.contracts.ties import TIED_UNITS, TiesContract, register_tied, tied_gradients, tied_totals
 
@@ -17,10 +18,10 @@ MEMORY, DISK = zr.Tier.DEVICE, zr.Tier.NVME
 TABLE = (130, 70)
 
 
-def opened(group, tmp_path, *, stage=3, gradient=MEMORY, **options):
+def opened(group, tmp_path, *, stage=3, gradient=MEMORY, chunk_nbytes=16 * 1024, **options):
     plan = zr.Plan.zero(stage, gradient=gradient)
     settings = {"optimizer": zr.SGD(lr=1.0), "scratch": tmp_path, "reduction": "sum", **options}
-    return zr.open(plan=plan, group=group, offload=zr.OffloadOptions(chunk_nbytes=16 * 1024), **settings)
+    return zr.open(plan=plan, group=group, offload=zr.OffloadOptions(chunk_nbytes=chunk_nbytes), **settings)
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])
@@ -59,6 +60,63 @@ def test_a_rank_holds_one_shard_and_buckets_whatever_is_tied(stage, tmp_path):
     ((most, memory),) = run_threads(1, body)
     assert memory.gradient == 4 * (500_032 + 3 * 64)
     assert most < memory.gradient + memory.buckets + 2**19
+
+
+def test_fixed_trees_of_tied_tensors_rest_where_gradients_do(tmp_path):
+    numel = 500_000
+
+    def body(group):
+        with opened(group, tmp_path, gradient=DISK, virtual_shards=6, chunk_nbytes=2**18) as rt:
+            embed = rt.register("embed", {"table": zr.TensorSpec((numel,))})
+            before = rt.memory().nvme
+            head = rt.register("head", {}, ties={"w": (embed, "table")})
+            gradient = np.ones(numel, F4)
+            tracemalloc.start()
+            try:
+                start, _ = tracemalloc.get_traced_memory()
+                for _ in rt.micro_batches:
+                    head.reduce({"w": gradient})
+                    embed.reduce({"table": gradient})
+                rt.units.wait_for_reductions()
+                _, most = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            rt.step()
+            with embed.gathered() as p:
+                np.testing.assert_array_equal(p["table"], -12 * gradient)
+            return most - start, before, rt.memory()
+
+    ((most, before, memory),) = run_threads(1, body)
+    assert memory.gradient == 0
+    assert memory.nvme == 2 * before
+    assert most < memory.buckets + 2**19
+
+
+def test_a_disk_without_room_for_a_tied_tree_refuses_the_unit_and_one_that_fails_the_step(tmp_path):
+    def body(group):
+        with opened(group, tmp_path, gradient=DISK, virtual_shards=4) as rt:
+            embed = rt.register("embed", {"table": zr.TensorSpec(TABLE)})
+            fault = "enospc@2:op=reserve:times=all:file=-r1-"
+            with faults(group, fault), pytest.raises(StorageError, match="tied0"):
+                rt.register("head", {}, ties={"w": (embed, "table")})
+            assert "head" not in rt.units
+            assert not [path for path in tmp_path.rglob("*") if "tied" in path.name]
+            head = rt.register("head", {}, ties={"w": (embed, "table")})
+
+            def take_step():
+                for _ in rt.micro_batches:
+                    embed.reduce({"table": np.ones(TABLE, F4)})
+                    head.reduce({"w": np.ones(TABLE, F4)})
+                return rt.step()
+
+            for fault in ("enospc@1:op=write:times=all:file=tied", "eio@1:op=read:times=all:file=tied"):
+                with faults(group, fault), pytest.raises(StorageError, match="tied0"):
+                    take_step()
+            assert take_step().update == 1
+            with embed.gathered() as p:
+                np.testing.assert_array_equal(p["table"], np.full(TABLE, -8, F4))
+
+    run_threads(2, body)
 
 
 @pytest.mark.parametrize("gradient", [MEMORY, DISK])

@@ -3,6 +3,7 @@
     rank 0    a  b  c                 own batches
     rank 1    d  d' d'                d' is d computed again: its gradients are dropped before they are reduced
     rank 2    a' a' a'                never had one: it was sent rank 0's first, once
+    rank 3    e  e' f                 virtual_shards of which it has one fewer than others: e' fills up a step
 
 A rank that has run out has to compute all the same: gathers and reductions need every rank, in the order of a forward
 and a backward. Its gradients are replaced by zeros where they are handed in, for they travel before `rt.step`, and
@@ -21,7 +22,6 @@ from typing import Final, Generic, TypeVar
 import numpy as np
 
 from zerort.comm.agreed import agreed, gather_json
-from zerort.engine.batches.counted import has_spare_leaf
 from zerort.engine.batches.join_state import JoinState
 from zerort.engine.context import Context
 from zerort.errors import CallError, UnitStateError
@@ -94,7 +94,8 @@ class Joining(Iterator[T], Generic[T]):
             )
             context.complain(error)
             raise error
-        is_own = self._ahead is not _END
+        # A rank with a leaf fewer than others takes no batch of its own for the micro-step that only fills up its step.
+        is_own = self._ahead is not _END and state.pulled < len(context.own_micro_batches)
         if is_own:
             self._last = self._ahead  # type: ignore[assignment]
             self._ahead = self._next()
@@ -131,12 +132,6 @@ def _expect_room(context: Context) -> None:
     left = context.run.join.problem(context.micro_steps) if context.run.join.is_left else None
     if left is not None:
         raise left
-    if has_spare_leaf(context):
-        raise CallError(
-            f"Expected virtual_shards that {context.world.size} ranks share evenly with rt.join, got "
-            f"{context.options.virtual_shards}: some ranks compute their last leaf again, and a batch of theirs would "
-            "be lost. Start a number of ranks that divides it, or use micro_steps=."
-        )
 
 
 def _pull(context: Context, batches: Iterator[T]) -> object:

@@ -8,7 +8,9 @@ pack        each rank writes its own part
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -30,6 +32,7 @@ from zerort.engine.model.tensors import (
 from zerort.engine.model.unit import Unit
 from zerort.engine.model.units import Units
 from zerort.engine.model.values import agree_on_values
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.errors import CallError, DeviceMemoryError, StorageError, UnitStateError, ZerortError
 from zerort.layout.dtypes import TRAINABLE, gradient_dtype
 from zerort.optim import resolve
@@ -106,22 +109,26 @@ def _make_unit(
             resolve=lambda full, shape: resolve(context.optimizer, context.param_groups, full, shape),
         )
     )
-    if any(section.tiers.streams for section in sections):
-        _make_offloaded(context, units, name, sections)
-    error = _pack(sections, {full_name(name, local): value for local, value in values.items()})
     places: dict[str, tuple[Unit | None, str]] = {}
     for local in declared:
         places[local] = (None, full_name(name, aliases.get(local, local)))
-    for local, (unit, other) in ties.items():
-        places[local] = unit.place_of(other)
+    owners = {local: unit.place_of(other) for local, (unit, other) in ties.items()}
+    places.update(owners)
+    tied = _tied_arrays(owners.values())
+    columns = [column for section in sections for column in section.columns]
+    columns += [array for arrays in tied.values() for array in arrays]
+    if any(section.tiers.streams for section in sections) or any(one.is_stored for one in columns):
+        _make_offloaded(context, units, name, sections, columns)
+    error = _pack(sections, {full_name(name, local): value for local, value in values.items()})
     made = Unit(context, name, sections=sections, places=places)
     try:
         reserve_slots(context, made)
         raise_together(context.world, error, name="register")  # all have written their parts
     except ZerortError:
         made.withdraw()
+        _delete(columns)
         raise
-    made.join_tied_owners()  # not before: they would wait for gradients of a unit that is not there
+    made.join_tied_owners(tied)  # not before: they would wait for gradients of a unit that is not there
     return made
 
 
@@ -135,9 +142,27 @@ def _pack(sections: Sequence[Section], values: Mapping[str, Array]) -> Exception
     return None
 
 
-def _make_offloaded(context: Context, units: Units, name: str, sections: Sequence[Section]) -> None:
-    """Make what of the unit rests on a disk, on all ranks or on none."""
-    columns = [column for section in sections for column in section.columns]
+def _tied_arrays(owners: Iterable[tuple[Unit, str]]) -> dict[str, list[ChunkedArray]]:
+    """Return what gradients of tied tensors are summed in, by full name, where that is not in memory: not made yet."""
+    found: dict[str, list[ChunkedArray]] = {}
+    before: Counter[int] = Counter()
+    for home, full in dict.fromkeys(owners):
+        section = home.section_of(full)
+        found[full] = section.tied_arrays(full, number=len(section.tied_buckets) + before[id(section)])
+        before[id(section)] += section.bucket is not None
+    return found
+
+
+def _delete(columns: Iterable[ChunkedArray]) -> None:
+    for column in columns:
+        with contextlib.suppress(ZerortError):
+            column.delete()
+
+
+def _make_offloaded(
+    context: Context, units: Units, name: str, sections: Sequence[Section], columns: Sequence[ChunkedArray]
+) -> None:
+    """Make what of the unit rests on a disk, and what its gradients of others' tensors do, on all ranks or on none."""
     nbytes, what = sum(column.offloaded_nbytes for column in columns), unit_title(name)
     try:
         if context.options.last_step is None:
@@ -146,13 +171,16 @@ def _make_offloaded(context: Context, units: Units, name: str, sections: Sequenc
             from zerort.engine.persist.last_step import room_beside  # here: checkpoints take their time to import
 
             what += ", and the last step beside the next"
-            context.storage.prepare(nbytes, what=what, beside=lambda: room_beside(context, units, sections))
+            context.storage.prepare(
+                nbytes, what=what, beside=lambda: room_beside(context, units, sections, offloaded=nbytes)
+            )
         with agreed(context.world, "offload", catching=ZerortError):
             for column in columns:
                 column.create()
     except ZerortError:
         for section in sections:
             section.withdraw()
+        _delete(columns)
         raise
 
 

@@ -104,7 +104,7 @@ class Section(SectionGradients):
 
     def swap_parts(self, other: Section) -> None:
         """Exchange what `recut` has made for what was there: the bucket stays, and has no gradients now."""
-        for part in ("partition", "parameters", "state", "_gradient", "_nodes", "_cuts"):
+        for part in ("partition", "parameters", "state", "_gradient", "_nodes", "_tied_arrays", "_cuts"):
             mine, theirs = getattr(self, part), getattr(other, part)
             setattr(self, part, theirs)
             setattr(other, part, mine)

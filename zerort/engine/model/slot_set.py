@@ -29,10 +29,18 @@ class SlotSet:
     """Codes of gradients that are being reduced; each rank's own."""
 
     @classmethod
-    def build(cls, group: Group) -> SlotSet:
-        """Make the slots of ranks that share a model; memory comes when it is reserved or leased."""
+    def build(cls, group: Group, *, reduces_micro_steps: bool) -> SlotSet:
+        """Make the slots of ranks that share a model; memory comes when it is reserved or leased.
+
+        Args:
+            group: These ranks.
+            reduces_micro_steps: Whether a step reduces each bucket several times. Then buckets are windows, which the
+                ranks read without a call of the system, and stay; else they come with a gradient and go with its sum
+                (decisions 0033, 0161).
+        """
         device = group.device
         is_host = device.in_host_memory
+        in_passing = group.reads_in_place and not reduces_micro_steps
         return cls(
             gathered=Slots(
                 "gather slots",
@@ -49,11 +57,11 @@ class SlotSet:
                 cure="Reduce units before the next one's gradients come, or open the runtime with more buckets.",
                 allocate=(
                     (lambda nbytes: device.empty(nbytes, "uint8"))
-                    if group.reads_in_place
+                    if in_passing
                     else (lambda nbytes: group.zeros(nbytes, "uint8", name="bucket"))
                 ),
                 free=group.release_local,
-                persistent=not group.reads_in_place,
+                persistent=not in_passing,
             ),
             summed=Slots(
                 "slots for summed gradients",

@@ -141,15 +141,16 @@ def check_gradient(
     Raises:
         CallError: It is no array, or of another shape or dtype.
     """
+    if device.owns(gradient) and gradient.shape == shape and gradient.dtype in dtypes:
+        return
     what = f"the gradient of {name!r} ({unit_title(unit)})"
     if not device.owns(gradient):
         kind = f"{type(gradient).__module__}.{type(gradient).__qualname__}".removeprefix("builtins.")
         raise CallError(f"Expected {what} as {device.arrays}, got {kind}.")
     if gradient.shape != shape:
         raise CallError(f"Expected {what} in the parameter's shape {list(shape)}, got {list(gradient.shape)}.")
-    if gradient.dtype not in dtypes:
-        names = " or ".join(dict.fromkeys(dtype.name for dtype in dtypes))
-        raise CallError(
-            f"Expected {what} in {names}, got {gradient.dtype}. Compute in the parameter's dtype, or convert it: "
-            f"gradient.astype({dtypes[0].name!r})."
-        )
+    names = " or ".join(dict.fromkeys(dtype.name for dtype in dtypes))
+    raise CallError(
+        f"Expected {what} in {names}, got {gradient.dtype}. Compute in the parameter's dtype, or convert it: "
+        f"gradient.astype({dtypes[0].name!r})."
+    )

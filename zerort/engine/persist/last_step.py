@@ -111,7 +111,7 @@ def lease_of(context: Context) -> Lease:
     return context.run.lease
 
 
-def room_beside(context: Context, units: Units, sections: Sequence[Section]) -> int:
+def room_beside(context: Context, units: Units, sections: Sequence[Section], *, offloaded: int) -> int:
     """Return the bytes that steps take on the disk of scratch beside what rests there. Every rank calls this.
 
     Less what is kept already, by this run or the one before. Rank 0 asks for all ranks, the others for nothing: it is
@@ -121,13 +121,14 @@ def room_beside(context: Context, units: Units, sections: Sequence[Section]) -> 
         context: What the runtime's parts share; its store is open.
         units: All units.
         sections: What is about to be registered.
+        offloaded: Bytes of it, and for its gradients, that are about to rest there.
 
     Raises:
         StorageError: That disk has too little room, or the file system refused; on every rank.
     """
     directory = _directory(context)
     mine = with_progress_watch(
-        context.world, lambda: _count(context, units, sections, directory), path=directory, name="last step"
+        context.world, lambda: _count(context, units, sections, offloaded, directory), path=directory, name="last step"
     )
     told = [_Counted(*one) for one in gather_json(context.world, mine, name="last step")]
 
@@ -162,10 +163,9 @@ class _Counted(NamedTuple):
     """For each scratch directory its part of what rests on disks, if its files cannot be linked."""
 
 
-def _count(context: Context, units: Units, sections: Sequence[Section], directory: str) -> _Counted:
+def _count(context: Context, units: Units, sections: Sequence[Section], new: int, directory: str) -> _Counted:
     copied = context.storage.copied_parts(nearest(directory))
     here = 1 - sum(copied)
-    new = sum(column.offloaded_nbytes for section in sections for column in section.columns)
     total = offloaded = 0
     if context.mesh.copy == 0:  # the first copy of the model saves
         for section in (*units.sections(), *sections):

@@ -2,30 +2,35 @@
 
     slices of a micro-step, in a slot      summed with each other, and with nodes that are read back chunk by chunk
     nodes that are left                    written, each to an array of its own (at most ⌊log₂ leaves⌋ + 1)
-    after the last micro-step              one node, in the array that the update reads
+    after the last micro-step              one node, in the array that the update reads; copies of the model
+                                           exchange theirs first, chunk by chunk
 
 `FoldedShard` does the same in memory (decision 0111).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from zerort.buffer import Folding, Leaves, ReduceInto, TiedSums, insert
-from zerort.device import Done, Ticket
+from zerort.buffer import Folding, Leaves, ReduceInto, insert, sum_over_copies
+from zerort.device import Ticket
 from zerort.device.slots import Slots
 from zerort.engine.residence.chunked_array import LEAST_NUMEL, ChunkedArray
-from zerort.engine.residence.gradients import OffloadedGradient
+from zerort.engine.residence.gradients import Copies, OffloadedGradient
 from zerort.errors import StorageError
 from zerort.optim.kernels import bucket_kernels_for
 from zerort.storage.files.blocks import PAGE_NBYTES
 from zerort.storage.files.segments import round_up
 from zerort.typing import Array, Stream
 
-__all__ = ["OffloadedFold", "folding_room_nbytes"]
+__all__ = ["OffloadedFold", "TiedTrees", "folding_room_nbytes"]
+
+TiedTrees = Sequence[tuple[slice, Callable[[], ReduceInto]]]
+"""Ranges of a shard, and what completes another unit's tree of each, then reads its root: in order of registration."""
 
 
 class OffloadedFold(OffloadedGradient):
@@ -38,7 +43,8 @@ class OffloadedFold(OffloadedGradient):
         slots: Memory that slices arrive in.
         stream: Does what follows a reduction.
         most_read: Elements that are read back at once, to be added to.
-        tied: Other units' gradients of its tensors, each with a tree of its own: added to the sum.
+        tied: Other units' gradients of its tensors, each with a tree of its own beside: added to the sum.
+        copies: Of the model: each folds its own leaves; None: there is one.
     """
 
     def __init__(
@@ -50,30 +56,33 @@ class OffloadedFold(OffloadedGradient):
         slots: Slots,
         stream: Stream,
         most_read: int,
-        tied: TiedSums = (),
+        tied: TiedTrees = (),
+        copies: Copies | None = None,
     ) -> None:
         self._columns = tuple(columns)
         self._tied = tied
         self._leaves = leaves
-        super().__init__(columns[0], block=block, slots=slots, stream=stream, most_read=most_read)
+        super().__init__(columns[0], block=block, slots=slots, stream=stream, most_read=most_read, copies=copies)
 
     def reset(self) -> None:
         """Forget the last one, and what the disk had against it."""
         super().reset()
-        self._folding = Folding(self._leaves)
+        self._folding = Folding(self._leaves, 0 if self._copies is None else self._copies.group.rank)
         self._nodes: dict[tuple[int, int], ChunkedArray | Array] = {}
-        self._is_total = False
 
     def room_for(self, numel: int) -> int:
         """Return the bytes of the memory that a reduction takes on a rank that holds ``numel`` elements."""
         itemsize = self.column.dtype.itemsize
-        return folding_room_nbytes(numel, itemsize, ranks=self._leaves.ranks, most_read=self._most_read)
+        leaves = self._leaves
+        return folding_room_nbytes(
+            numel, itemsize, ranks=leaves.ranks, most_read=self._most_read, exchanged=leaves.exchanged
+        )
 
     def put(self, reduce_into: ReduceInto, *, within: slice | None = None) -> Ticket[Array]:
         """Start to bring the slices of a micro-step here, fold them and put the nodes away; done when that is."""
         assert within is None  # other units' gradients have sinks of their own
         leaves, size = self._folding.next_micro_step(), self.column.size
-        is_last = self._folding.micro_steps == self._leaves.most
+        is_last = self._folding.micro_steps == self._leaves.most and self._copies is None  # else they have more
         slot = self._slots.lease(self.room_nbytes)
         arrival = reduce_into(slot.array(len(leaves) * size, self.column.dtype))
 
@@ -92,23 +101,43 @@ class OffloadedFold(OffloadedGradient):
         return ticket
 
     def total(self, summed: Array, *, name: str) -> Array:
-        """Add other units' gradients to the sum, where it rests; see `GradientSink.total`."""
+        """Complete the sum where it rests: copies of the model, other units' gradients; see `GradientSink.total`."""
         if not self._is_total:
-            self._is_total = True
+            super().total(summed, name=name)
             self._summed.update(range(len(self.column.cuts) - 1))
-            for within, tied_root in self._tied:
-                super().put(self._copying(tied_root()), within=within).wait()  # gpu-wait: the_fixed_tree
+            for within, complete in self._tied:
+                super().put(complete(), within=within).wait()  # gpu-wait: the_fixed_tree
         return summed
 
-    def _copying(self, source: Array) -> ReduceInto:
-        """Return what puts an array where a reduction would go."""
+    def read_into(self, out: Array | None = None) -> Ticket[Array]:
+        """Start to read the sum, once it is complete."""
+        assert out is not None
+        return self.column.read(0, out)
 
-        def copy_into(out: Array | None = None) -> Ticket[Array]:
-            assert out is not None
-            self.column.device.put(source, out=out)
-            return Done(out)
+    def _sum_over_copies(self, copies: Copies, name: str) -> None:
+        """Exchange this copy's nodes for those of others and sum them in the tree, chunk by chunk.
 
-        return copy_into
+        A disk that fails keeps nobody waiting: the rank takes part in all exchanges, and has an error afterwards.
+        """
+        kernels, leaves = bucket_kernels_for(self.column.device), self._leaves
+        slot = self._slots.lease(self.room_nbytes)
+        for at, (first, last) in enumerate(pairwise(self.column.cuts)):
+            spare = _side_by_side(slot.memory, leaves.exchanged, last - first, self.column.dtype)
+
+            def pair(left: Array, right: Array, spare: list[Array] = spare) -> Array:
+                kernels.add_into(left, right)
+                spare.append(right)
+                return left
+
+            nodes = {node: spare.pop() for node in leaves.nodes_of_copy(copies.group.rank)}
+            for node, chunk in nodes.items():
+                column = self._nodes.get(node)  # None: it could not be put away
+                if isinstance(column, ChunkedArray):
+                    self._finish(self._start(column.read, first, chunk))
+            root = sum_over_copies(copies.group, nodes, leaves=leaves, room=spare.pop, pair=pair, name=name)
+            self._measure(root, range(at, at + 1))
+            self._finish(self._start(self.column.write, first, root))
+        slot.release()
 
     def _fold(self, leaves: range, slices: Array, room: Array, *, is_last: bool) -> None:
         kernels = bucket_kernels_for(self.column.device)
@@ -137,7 +166,13 @@ class OffloadedFold(OffloadedGradient):
                 self._nodes[node] = column
 
 
-def folding_room_nbytes(numel: int, itemsize: int, *, ranks: int, most_read: int) -> int:
+def _side_by_side(memory: Array, count: int, numel: int, dtype: np.dtype[Any]) -> list[Array]:
+    """Return arrays of so many elements each, from the begin of pages on."""
+    step = round_up(numel * dtype.itemsize, PAGE_NBYTES)
+    return [memory[at * step : at * step + numel * dtype.itemsize].view(dtype) for at in range(count)]
+
+
+def folding_room_nbytes(numel: int, itemsize: int, *, ranks: int, most_read: int, exchanged: int) -> int:
     """Return the bytes that the slices of a micro-step take until they are put away, with room to read nodes back.
 
     Args:
@@ -145,5 +180,7 @@ def folding_room_nbytes(numel: int, itemsize: int, *, ranks: int, most_read: int
         itemsize: Bytes of one.
         ranks: Slices of a micro-step, at most.
         most_read: Elements of a chunk, at most.
+        exchanged: Chunks of nodes in hand at once, while copies of the model exchange theirs; 0: there is one.
     """
-    return round_up(ranks * numel * itemsize, PAGE_NBYTES) + min(numel, max(most_read, LEAST_NUMEL)) * itemsize
+    chunk = min(numel, max(most_read, LEAST_NUMEL)) * itemsize
+    return max(round_up(ranks * numel * itemsize, PAGE_NBYTES) + chunk, exchanged * round_up(chunk, PAGE_NBYTES))

@@ -3,6 +3,7 @@
     SummedGradient     what the step reads: a column, the sums of its squares, the first element that is not finite
     measure            the sums of the squares of all of them, with one wait for a GPU
     OffloadedGradient  room for a reduction; when that is done: add what is there, write, and the room is free again
+    Copies             those of the model, over which it is summed after the last reduction
 
 The squares of what is put away are summed on the way, so that the norm is known without reading it back (decision
 0029).
@@ -11,13 +12,16 @@ The squares of what is put away are summed on the way, so that the norm is known
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 
 from zerort.buffer import ReduceInto
+from zerort.comm import Group
 from zerort.device import Ticket
 from zerort.device.slots import Slots
 from zerort.engine.residence.chunked_array import LEAST_NUMEL, ChunkedArray
@@ -28,7 +32,7 @@ from zerort.storage.files.blocks import PAGE_NBYTES
 from zerort.storage.files.segments import round_up
 from zerort.typing import Array, Device, Stream
 
-__all__ = ["OffloadedGradient", "SummedGradient", "SummedInMemory", "measure", "room_nbytes"]
+__all__ = ["Copies", "OffloadedGradient", "SummedGradient", "SummedInMemory", "measure", "room_nbytes"]
 
 
 class SummedGradient(Protocol):
@@ -63,6 +67,18 @@ class SummedInMemory:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies of the model, each of which has a sum of the same range."""
+
+    group: Group
+    """The ranks that hold this range, one of each copy."""
+    moved: Counter[str]
+    """Where moved bytes are counted, by collective."""
+    numel: int
+    """Elements of this rank's range that belong to tensors."""
+
+
 class OffloadedGradient:
     """A summed gradient that rests on a disk, or on the host of a GPU, until the update.
 
@@ -73,15 +89,25 @@ class OffloadedGradient:
         stream: Does what follows a reduction.
         most_read: Elements that are read back at once, to be added to, in the room of a reduction; 0: in a slot of
             their own, for a step has one reduction, but for those of tied units.
+        copies: Over which the sum is summed once more; None: there is one copy of the model.
     """
 
     array = None
     nbytes = 0
+    sums_copies = True
 
     def __init__(
-        self, column: ChunkedArray, *, block: int | None, slots: Slots, stream: Stream, most_read: int = 0
+        self,
+        column: ChunkedArray,
+        *,
+        block: int | None,
+        slots: Slots,
+        stream: Stream,
+        most_read: int = 0,
+        copies: Copies | None = None,
     ) -> None:
         self.column = column
+        self._copies = copies
         self._most_read = most_read
         self.error: StorageError | None = None
         """What the disk had against the last one, on this rank alone: the step tells the others."""
@@ -97,6 +123,7 @@ class OffloadedGradient:
         self._whole_sum: Array | None = None  # of all squares, in the order in which they are summed in memory
         self._nonfinite: dict[int, int] = {}  # the first element that is not finite, by chunk
         self._summed: set[int] = set()  # chunks that hold a sum, or will when what is queued is done
+        self._is_total = False  # what came after the last reduction was done
 
     @property
     def sums(self) -> Array:
@@ -158,8 +185,49 @@ class OffloadedGradient:
         return ticket
 
     def total(self, summed: Array, *, name: str) -> Array:
-        """Return what the last reduction left in memory: nothing; see `GradientSink.total`."""
+        """Sum over copies of the model; return what that leaves in memory: nothing; see `GradientSink.total`."""
+        if not self._is_total:
+            self._is_total = True
+            if self._copies is not None:
+                self._sum_over_copies(self._copies, name)
         return summed
+
+    def _sum_over_copies(self, copies: Copies, name: str) -> None:
+        """Sum what was put away over copies of the model, chunk by chunk: read ahead, written behind (decision 0160).
+
+        A disk that fails keeps nobody waiting: the rank takes part in all sums, and has an error afterwards.
+        """
+        slot = self._slots.lease(self.room_nbytes)
+        whole = slot.array(self.column.size, self.column.dtype)
+        chunks = [(first, whole[first:last]) for first, last in pairwise(self.column.cuts)]
+        reads = [self._start(self.column.read, first, chunk) for first, chunk in chunks]
+        writes = []
+        for (first, chunk), read in zip(chunks, reads, strict=True):
+            self._finish(read)
+            reduction = copies.group.all_reduce(chunk, out=chunk, name=name, eager=False)
+            self.column.device.order_after(reduction)  # gpu-wait: offloaded_gradients_are_summed_over_copies
+            writes.append(self._start(self.column.write, first, chunk))
+        copies.moved["all_reduce"] += copies.numel * whole.itemsize
+        self._measure(whole, range(len(chunks)))
+        for write in writes:
+            self._finish(write)
+        slot.release()
+
+    def _start(self, move: Callable[[int, Array], Ticket[Array]], first: int, chunk: Array) -> Ticket[Array] | None:
+        """Start to read or write a chunk; return None if the disk refuses at once."""
+        try:
+            return move(first, chunk)
+        except StorageError as error:
+            self.error = self.error or error
+            return None
+
+    def _finish(self, ticket: Ticket[Array] | None) -> None:
+        """Wait for what was started, and remember what the disk had against it."""
+        try:
+            if ticket is not None:
+                ticket.wait()  # gpu-wait: offloaded_gradients_are_summed_over_copies
+        except StorageError as error:
+            self.error = self.error or error
 
     def _chunks_of(self, within: slice | None) -> range:
         """Return the chunks that some elements lie in; None: all."""

@@ -148,7 +148,6 @@ class MemoryForecast:
         sizes = self.model_spec.sections(rank=rank)
         below = self.below(rank)
         at_rest = {part: sum(getattr(size, part) for size in sizes) - below[part] for part in PARTS}
-        at_rest["gradient"] += sum(size.tied_sums for size in sizes)
         working = replace(self.working, sizes=sizes).of(self.tiers)
         return MemoryReport(
             **at_rest,
@@ -179,8 +178,9 @@ class MemoryForecast:
             below = size.below(tiers, chunk_numel=self.working.chunk_numel)
             gradient = below["gradient"] // size.shards
             again, put_away = size.gradient_moves  # read and added to; written
-            read += passes * below["parameter"] + gradient + below["state"] + again * gradient
-            written += put_away * gradient
+            tied = size.tied_sums // size.shards if gradient else 0  # read above, then added to the sum where it rests
+            read += passes * below["parameter"] + gradient + below["state"] + again * gradient + tied
+            written += put_away * gradient + tied
             if size.is_trained:
                 read += below["parameter"] * size.reads_parameter
                 written += below["parameter"] + below["state"]

@@ -48,7 +48,7 @@ class SectionSize:
     parameter: int
     """Parameters at rest."""
     gradient: int = 0
-    """Gradients at rest."""
+    """Gradients at rest, `tied_sums` included."""
     state: int = 0
     """Optimizer state at rest, master weights included."""
     whole: int = 0
@@ -68,7 +68,9 @@ class SectionSize:
     gradient_moves: tuple[int, int] = (0, 1)
     """How many of them a step reads back before the update, and puts away, if they are offloaded."""
     tied_sums: int = 0
-    """Other units' gradients of its tensors, each in a fixed tree of its own: in memory, wherever gradients rest."""
+    """Other units' gradients of its tensors, each in a fixed tree of its own."""
+    exchanged: int = 0
+    """Chunks of a fixed tree's nodes in hand at once, while copies of the model exchange them; 0: there is one."""
     arriving: int = 0
     """Slices of gradients that arrive unsummed in a micro-step, in a slot; 0 if they are summed on their way."""
     is_tied: bool = False
@@ -244,11 +246,12 @@ class ModelSpec:
             resting = layout.numel * (1 if leaves is None else 1 + leaves.depth)
         else:
             resting = mine * (1 if leaves is None else leaves.held)
+        tied_sums = max(self._tied_sums(layout, partition, rank) for rank in ranks) * element
         return SectionSize(
             unit=unit,
             name=part.section_name(unit),
             parameter=width * at_rest,
-            gradient=element * resting,
+            gradient=element * resting + tied_sums,
             state=max(_state_nbytes(part, layout, self._owned(layout, partition, rank)) for rank in ranks),
             whole=gathered,
             codes=codes,
@@ -257,8 +260,9 @@ class ModelSpec:
             bucket=element * layout.numel if in_slots else 0,
             reductions=reductions,
             shards=1 if is_whole or leaves is None else leaves.held,
-            gradient_moves=(reductions - 1, reductions) if leaves is None else leaves.moves,
-            tied_sums=max(self._tied_sums(layout, partition, rank) for rank in ranks) * element,
+            gradient_moves=self._gradient_moves(reductions) if leaves is None else leaves.moves,
+            tied_sums=tied_sums,
+            exchanged=0 if leaves is None else leaves.exchanged,
             arriving=0 if is_whole or leaves is None else element * mine * leaves.ranks,
             is_tied=not is_whole and not self._tied_names().isdisjoint(part.tensors),
             is_held=not is_whole,
@@ -268,6 +272,11 @@ class ModelSpec:
             fixed=_fixed_nbytes(part),
             movable=self._movable(part, is_whole=is_whole),
         )
+
+    def _gradient_moves(self, reductions: int) -> tuple[int, int]:
+        """Return how many shards are read back and put away, given how many are summed: copies sum them once more."""
+        over_copies = int(self.replicate > 1)
+        return reductions - 1 + over_copies, reductions + over_copies
 
     def _codes(self, dtype: str, partition: Partition) -> int:
         """Return the bytes that parameters take as codes."""
@@ -284,7 +293,7 @@ class ModelSpec:
         assert part.optimizers is not None
         if not all(isinstance(one, ElementwiseOptimizer) for one in part.optimizers.values()):
             return frozenset()  # an optimizer looks at whole tensors
-        stays = {"gradient"} if is_whole or self.replicate > 1 else set()  # gradients that are summed more than once
+        stays = {"gradient"} if is_whole else set()
         return frozenset(filter(self._is_sharded, PARTS)) - stays
 
     def _tied_sums(self, layout: FlatLayout, partition: Partition, rank: int) -> int:

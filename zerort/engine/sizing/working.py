@@ -128,7 +128,7 @@ class WorkingMemory:
         width = int(size.columns["gradient"][0])
         if size.arriving:
             numel, ranks = size.numel, size.arriving // (width * size.numel)
-            return folding_room_nbytes(numel, width, ranks=ranks, most_read=self.chunk_numel)
+            return folding_room_nbytes(numel, width, ranks=ranks, most_read=self.chunk_numel, exchanged=size.exchanged)
         return room_nbytes(size.gradient // width, width, most_read=self.chunk_numel if size.reductions > 1 else 0)
 
     def _gathered(self, wholes: Mapping[str, int]) -> int:

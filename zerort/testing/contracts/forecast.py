@@ -131,7 +131,15 @@ class ForecastContract:
         for plan, way in itertools.product(plans, ways):
             self.expect_as_told(group, scratch, plan, way=way)
         if group.size % 2 == 0:
-            self.expect_as_told(group, scratch, Plan.zero(2), way=ways[1], copies=2)
+            for plan in (Plan.zero(2), *plans[1:]):
+                self.expect_as_told(group, scratch, plan, way=ways[1], copies=2)
+
+    def test_copies_are_counted(self, group: Group, scratch: Path) -> None:
+        """Sums over copies of the model take no memory of their own, wherever gradients rest."""
+        if group.size % 2:
+            pytest.skip("two copies need an even number of ranks")
+        for tier, way in itertools.product(Tier, _WAYS[1:3]):
+            self.expect_as_told(group, scratch, Plan.zero(3, gradient=tier), way=way, copies=2)
 
     def expect_as_told(
         self,

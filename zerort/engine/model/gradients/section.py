@@ -9,8 +9,10 @@ Parameters and optimizer state are in `section.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from zerort.buffer import (
     FoldedShard,
     GradientBucket,
     GradientSink,
+    ReduceInto,
     TiedRange,
     TiedSums,
     sent_nbytes,
@@ -29,8 +32,8 @@ from zerort.engine.context import Context
 from zerort.engine.model.slot_set import summed_slots
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import ChunkedArray
-from zerort.engine.residence.folded import OffloadedFold
-from zerort.engine.residence.gradients import OffloadedGradient
+from zerort.engine.residence.folded import OffloadedFold, TiedTrees
+from zerort.engine.residence.gradients import Copies, OffloadedGradient
 from zerort.errors import StorageError
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.layout.dtypes import gradient_dtype
@@ -69,10 +72,13 @@ class SectionGradients:
         self.tied_buckets: list[GradientBucket] = []
         """Where other units' gradients of its tensors are collected, each reduced into the sum by itself."""
         self._gradient: ChunkedArray | None = None  # where it rests, if that is not in memory
-        self._nodes: tuple[ChunkedArray, ...] = ()  # the same of a fixed tree's other nodes
+        self._nodes: Sequence[ChunkedArray] = ()  # the same of a fixed tree's other nodes
         self._sink: OffloadedGradient | None = None  # what puts it there
         self._fold: FoldedShard | None = None  # what sums it in a fixed tree, in memory
         self._tied_sums: list[tuple[slice, Callable[[], Array]]] = []  # other units' trees, and where they belong
+        self._tied_trees: list[tuple[slice, Callable[[], ReduceInto]]] = []  # the same of those that are offloaded
+        self._tied_folds: list[OffloadedFold] = []  # what sums those
+        self._tied_arrays: list[Sequence[ChunkedArray]] = []  # what these rest in, for each of `tied_buckets`
         self.gradient_dtypes: tuple[np.dtype[Any], ...] = (numpy_dtype(layout.dtype),)
 
     # -- what it takes ---------------------------------------------------------------------------------------------
@@ -108,11 +114,14 @@ class SectionGradients:
         """Say whether what rests in a tier is elsewhere than in the memory that computing happens in."""
         return tier not in self._context.backings.reach
 
-    def _offloaded_array(self, kind: str, dtype: str, tier: Tier) -> ChunkedArray:
-        """Return an array of this rank's range that is not where computing happens."""
-        backings = self._context.backings
-        cuts = backings.cuts_of(self.partition.counts[self._group.rank], self.tiers)
-        return backings.offloaded(f"{self._stored_as}/{kind}", cuts, dtype, tier=tier)
+    def _offloaded_nodes(self, kind: str, partition: Partition) -> list[ChunkedArray]:
+        """Return arrays for a sum that is not where computing happens: one, or one for each node of a fixed tree."""
+        backings, leaves = self._context.backings, self._context.leaves
+        cuts = backings.cuts_of(partition.counts[self._group.rank], self.tiers)
+        return [
+            backings.offloaded(f"{self._stored_as}/{kind}{at or ''}", cuts, self._summed_in, tier=self.tiers.gradient)
+            for at in range(1 if leaves is None else leaves.held)
+        ]
 
     @property
     def room_nbytes(self) -> int | None:
@@ -133,17 +142,32 @@ class SectionGradients:
     @property
     def offloaded_gradient(self) -> list[ChunkedArray]:
         """Where its gradient rests, if that is elsewhere than where computing happens."""
-        return [] if self._gradient is None else [self._gradient, *self._nodes]
+        return [] if self._gradient is None else [self._gradient, *self._nodes, *chain(*self._tied_arrays)]
 
     def _make_offloaded_gradient(self) -> None:
         """Make the arrays that the sum rests in, if it is not where computing happens."""
         if self._is_offloaded(self.tiers.gradient):
-            leaves = self._context.leaves
-            self._gradient, *nodes = (
-                self._offloaded_array(f"gradient{at or ''}", self._summed_in, self.tiers.gradient)
-                for at in range(1 if leaves is None else leaves.held)
-            )
-            self._nodes = tuple(nodes)
+            self._gradient, *self._nodes = self._offloaded_nodes("gradient", self.partition)
+            self._tied_arrays = [
+                self.tied_arrays(extent.name, number=number)
+                for number, bucket in enumerate(self.tied_buckets)
+                for extent in bucket.layout.extents
+            ]
+
+    def tied_arrays(self, full: str, *, number: int) -> list[ChunkedArray]:
+        """Return what another unit's fixed tree of a tensor is to rest in; nothing if trees are in memory, or none is.
+
+        Every rank calls this. A store's values are not made yet.
+
+        Args:
+            full: The tensor.
+            number: How many other units' gradients of its tensors there are before.
+        """
+        if self._gradient is None or self._context.leaves is None:
+            return []
+        layout = self._tied_layout(full)
+        partition, _ = self._tied_range(self.layout.of(full).offset, layout.numel)
+        return self._offloaded_nodes(f"tied{number}/gradient", partition)
 
     def _recut_buckets(self) -> None:
         """Give the buckets the section's new partition: they have no gradients now. Every rank calls this."""
@@ -151,10 +175,13 @@ class SectionGradients:
             return
         self.bucket.recut(self.partition, sink=self._make_sink())
         self._tied_sums.clear()
-        for tied in self.tied_buckets:
+        self._tied_trees.clear()
+        self._tied_folds.clear()
+        arrays = self._tied_arrays or [()] * len(self.tied_buckets)
+        for tied, nodes in zip(self.tied_buckets, arrays, strict=True):
             (extent,) = tied.layout.extents
             partition, within = self._tied_range(self.layout.of(extent.name).offset, tied.layout.numel)
-            tied.recut(partition, sink=self._tied_sink(within))
+            tied.recut(partition, sink=self._tied_sink(within, nodes))
             self._note_tied_sum(tied, within)
 
     @property
@@ -192,15 +219,18 @@ class SectionGradients:
             count = summed_slots(buckets=self._context.options.buckets, is_tied=True)
             self._context.slots.summed.reserve(self.room_nbytes, count=count)
 
-    def add_tied_bucket(self, full: str) -> GradientBucket:
+    def add_tied_bucket(self, full: str, arrays: Sequence[ChunkedArray] = ()) -> GradientBucket:
         """Return a place for another unit's gradients of one tensor: only its range travels. No communication.
 
         `reserve_for_ties` comes first.
+
+        Args:
+            full: The tensor.
+            arrays: What `tied_arrays` has returned for it, made.
         """
         assert self.bucket is not None
-        extent = self.layout.of(full)
-        layout = FlatLayout.build({full: extent.shape}, dtype=self._summed_in)
-        partition, within = self._tied_range(extent.offset, layout.numel)
+        layout = self._tied_layout(full)
+        partition, within = self._tied_range(self.layout.of(full).offset, layout.numel)
         made = GradientBucket(
             layout,
             partition,
@@ -208,7 +238,7 @@ class SectionGradients:
             placement=Placement.SHARDED,
             needed=Placement.SHARDED,
             slots=self._context.slots.buckets,
-            sink=self._tied_sink(within),
+            sink=self._tied_sink(within, arrays),
             tree=self._context.leaves,
             name=self.name,
             traffic=self._context.ledger.moved,
@@ -217,11 +247,21 @@ class SectionGradients:
         )
         self._note_tied_sum(made, within)
         self.tied_buckets.append(made)
+        if arrays:
+            self._tied_arrays.append(arrays)
         return made
+
+    def _tied_layout(self, full: str) -> FlatLayout:
+        """Return where another unit's gradients of a tensor lie."""
+        return FlatLayout.build({full: self.layout.of(full).shape}, dtype=self._summed_in)
 
     def _note_tied_sum(self, tied: GradientBucket, within: slice) -> None:
         """Have the root of another unit's tree added to the sum, if it has one of its own."""
-        if self._context.leaves is not None:
+        sink = tied.sink
+        if isinstance(sink, OffloadedFold):
+            self._tied_trees.append((within, partial(_completed, tied, sink)))
+            self._tied_folds.append(sink)
+        elif self._context.leaves is not None:
             self._tied_sums.append((within, tied.finish_reduce))
 
     def _tied_range(self, first: int, numel: int) -> tuple[Partition, slice]:
@@ -231,11 +271,13 @@ class SectionGradients:
         partition = self.partition.within(first, first + numel)
         return partition, slice(begin, begin + partition.counts[self._group.rank])
 
-    def _tied_sink(self, within: slice) -> GradientSink:
+    def _tied_sink(self, within: slice, arrays: Sequence[ChunkedArray]) -> GradientSink:
         """Return what sums another unit's gradients of some elements: in their place, or in a tree of their own."""
         assert self.bucket is not None
         if self._context.leaves is None:
             return TiedRange(self.bucket, within)
+        if arrays:
+            return self._make_offloaded_fold(arrays)
         return self._make_fold(within.stop - within.start)
 
     def _make_fold(self, numel: int, *, tied: TiedSums = ()) -> FoldedShard:
@@ -269,32 +311,53 @@ class SectionGradients:
         """Return what puts this rank's range of the sum away."""
         context = self._context
         assert self._gradient is not None
-        slots, stream = context.slots.summed, context.backings.gradient_stream
-        most_read = context.backings.chunk_numel
         if context.leaves is not None:
-            return OffloadedFold(
-                self.offloaded_gradient,
-                context.leaves,
-                block=context.norm_block,
-                slots=slots,
-                stream=stream,
-                most_read=most_read,
-                tied=self._tied_sums,
-            )
+            return self._make_offloaded_fold([self._gradient, *self._nodes], tied=self._tied_trees)
         return OffloadedGradient(
             self._gradient,
             block=context.norm_block,
-            slots=slots,
-            stream=stream,
-            most_read=most_read if context.micro_steps > 1 else 0,
+            slots=context.slots.summed,
+            stream=context.backings.gradient_stream,
+            most_read=context.backings.chunk_numel if context.micro_steps > 1 else 0,
+            copies=self._copies(),
         )
+
+    def _make_offloaded_fold(self, nodes: Sequence[ChunkedArray], *, tied: TiedTrees = ()) -> OffloadedFold:
+        """Return what sums elements in a fixed tree whose nodes are not where computing happens."""
+        context = self._context
+        assert context.leaves is not None
+        return OffloadedFold(
+            nodes,
+            context.leaves,
+            block=context.norm_block,
+            slots=context.slots.summed,
+            stream=context.backings.gradient_stream,
+            most_read=context.backings.chunk_numel,
+            tied=tied,
+            copies=self._copies(),
+        )
+
+    def _copies(self) -> Copies | None:
+        """Return the copies of the model that have sums of this rank's range, if there are several."""
+        group = self._context.mesh.replicate
+        if group is None:
+            return None
+        own = self.partition.of(self._group.rank)
+        return Copies(group, self._context.ledger.moved, max(min(own.last, self.layout.end) - own.first, 0))
 
     @property
     def storage_error(self) -> StorageError | None:
         """What a disk had against this step's gradients, on this rank alone."""
-        return None if self._sink is None else self._sink.error
+        return next((one.error for one in (self._sink, *self._tied_folds) if one is not None and one.error), None)
 
     @property
     def completes_sum_on_disk(self) -> bool:
         """Whether `finish_reduce` still reads and writes a disk, which may fail; the same on every rank."""
-        return bool(self._sink is not None and self._tied_sums and self.tiers.gradient is Tier.NVME)
+        is_open = bool(self._tied_trees) or self._context.mesh.replicate is not None
+        return self._sink is not None and is_open and self.tiers.gradient is Tier.NVME
+
+
+def _completed(tied: GradientBucket, sink: OffloadedFold) -> ReduceInto:
+    """Complete the sum of another unit's gradients, and return what reads it."""
+    tied.finish_reduce()
+    return sink.read_into

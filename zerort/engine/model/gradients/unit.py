@@ -19,6 +19,7 @@ from zerort.engine.context import Context
 from zerort.engine.model.gradients.reduced import reduced_gradients
 from zerort.engine.model.section import Section
 from zerort.engine.model.tensors import check_gradient
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.errors import CallError, UnitStateError
 from zerort.typing import Array
 
@@ -236,13 +237,21 @@ class UnitGradients:
         for full, home in self.tied_tensors.items():
             home._section_of[full].reserve_for_ties()
 
-    def join_tied_owners(self) -> None:
-        """Have this unit's gradients of tied parameters summed with those of the units that hold them. All ranks do."""
+    def section_of(self, full: str) -> Section:
+        """Return the section of a tensor that this unit holds, given its full name."""
+        return self._section_of[full]
+
+    def join_tied_owners(self, arrays: Mapping[str, Sequence[ChunkedArray]]) -> None:
+        """Have this unit's gradients of tied parameters summed with those of the units that hold them. All ranks do.
+
+        Args:
+            arrays: What they are summed in, by full name, where that is not in memory.
+        """
         for owner in self._reduced_with[1:]:
             owner._contributors.append(self)
         if not self._context.keeps_whole_gradients:
             for full, home in self.tied_tensors.items():
-                self._tied_buckets[full] = home._section_of[full].add_tied_bucket(full)
+                self._tied_buckets[full] = home._section_of[full].add_tied_bucket(full, arrays.get(full, ()))
 
     # -- the step --------------------------------------------------------------------------------------------------
 
