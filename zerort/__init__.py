@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerort import data, errors, native, trace
 from zerort.comm import Group, open_group
-from zerort.config import Budget, GroupOptions, Plan, Tier, Wire
+from zerort.config import Budget, GroupOptions, Plan, Tier, TopK, Wire
 from zerort.device import Ticket
 from zerort.engine import (
     OffloadOptions,
@@ -67,6 +67,7 @@ __all__ = [
     "TensorSpec",
     "Ticket",
     "Tier",
+    "TopK",
     "Unit",
     "Wire",
     "data",

@@ -6,6 +6,8 @@ leaves.py         one fixed pairwise tree over a step's micro-batches, and which
 tree.py           sums in it of whole gradients, whichever rank computed what
 folding.py        the same of shards: slices are folded as they arrive
 reduce.py         sums over ranks of what travels as codes
+senders.py        who rounds such a summand, and which rank codes which stretch of it
+residual.py       what coding has lost of gradients, until the next ones
 collecting.py     a micro-step's gradients, written where they belong, tensor by tensor
 bucket.py         GradientBucket: collects gradients and fires their reduction
 tied.py           gradients of a tied tensor, reduced into the sum of the unit that holds it
@@ -21,6 +23,8 @@ from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
 from zerort.buffer.leaves import Leaves, insert
 from zerort.buffer.redistribute import redistribute
 from zerort.buffer.reduce import CodedReduce, sent_nbytes
+from zerort.buffer.residual import Residual
+from zerort.buffer.senders import Routes, Senders
 from zerort.buffer.sinks import GradientSink, ReduceInto, SummedShard, TiedSums
 from zerort.buffer.tied import TiedRange
 from zerort.buffer.tree import TreeSum, sum_over_copies, tree_reduce_scatter
@@ -39,6 +43,9 @@ __all__ = [
     "Leaves",
     "RangeGather",
     "ReduceInto",
+    "Residual",
+    "Routes",
+    "Senders",
     "SummedShard",
     "TiedRange",
     "TiedSums",

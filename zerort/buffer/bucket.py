@@ -119,6 +119,8 @@ class GradientBucket(GradientCollector):
         """Whether a slot is still read after the bucket has fired."""
         self.fires = placement is not Placement.PARTIAL and self._tree is None
         """Whether `fire` calls the other ranks of a copy of the model."""
+        self.calls = self.fires * (2 if codec is not None and codec.senders.sum_first else 1)
+        """How often it calls them."""
         self.fires_over_copies = self.fires and not (self.sink is not None and self.sink.sums_copies)
         """Whether `end_step` calls the copies."""
         self.reduces_micro_steps = not whole
@@ -165,6 +167,8 @@ class GradientBucket(GradientCollector):
         self._forget()
         if self.sink is not None:
             self.sink.reset()
+        if self._codec is not None and self._codec.residual is not None:
+            self._codec.residual.restore()
 
     @property
     def nbytes(self) -> int:
@@ -274,7 +278,7 @@ class GradientBucket(GradientCollector):
                 senders=self._senders(),
                 padding=self.layout.numel - self.layout.end,
                 traffic=self._traffic,
-                codec=self._feeding(),
+                codec=self._codec_for_micro_step(),
             )
             return self._read
 
@@ -293,11 +297,16 @@ class GradientBucket(GradientCollector):
             summed = source if to is not Placement.SHARDED else source[self._own]
             self._unsummed = summed if self.sink is None else self.sink.array
 
-    def _feeding(self) -> CodedReduce | None:
-        """Return the codec, told which tensors had no gradient in this step so far."""
-        if self._codec is None or self._codec.residual is None:
-            return self._codec
-        return replace(self._codec, unfed=tuple(e.slice for e in self.layout.extents if e.name not in self.seen))
+    def _codec_for_micro_step(self) -> CodedReduce | None:
+        """Return the codec, told who sends and which tensors had no gradient: in this step so far, or in its leaf."""
+        codec, senders, seen = self._codec, self._senders(), self.seen
+        if codec is None:
+            return None
+        if senders is not None:
+            codec, seen = codec.of_leaves(len(senders), at=self.micro_steps - 1), self._closed
+        if codec.residual is None:
+            return codec
+        return replace(codec, unfed=tuple(e.slice for e in self.layout.extents if e.name not in seen))
 
     def _senders(self) -> range | None:
         """Return the ranks that have a leaf in the micro-step that was closed last, if slices travel unsummed."""

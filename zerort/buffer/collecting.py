@@ -59,6 +59,7 @@ class GradientCollector:
     def _forget(self) -> None:
         """Forget all gradients that were collected, but not the slot that may still be read."""
         self._present: set[str] = set()  # in this micro-step
+        self._closed: set[str] = set()  # in the one before
         self._unseen = False  # gradients came that nobody has looked at
         self.seen: set[str] = set()
         """Names that had a gradient in any micro-step since the last reset."""
@@ -146,7 +147,7 @@ class GradientCollector:
             assert self._resident is not None
             self._tree.add(self._resident)
         self.seen |= self._present
-        self._present, self._unseen = set(), False
+        self._closed, self._present, self._unseen = self._present, set(), False
         self.micro_steps += 1
 
     def _is_all(self, flat: Array) -> bool:

@@ -87,12 +87,14 @@ def redistribute(
         senders: Ranks whose ranges are put side by side into ``out`` instead of being summed; of PARTIAL to SHARDED.
         padding: Elements at the end of the whole that only make ranges equally long: they are not counted.
         traffic: Where the bytes of the larger side are counted, by collective.
-        codec: How PARTIAL becomes SHARDED, if summands travel as codes.
+        codec: How PARTIAL becomes SHARDED, if summands travel as codes; it knows of senders, too.
 
     Raises:
         PlanError: There is no such move.
     """
     collective = transition(placement, to=to)
+    if codec is not None and collective is Collective.REDUCE_SCATTER:
+        return codec.start(group, source, out=out, partition=partition, name=name, padding=padding, traffic=traffic)
     if senders is not None:
         assert collective is Collective.REDUCE_SCATTER
         if traffic is not None and group.size > 1:
@@ -100,8 +102,6 @@ def redistribute(
         counts = tuple(partition.counts if rank in senders else (0,) * group.size for rank in range(group.size))
         given = source if group.rank in senders else source[:0]
         return group.all_to_all(given, out=out, counts=counts, name=name, eager=False)
-    if codec is not None and collective is Collective.REDUCE_SCATTER:
-        return codec.start(group, source, out=out, partition=partition, name=name, padding=padding, traffic=traffic)
     if traffic is not None and group.size > 1 and collective not in _LOCAL:
         times = 1 if tree is None else tree.leaves.exchanges
         traffic[collective.name.lower()] += times * (max(source.nbytes, out.nbytes) - padding * source.itemsize)

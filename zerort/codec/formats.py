@@ -13,7 +13,7 @@ numbers, which are decoded as numbers, with steps of largest / 125, or / 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,18 +21,15 @@ import numpy as np
 
 from zerort import native
 from zerort.codec.rounding import Stochastic
+from zerort.codec.summands import Coded, SummandFormat, kernels_for, pieces
 from zerort.errors import CallError
 from zerort.native.reference.blocks import BLOCKS, LIMITS, code_nbytes
-from zerort.typing import is_of
 
 __all__ = ["BFLOAT16", "FORMATS", "INT4", "INT8", "Format", "find_format"]
 
-_TOGETHER: Final = 1 << 16
-"""Elements of 16 bits that pass through float32 at once."""
-
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class Format(SummandFormat):
     """A way to write float32 values in fewer bytes. Arrays are 1-D and contiguous, all of one device."""
 
     name: str
@@ -64,7 +61,7 @@ class Format:
         Raises:
             ValueError: If an array is not what it can work on, or ``start`` lies within a block.
         """
-        kernels = _kernels_for(source)
+        kernels = kernels_for(source)
         if self.bits == 16:
             if rounding is not None:
                 raise CallError("Expected rounding=None with bfloat16, which rounds to nearest even, got Stochastic.")
@@ -81,45 +78,13 @@ class Format:
                 values, scales[of_scales], codes[of_codes], bits=self.bits, start=start + part.start, keys=keys
             )
 
-    def encode_with_feedback(self, payload: Any, source: Any, residual: Any, *, start: int = 0) -> None:
-        """Write ``source + residual`` into ``payload``, and what the codes lose of that into ``residual``.
-
-        NaN and infinity pass, and leave nothing to make up for.
-
-        Args:
-            payload: `nbytes` bytes, uint8, aligned to 4 bytes.
-            source: float32, float16 or bfloat16; only read.
-            residual: bfloat16, as many elements: what was lost before.
-            start: Global index of the first element, a multiple of `block`.
-        """
-        kernels = _kernels_for(source)
-        codes = self._codes(payload, source.size)
-        scales = codes if self.bits == 16 else self._scales(payload, source.size)
-        room = _empty_like(source, min(source.size, _TOGETHER))
-        for wanted, part, of_scales, of_codes in self._pieces(source):
-            kernels.cast_into(wanted, source[part])
-            back = room[: wanted.size]
-            kernels.cast_into(back, residual[part])
-            wanted += back
-            if self.bits == 16:
-                kernels.cast_into(codes[part], wanted)
-                kernels.cast_into(back, codes[part])
-            else:
-                coded = (scales[of_scales], codes[of_codes])
-                kernels.encode_blocks(wanted, *coded, bits=self.bits, start=start + part.start)
-                kernels.decode_blocks(back, *coded, bits=self.bits)
-            with np.errstate(invalid="ignore"):
-                wanted -= back
-            wanted[~np.isfinite(wanted)] = 0
-            kernels.cast_into(residual[part], wanted)
-
     def decode(self, out: Any, payload: Any) -> None:
         """Write the values of ``payload`` into ``out``: float32, float16 or bfloat16.
 
         Raises:
             ValueError: If an array is not what it can work on.
         """
-        kernels = _kernels_for(out)
+        kernels = kernels_for(out)
         codes = self._codes(payload, out.size)
         if self.bits == 16:
             kernels.cast_into(out, codes)
@@ -132,42 +97,37 @@ class Format:
             kernels.decode_blocks(values, scales[of_scales], codes[of_codes], bits=self.bits)
             kernels.cast_into(out[part], values)
 
-    def decode_sum(self, out: Any, payloads: Sequence[Any]) -> None:
-        """Write the sum of what several payloads hold into ``out``, in their order and in float32; rounded once.
+    def _encode_part(self, coded: Coded, values: Any, first: int, *, start: int) -> None:
+        kernels, last = kernels_for(values), first + values.size
+        codes = self._codes(coded.payload, coded.numel)
+        if self.bits == 16:
+            kernels.cast_into(codes[first:last], values)
+            return
+        of_scales, of_codes = self._places(first, last)
+        scales = self._scales(coded.payload, coded.numel)[of_scales]
+        kernels.encode_blocks(values, scales, codes[of_codes], bits=self.bits, start=start + first)
 
-        Args:
-            out: float32, float16 or bfloat16.
-            payloads: At least one, each of as many elements.
-        """
-        kernels = _kernels_for(out)
-        codes = [self._codes(payload, out.size) for payload in payloads]
-        scales = [self._scales(payload, out.size) for payload in payloads if self.bits != 16]
-        again = _empty_like(out, min(out.size, _TOGETHER))
-        for values, part, of_scales, of_codes in self._pieces(out):
-            for number, one in enumerate(codes):
-                into = again[: values.size] if number else values
-                if self.bits == 16:
-                    kernels.cast_into(into, one[part])
-                else:
-                    kernels.decode_blocks(into, scales[number][of_scales], one[of_codes], bits=self.bits)
-                if number:
-                    values += into
-            if out.dtype.itemsize == 2:
-                kernels.cast_into(out[part], values)
-            else:
-                out[part] = values
+    def _decode_part(self, values: Any, coded: Coded, first: int) -> None:
+        kernels, last = kernels_for(values), first + values.size
+        codes = self._codes(coded.payload, coded.numel)
+        if self.bits == 16:
+            kernels.cast_into(values, codes[first:last])
+            return
+        of_scales, of_codes = self._places(first, last)
+        scales = self._scales(coded.payload, coded.numel)[of_scales]
+        kernels.decode_blocks(values, scales, codes[of_codes], bits=self.bits)
 
     def _pieces(self, array: Any) -> Iterator[tuple[Any, slice, slice, slice]]:
         """Yield room for some elements as float32, and where they, their scales and their codes are."""
-        room = _empty_like(array, min(array.size, _TOGETHER))
-        for first in range(0, array.size, _TOGETHER):
-            last = min(first + _TOGETHER, array.size)
-            yield (
-                room[: last - first],
-                slice(first, last),
-                slice(first // self.block, -(-last // self.block)),
-                slice(code_nbytes(self.bits, first), code_nbytes(self.bits, last)),  # of those with blocks
-            )
+        for values, part in pieces(array):
+            yield values, part, *self._places(part.start, part.stop)
+
+    def _places(self, first: int, last: int) -> tuple[slice, slice]:
+        """Return where the scales and the codes of some elements are; of formats with blocks."""
+        return (
+            slice(first // self.block, -(-last // self.block)),
+            slice(code_nbytes(self.bits, first), code_nbytes(self.bits, last)),
+        )
 
     def bound(self, source: Any, *, rounding: Stochastic | None = None) -> Any:
         """Return the largest error that each element of a host array may have, as float64; 0 where it is not finite.
@@ -229,16 +189,3 @@ def find_format(name: str) -> Format:
     if name not in FORMATS:
         raise CallError(f"Expected one of the formats {', '.join(FORMATS)}, got {name!r}.")
     return FORMATS[name]
-
-
-def _empty_like(array: Any, numel: int) -> Any:
-    """Return float32 memory on the device of ``array``."""
-    return type(array)((numel,), np.float32)
-
-
-def _kernels_for(array: Any) -> Any:
-    if is_of(array, "cupy"):
-        from zerort.codec import kernels_cuda
-
-        return kernels_cuda
-    return native

@@ -108,6 +108,7 @@ class Collectives:
         counts: Sequence[Sequence[int]] | None = None,
         name: str = "",
         eager: bool = True,
+        after: Ticket[Any] | None = None,
     ) -> Ticket[Array]:
         """Give each rank its part of ``source`` and put what comes from each rank side by side.
 
@@ -117,8 +118,10 @@ class Collectives:
             counts: ``counts[s][d]`` elements go from rank s to rank d, on every rank the same; None splits evenly.
             name: What to call this in errors and traces.
             eager: As in `all_gather`.
+            after: Work that writes ``source``, as in `all_reduce`.
         """
-        return self._calls.launch("all_to_all", checks.fill_all_to_all, name, source, out, counts, eager=eager)
+        fill = checks.fill_all_to_all
+        return self._calls.launch("all_to_all", fill, name, source, out, counts, eager=eager, after=after)
 
     def barrier(self, *, name: str = "") -> Ticket[None]:
         """Wait until every rank is here."""

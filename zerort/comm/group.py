@@ -97,6 +97,11 @@ class Group(Collectives):
         return self._transport.one_memory
 
     @property
+    def hosts(self) -> tuple[int, ...]:
+        """For each rank, a number that tells whose memory it shares: ranks with the same share theirs."""
+        return self._transport.memories
+
+    @property
     def reads_in_place(self) -> bool:
         """Whether peers read a rank's ordinary arrays where they lie, without a staging copy."""
         return self._transport.reads_in_place

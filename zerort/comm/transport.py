@@ -81,6 +81,11 @@ class Transport(abc.ABC):
         self.ending = False
 
     @property
+    def memories(self) -> tuple[int, ...]:
+        """For each rank, a number that tells whose memory it shares; the same on every rank."""
+        return (0,) * self.size if self.one_memory else tuple(range(self.size))
+
+    @property
     def title(self) -> str:
         """What errors call this group."""
         kind = f"{self.serves} over {self.kind}" if self.serves else self.kind

@@ -14,7 +14,7 @@
     offload.py     OffloadOptions: how values stream between memories and a disk
     environment.py every environment variable that is read; the options of `zr.open` are in engine/options.py
     sizes.py       bytes as people write them
-    wire.py        Wire: in which form bytes travel between ranks
+    wire.py        Wire, TopK: in which form bytes travel between ranks
 
 All values are frozen and prove themselves.
 """
@@ -25,7 +25,7 @@ from zerort.config.group import GroupOptions
 from zerort.config.plan import Plan
 from zerort.config.residence import ZERO, Residence, Tier
 from zerort.config.sizes import format_bytes, parse_bytes
-from zerort.config.wire import Wire
+from zerort.config.wire import TopK, Wire
 
 __all__ = [
     "ENVIRONMENT",
@@ -35,6 +35,7 @@ __all__ = [
     "Plan",
     "Residence",
     "Tier",
+    "TopK",
     "Variable",
     "Wire",
     "format_bytes",

@@ -7,12 +7,33 @@ from typing import Final, Literal
 
 from zerort.errors import CallError
 
-__all__ = ["WIRE_FORMATS", "Wire"]
+__all__ = ["WIRE_FORMATS", "TopK", "Wire"]
 
 WIRE_FORMATS: Final = ("int8", "int4", "bfloat16")
 """What values can travel as."""
 
 _ALSO: Final = {"bf16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TopK:
+    """Of gradients only those of the largest magnitude travel: in each block of 1,024 elements as many.
+
+    >>> Wire(reduce=TopK(0.01))
+    Wire(gather=None, reduce=TopK(0.01), feedback=True, over='hosts')
+    """
+
+    fraction: float
+    """How many of all: above 0, at most 1. Each takes 4 bytes: its place, and its value as bfloat16."""
+
+    def __post_init__(self) -> None:
+        if type(self.fraction) not in (int, float) or not 0 < self.fraction <= 1:
+            raise CallError(
+                f"Expected TopK of a number above 0 and at most 1, got {self.fraction!r}. TopK(0.01) is 1 %."
+            )
+
+    def __repr__(self) -> str:
+        return f"TopK({self.fraction!r})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +49,16 @@ class Wire:
     Every rank computes with the decoded values, the owner of a shard, too; updates go to the exact shard. None: as they
     are."""
 
-    reduce: Literal["int8", "int4", "bfloat16", "bf16"] | None = None
-    """What gradients travel as, from each rank to the owner of a shard, who decodes them and sums them in float32, in
-    the order of the ranks. None: as they are."""
+    reduce: Literal["int8", "int4", "bfloat16", "bf16"] | TopK | None = None
+    """What gradients travel as, from each sender to the owner of a shard, who decodes them and sums them in float32, in
+    the order of the senders: hosts, whose ranks sum theirs first; ranks with ``over="all"``; virtual shards, if there
+    are any. `TopK`: only the largest travel. None: as they are."""
 
-    feedback: bool = False
-    """Whether each rank keeps what coding has lost of its gradients, in 16 bits, and adds it to the next ones before
-    they are coded: errors do not add up over steps. Takes two bytes per parameter on every rank."""
+    feedback: bool | None = None
+    """Whether each sender keeps what coding has lost of its gradients, in 16 bits, and adds it to the next ones before
+    they are coded: errors do not add up over steps. Takes two bytes per parameter and sender, split over the ranks of a
+    host; twice that where steps may be skipped. None: with `TopK`, which would lose most of all gradients, and not
+    with others."""
 
     over: Literal["hosts", "all"] = "hosts"
     """Between which ranks: ``"hosts"``, only where ranks do not all share memory, or with `virtual_shards`, whose bits
@@ -47,11 +71,15 @@ class Wire:
             given = getattr(self, field)
             name = _ALSO.get(given, given) if isinstance(given, str) else given
             object.__setattr__(self, field, name)
-            if name is not None and name not in WIRE_FORMATS:
+            is_named = type(name) in (str, type(None)) and name in (None, *WIRE_FORMATS)
+            if not is_named and not (field == "reduce" and isinstance(name, TopK)):
+                others = ", or zr.TopK(0.01)" * (field == "reduce")
                 raise CallError(
-                    f"Expected Wire({field}=) to be one of {', '.join(map(repr, WIRE_FORMATS))}, got {name!r}. Leave "
-                    "it out for values that travel as they are."
+                    f"Expected Wire({field}=) to be one of {', '.join(map(repr, WIRE_FORMATS))}{others}, got {name!r}. "
+                    "Leave it out for values that travel as they are."
                 )
+        if self.feedback is None:
+            object.__setattr__(self, "feedback", isinstance(self.reduce, TopK))
         if type(self.feedback) is not bool or (self.feedback and self.reduce is None):
             raise CallError(
                 "Expected Wire(feedback=True) with reduce=, whose losses it makes up for, got "

@@ -10,16 +10,21 @@ Runtimes and forecasts ask the same value.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from zerort.codec import FORMATS, Format
-from zerort.config import Wire
+from zerort.buffer import Senders
+from zerort.codec import FORMATS, LARGEST_BLOCK, Format, LargestFormat, SummandFormat
+from zerort.config import TopK, Wire
 from zerort.errors import CallError
+from zerort.layout import itemsize
 from zerort.layout.flat import ALIGNMENT
 
-__all__ = ["Coding"]
+__all__ = ["UNCODED_OVER_COPIES", "Coding"]
+
+UNCODED_OVER_COPIES: Final = "gradients travel uncoded over copies of the model"
+"""What reports say where only the ranks that share a copy code."""
 
 # Formats that each dtype of parameters can be gathered in; None: as it is, which is as short and exact.
 _GATHERED: Final[dict[str, dict[str, Format | None]]] = {
@@ -41,21 +46,26 @@ class Coding:
     """The formats of a runtime that codes."""
 
     wire: Wire
-    depends: bool = False
-    """Whether results depend on the number of ranks."""
+    by_shard: bool = False
+    """Whether each virtual shard sends its own gradients: results do not depend on the number of ranks."""
+    may_skip: bool = False
+    """Whether a step may be skipped: what coding has lost is then as it was before."""
 
     @classmethod
-    def of(cls, wire: Wire | None, *, one_memory: bool, virtual_shards: int | None) -> Coding | None:
+    def of(
+        cls, wire: Wire | None, *, one_memory: bool, virtual_shards: int | None, may_skip: bool = False
+    ) -> Coding | None:
         """Return what is coded among ranks; None: nothing.
 
         Args:
             wire: What was asked for.
             one_memory: Whether the ranks share memory.
             virtual_shards: Micro-batches of a step in deterministic mode.
+            may_skip: Whether a step may be skipped.
         """
         if wire is None or not wire.codes(one_memory=one_memory, virtual_shards=virtual_shards):
             return None
-        return cls(wire, wire.reduce is not None and virtual_shards is None)
+        return cls(wire, virtual_shards is not None, may_skip)
 
     @property
     def alignment(self) -> int:
@@ -63,19 +73,34 @@ class Coding:
 
         So every payload but the last begins at a multiple of four bytes.
         """
-        return math.lcm(ALIGNMENT, *(one.block for one in FORMATS.values()))
+        largest = LARGEST_BLOCK if isinstance(self.wire.reduce, TopK) else 1
+        return math.lcm(ALIGNMENT, largest, *(one.block for one in FORMATS.values()))
+
+    def senders(self, hosts: Sequence[int]) -> Senders:
+        """Return who sends gradients among the ranks of one copy of the model, given a number for each one's host."""
+        if self.by_shard or self.wire.over == "all":
+            return Senders.of_ranks(len(hosts), size=len(hosts), alignment=self.alignment)
+        return Senders.of_hosts(hosts, alignment=self.alignment)
+
+    def residual_nbytes(self, dtype: str, numel: int) -> int:
+        """Return the bytes that are kept of what coding loses of ``numel`` gradients of one sender."""
+        kept_in = self.residual_dtype(dtype)
+        return 0 if kept_in is None else itemsize(kept_in) * numel * (2 if self.may_skip else 1)
 
     def gather_format(self, dtype: str) -> Format | None:
         """Return what parameters of a dtype travel in; None: as they are, being exact and as short, or no numbers."""
         return _GATHERED.get(dtype, {}).get(self.wire.gather or "")
 
-    def reduce_format(self, dtype: str) -> Format | None:
+    def reduce_format(self, dtype: str) -> SummandFormat | None:
         """Return what gradients that are summed in a dtype travel in; None: as they are."""
+        if isinstance(self.wire.reduce, TopK):
+            return LargestFormat(float(self.wire.reduce.fraction)) if dtype in _REDUCED else None
         return _REDUCED.get(dtype, {}).get(self.wire.reduce or "")
 
-    def keeps_residual(self, dtype: str) -> bool:
-        """Say whether ranks keep what coding loses of gradients that are summed in a dtype."""
-        return self.wire.feedback and self.reduce_format(dtype) is not None
+    def residual_dtype(self, dtype: str) -> str | None:
+        """Return what ranks keep of what coding loses of gradients that are summed in a dtype; None: nothing."""
+        format = self.reduce_format(dtype) if self.wire.feedback else None
+        return None if format is None else format.residual_dtype
 
     def check_gathered(self, dtype: str, *, what: str) -> None:
         """Refuse parameters that cannot have the format that was asked for; whole numbers travel as they are.
@@ -92,23 +117,29 @@ class Coding:
         Raises:
             CallError: With ``what`` they are of.
         """
-        _check("reduce", self.wire.reduce, dtype, _REDUCED.get(dtype, {}), what=f"the gradient of {what}")
+        wanted, legal = self.wire.reduce, _REDUCED.get(dtype, {})
+        if not (isinstance(wanted, TopK) and legal):
+            _check("reduce", wanted, dtype, legal, what=f"the gradient of {what}")
 
-    def describe(self, *, gathered: Iterable[str], reduced: Iterable[str]) -> str:
+    def describe(self, *, gathered: Iterable[str], reduced: Iterable[str], copies: int = 1, ties: bool = False) -> str:
         """Return what travels in which format; empty if all does as it is.
 
         Args:
             gathered: Dtypes of parameters.
             reduced: Dtypes that gradients are summed in.
+            copies: Copies of the model, over which sums of shards travel as they are.
+            ties: Whether units hand in gradients of others' tensors, which travel as they are, too.
         """
         gathers = any(self.gather_format(dtype) is not None for dtype in gathered)
         reduces = any(self.reduce_format(dtype) is not None for dtype in reduced)
         coded = [f"gather {self.wire.gather}"] * gathers + [f"reduce {self.wire.reduce}"] * reduces
-        coded += ["feedback"] * (reduces and self.wire.feedback)
-        return ", ".join(coded) + "; results depend on the number of ranks" * (reduces and self.depends)
+        coded += ["feedback"] * (reduces and bool(self.wire.feedback))
+        text = ", ".join(coded) + "; results depend on the number of ranks" * (reduces and not self.by_shard)
+        text += f"; {UNCODED_OVER_COPIES}" * (reduces and copies > 1)
+        return text + "; gradients of tied tensors travel uncoded from other units" * (reduces and ties)
 
 
-def _check(verb: str, wanted: str | None, dtype: str, legal: Collection[str], *, what: str) -> None:
+def _check(verb: str, wanted: str | TopK | None, dtype: str, legal: Collection[str], *, what: str) -> None:
     if wanted is None or wanted in legal:
         return
     names = " or ".join(repr(name) for name in FORMATS if name in legal)

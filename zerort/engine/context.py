@@ -31,6 +31,7 @@ from zerort.engine.options import RuntimeOptions, keeps_whole_gradients
 from zerort.engine.residence.backings import Backings
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.host_memory import HostMemory
+from zerort.engine.sending import Sending
 from zerort.engine.sizing.planner import BudgetPlanner
 from zerort.engine.sizing.table import SizeTable
 from zerort.engine.sizing.working import offload_within
@@ -178,7 +179,12 @@ class Context:
         shard, ledger, host = mesh.shard, Ledger(), HostMemory(mesh.shard)
         offload = OffloadOptions.from_environment() if options.offload is None else options.offload
         streamed = offload if budget is None else offload_within(budget.memory, offload)
-        coding = Coding.of(options.wire, one_memory=shard.one_memory, virtual_shards=options.virtual_shards)
+        coding = Coding.of(
+            options.wire,
+            one_memory=shard.one_memory,
+            virtual_shards=options.virtual_shards,
+            may_skip=options.may_skip,
+        )
         sizes = SizeTable.build(
             mesh,
             plan=plan,
@@ -277,6 +283,14 @@ class Context:
         if shards is None:
             return None
         return Leaves(shards, size, size // self.mesh.shard.size, in_turn=not self.keeps_whole_gradients)
+
+    @property
+    def senders(self) -> Sending | None:
+        """Who sends gradients as codes; None: they travel as they are."""
+        if self.coding is None or self.coding.wire.reduce is None:
+            return None
+        copies = self.world.size // self.mesh.shard.size
+        return Sending.among(self.coding, self.world.hosts, copies=copies, leaves=self.leaves, rank=self.rank)
 
     @property
     def own_micro_batches(self) -> range:

@@ -252,23 +252,16 @@ def _check_wire(ranks: Mesh, plan: Plan, settings: RuntimeOptions, wire: Wire) -
         )
     if wire.reduce is None:
         return
-    if wire.feedback and isinstance(settings.loss_scale, LossScale):
-        raise PlanError(
-            "Expected a fixed loss scale, or none, with Wire(feedback=True), got a dynamic one: what was lost under "
-            "one scale cannot be added under another. Leave feedback= out, or use bfloat16, which needs no scale."
-        )
     for is_asked, got, cure in (
         (
             plan.gradient.placement is not Placement.SHARDED,
             f"{plan.gradient.placement} ones, which every rank keeps whole",
             "Use zr.Plan.zero(2) or zr.Plan.zero(3)",
         ),
-        (settings.virtual_shards is not None, "virtual_shards, whose tree sums them", "Leave virtual_shards= out"),
-        (ranks.replicate is not None, "copies of the model, which sum them once more", "Use replicate=1"),
         (
-            wire.over == "hosts" and ranks.shard.kind == "hierarchical",
-            "hosts with several ranks, which sum theirs in shared memory first",
-            "Start one rank on each host, or code everywhere, over='all'",
+            settings.virtual_shards is not None and settings.accumulate == "local",
+            "virtual shards that each rank sums whole",
+            "Leave accumulate='local' out",
         ),
     ):
         if is_asked:

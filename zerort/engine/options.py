@@ -154,6 +154,11 @@ class RuntimeOptions:
         """Return how many micro-batches each of ``size`` ranks computes in a step."""
         return self.micro_steps if self.virtual_shards is None else Leaves(self.virtual_shards, size).most
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step with NaN or infinity in its gradients is skipped instead of raising."""
+        return self.nonfinite == "skip" or self.loss_scale is not None
+
     def make_scaler(self) -> LossScaler | None:
         """Return what scales losses, if anything does."""
         scale = self.loss_scale

@@ -233,7 +233,8 @@ class Runtime(RuntimeProperties):
     def discard_gradients(self) -> None:
         """Forget this step's gradients, as if `reduce` had not been called. Every rank calls this.
 
-        With ``Wire(feedback=True)`` they take with them what they had made up for; see decision 0128.
+        With ``Wire(feedback=True)`` they take with them what they had made up for, unless steps may be skipped
+        (``nonfinite="skip"``, a loss scale): what coding has lost is then as it was before (decision 0147).
         """
         self.context.check_open("discard_gradients")
         with within(self.attachments):

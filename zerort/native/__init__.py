@@ -9,7 +9,7 @@
     crc32c  crc32c_combine  crc32c_grains           checksum.py    any buffer
     encode_blocks  decode_blocks                    codecs.py      fewer bytes
     find_changes  write_changes  apply_changes
-    split_planes  join_planes
+    split_planes  join_planes  find_largest
     open_rendezvous                                 rendezvous.py  ranks of a node meet
     Doorbell                                        doorbell.py    threads wake each other
 
@@ -29,6 +29,7 @@ from zerort.native.codecs import (
     decode_blocks,
     encode_blocks,
     find_changes,
+    find_largest,
     join_planes,
     split_planes,
     write_changes,
@@ -65,6 +66,7 @@ __all__ = [
     "encode_moments",
     "explain",
     "find_changes",
+    "find_largest",
     "first_nonfinite",
     "join_master",
     "join_planes",

@@ -14,6 +14,7 @@ import numpy as np
 
 from zerort.native.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, REDUCTION_CODES, Array, native_dtypes
 from zerort.native.reference.blocks import BLOCKS, code_nbytes
+from zerort.native.reference.largest import largest_count
 from zerort.native.reference.moments import MOMENT_BLOCK, moment_nbytes
 
 __all__ = [
@@ -266,6 +267,18 @@ def check_blocks(name: str, array: Any, scales: Any, codes: Any, bits: Any, star
     _check_array("scales", scales, (scale,), numel=-(-array.size // block), writable=encodes)
     _check_array("codes", codes, (code,), numel=code_nbytes(bits, array.size), writable=encodes)
     _check_all_apart({name: array, "scales": scales, "codes": codes})
+
+
+def check_largest(source: Any, positions: Any, block: Any, keep: Any) -> None:
+    """Raise unless `find_largest` can work on these."""
+    if type(block) is not int or type(keep) is not int or not 1 <= keep <= block <= 1 << 16:
+        raise ValueError(
+            f"Expected keep from 1 to block, and that at most 65,536, got keep={keep!r} and block={block!r}."
+        )
+    _check_array("source", source, (FLOAT32,), writable=False)
+    numel = largest_count(source.size, block=block, keep=keep)
+    _check_array("positions", positions, (np.dtype(np.uint16),), numel=numel, writable=True)
+    _check_apart(positions, source)
 
 
 _UNSIGNED = tuple(np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64))

@@ -1,7 +1,7 @@
-"""Fewer bytes for the same array: blocks of codes with a scale, changed elements, byte planes.
+"""Fewer bytes for the same array: blocks of codes with a scale, changed or largest elements, byte planes.
 
 Arrays are 1-D and contiguous. The definitions, and the NumPy forms that these agree with to the bit, are in
-`reference.blocks` and `reference.changes`. Imports the siblings of this folder only.
+`reference.blocks`, `reference.changes` and `reference.largest`. Imports the siblings of this folder only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ __all__ = [
     "decode_blocks",
     "encode_blocks",
     "find_changes",
+    "find_largest",
     "join_planes",
     "split_planes",
     "write_changes",
@@ -149,3 +150,24 @@ def join_planes(elements: Array, planes: Array) -> None:
     checks.check_planes(planes, elements)
     use_numpy_form()
     reference.join_planes(elements, planes)
+
+
+def find_largest(source: Array, positions: Array, *, block: int, keep: int) -> None:
+    """Write where the ``keep`` largest magnitudes of each block are, counted from its first element, in order.
+
+    NaN is above infinity, and that above all numbers; of equal magnitudes the first is taken.
+
+    Args:
+        source: float32; only read.
+        positions: uint16: ``keep`` for each block, all of a last one that is shorter.
+        block: Elements of a block, at most 65,536.
+        keep: How many of them, at least one.
+
+    Raises:
+        ValueError: If an array is not what it can work on, or a number out of range.
+    """
+    if kernels is not None and kernels.find_largest(source, positions, block, keep):
+        return
+    checks.check_largest(source, positions, block, keep)
+    use_numpy_form()
+    reference.find_largest(source, positions, block, keep)

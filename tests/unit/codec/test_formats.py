@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerort import native
-from zerort.codec import BFLOAT16, FORMATS, INT4, INT8, Stochastic, find_format
+from zerort.codec import BFLOAT16, FORMATS, INT4, INT8, Coded, Stochastic, find_format
 from zerort.errors import CallError
 from zerort.native import reference
 
@@ -209,7 +209,7 @@ def test_values_of_16_bits_are_coded_as_the_same_values_of_32(format, numel, dty
 def test_payloads_are_summed_in_their_order_and_rounded_once(format, numel, dtype):
     payloads = [encoded(format, numbers(numel, seed=seed, spread=1.0)) for seed in range(3)]
     out = np.ones(numel, dtype)
-    format.decode_sum(out, payloads)
+    format.decode_sum(out, [[Coded(numel, payload)] for payload in payloads])
     first, second, third = (decoded(format, payload, numel) for payload in payloads)
     np.testing.assert_array_equal(out, (first + second + third).astype(dtype))
 

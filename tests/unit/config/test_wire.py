@@ -24,7 +24,11 @@ def test_a_wire_names_codecs_that_there_are() -> None:
         ({}, "Expected Wire(gather=), Wire(reduce=) or both, got neither. Leave wire= out instead."),
         ({"gather": "fp8"}, "Expected Wire(gather=) to be one of 'int8', 'int4', 'bfloat16', got 'fp8'."),
         ({"gather": 8}, "Expected Wire(gather=) to be one of 'int8', 'int4', 'bfloat16', got 8."),
-        ({"reduce": "fp8"}, "Expected Wire(reduce=) to be one of 'int8', 'int4', 'bfloat16', got 'fp8'."),
+        (
+            {"reduce": "fp8"},
+            "Expected Wire(reduce=) to be one of 'int8', 'int4', 'bfloat16', or zr.TopK(0.01), got 'fp8'.",
+        ),
+        ({"gather": zr.TopK(0.1)}, "Expected Wire(gather=) to be one of 'int8', 'int4', 'bfloat16', got TopK(0.1)."),
         ({"gather": "int8", "feedback": True}, "Expected Wire(feedback=True) with reduce=, whose losses"),
         ({"reduce": "int8", "feedback": 1}, "Expected Wire(feedback=True) with reduce=, whose losses"),
         ({"gather": "int8", "over": "nodes"}, "Expected Wire(over=) to be 'hosts' or 'all', got 'nodes'."),
@@ -34,6 +38,20 @@ def test_others_are_refused(fields, message) -> None:
     with pytest.raises(CallError) as error:
         zr.Wire(**fields)
     assert str(error.value).startswith(message)
+
+
+def test_top_k_keeps_what_it_does_not_send_unless_told() -> None:
+    wire = zr.Wire(reduce=zr.TopK(0.01))
+    assert wire.feedback is True
+    assert zr.Wire(reduce=zr.TopK(0.01), feedback=False).feedback is False
+    assert zr.Wire(reduce="int4").feedback is False
+    assert eval(repr(wire), {"Wire": zr.Wire, "TopK": zr.TopK}) == pickle.loads(pickle.dumps(wire)) == wire
+
+
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.5, "1%", True, None, float("nan")])
+def test_top_k_of_nothing_is_refused(fraction) -> None:
+    with pytest.raises(CallError, match=r"Expected TopK of a number above 0 and at most 1, got .* TopK\(0.01\) is 1 %"):
+        zr.TopK(fraction)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """What is told before a run is what is there in it; the same on GPUs: tests/cuda/ranks/test_forecast_on_gpus.py."""
 
+from dataclasses import replace
+
 import pytest
 
 import zerort as zr
 from zerort.testing.contracts.forecast import ForecastContract
 from zerort.testing.threads import run_threads
+from zerort.testing.threads_transport import ThreadsTransport
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -23,7 +26,28 @@ def test_ranks_count_what_was_told_of_copies(ranks, tmp_path):
     run_threads(ranks, lambda group: ForecastContract().test_copies_are_counted(group, tmp_path))
 
 
-@pytest.mark.parametrize("parameter", [zr.Tier.DEVICE, zr.Tier.NVME])
-def test_codes_are_counted_as_told(parameter, tmp_path):
-    plan, wire = zr.Plan.zero(3, parameter=parameter), zr.Wire(gather="int4", reduce="int8", feedback=True, over="all")
+@pytest.mark.parametrize(
+    ("parameter", "reduce"), [(zr.Tier.DEVICE, "int8"), (zr.Tier.NVME, "int8"), (zr.Tier.DEVICE, zr.TopK(0.02))]
+)
+def test_codes_are_counted_as_told(parameter, reduce, tmp_path):
+    plan = zr.Plan.zero(3, parameter=parameter)
+    wire = zr.Wire(gather="int4", reduce=reduce, feedback=True, over="all")
     run_threads(3, lambda group: ForecastContract().expect_as_told(group, tmp_path, plan, wire=wire))
+
+
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+@pytest.mark.parametrize("hosts", [(0, 0, 1), (4, 3, 4)])
+def test_sums_within_hosts_are_counted_as_told(nonfinite, hosts, tmp_path, monkeypatch):
+    """Slices of all ranks of a host, their sum in 32 bits, and one residual per host between its ranks."""
+    monkeypatch.setattr(ThreadsTransport, "one_memory", False)
+    monkeypatch.setattr(ThreadsTransport, "memories", hosts)
+    way = replace(ForecastContract.ways[0], options={"nonfinite": nonfinite})
+    plan, wire = zr.Plan.zero(3), zr.Wire(reduce="int4", feedback=True)
+    run_threads(3, lambda group: ForecastContract().expect_as_told(group, tmp_path, plan, way=way, wire=wire))
+
+
+@pytest.mark.parametrize("options", [{"virtual_shards": 5}, {"virtual_shards": 5, "nonfinite": "skip"}])
+def test_residuals_of_virtual_shards_are_counted_as_told(options, tmp_path):
+    way = replace(ForecastContract.ways[0], options=options)
+    plan, wire = zr.Plan.zero(3), zr.Wire(gather="int8", reduce="int4", feedback=True)
+    run_threads(3, lambda group: ForecastContract().expect_as_told(group, tmp_path, plan, way=way, wire=wire))

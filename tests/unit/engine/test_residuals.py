@@ -21,7 +21,8 @@ def opened(group, **options):
 
 def residual_of(unit):
     (section,) = unit.sections
-    return section.residual.astype(np.float64)
+    (mine,) = section.residual.arrays
+    return mine.astype(np.float64)
 
 
 @pytest.mark.parametrize("how", ["mean", "sum", "weight"])
@@ -124,3 +125,161 @@ def test_reports_name_formats_that_something_travels_in(dtype, wire, expected):
             return rt.step().wire
 
     assert run_threads(2, body) == [expected] * 2
+
+
+# -- steps that are not done -------------------------------------------------------------------------------------------
+
+
+def trained(group, gradients, **options):
+    """Take one step for each gradient; return what was lost after each, and the parameters at the end."""
+    with opened(group, reduction="sum", **options) as rt:
+        unit = rt.register("u", {"w": np.zeros(NUMEL, np.float32)})
+        lost = []
+        for one in gradients:
+            unit.reduce({"w": one * np.float32(rt.loss_scale)})
+            rt.step()
+            lost.append(residual_of(unit))
+        with unit.gathered() as found:
+            return lost, np.array(found["w"])
+
+
+@pytest.mark.parametrize("micro_steps", [1, 2])
+def test_a_skipped_step_leaves_what_was_lost_before(micro_steps):
+    """The NaN is one rank's: the others have sent what they had lost before, and get it back."""
+
+    def body(group):
+        with opened(group, nonfinite="skip", reduction="sum", micro_steps=micro_steps) as rt:
+            unit = rt.register("u", {"w": np.zeros(NUMEL, np.float32)})
+
+            def step(seed, bad=False):
+                for at in range(micro_steps):
+                    one = gradient(seed + 10 * at + group.rank)
+                    one[5] = np.nan if bad and group.rank == 1 and at == 0 else one[5]
+                    unit.reduce({"w": one})
+                report = rt.step()
+                return report.updated, residual_of(unit)
+
+            _, before = step(0)
+            updated, after = step(100, bad=True)
+            assert not updated
+            np.testing.assert_array_equal(after, before)
+            assert before.any()
+            unit.reduce({"w": gradient(200 + group.rank)})
+            rt.discard_gradients()
+            np.testing.assert_array_equal(residual_of(unit), before)
+            updated, after = step(300)
+            assert updated
+            assert not np.array_equal(after, before)
+            return True
+
+    assert run_threads(2, body) == [True, True]
+
+
+def test_without_skipped_steps_feedback_takes_half_the_memory():
+    def held(group, **options):
+        with opened(group, **options) as rt:
+            rt.register("u", {"w": np.zeros(NUMEL, np.float32)})
+            return rt.units["u"].sections[0].residual.nbytes
+
+    assert run_threads(2, lambda group: held(group, nonfinite="skip")) == [4 * 3072] * 2
+    assert run_threads(2, held) == [2 * 3072] * 2
+
+
+def test_a_dynamic_loss_scale_carries_what_was_lost_from_one_scale_to_the_next():
+    """An overflow halves the scale, two good steps double it: powers of two, so the walk is that without a scale."""
+    gradients = [gradient(seed) for seed in range(6)]
+    broken = gradient(9)
+    broken[7] = np.inf
+
+    def body(group):
+        scale = zr.LossScale(initial=1024.0, interval=2)
+        plain, expected = trained(group, gradients)
+        scaled, found = trained(group, [*gradients[:3], broken, *gradients[3:]], loss_scale=scale)
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(scaled[3], scaled[2] * 0.5)  # the scale after the overflow
+        pairs = [(after[before != 0], before[before != 0]) for after, before in zip(scaled[4:], plain[3:], strict=True)]
+        return [np.unique(after / before).tolist() for after, before in pairs]
+
+    assert run_threads(2, body) == [[[1024.0], [2048.0], [2048.0]]] * 2
+
+
+def test_a_loaded_residual_belongs_to_the_loss_scale_that_goes_on(tmp_path):
+    def body(group):
+        with opened(group, loss_scale=64.0) as rt:
+            unit = rt.register("u", {"w": np.zeros(NUMEL, np.float32)})
+            unit.reduce({"w": 64 * gradient(group.rank)})
+            rt.step()
+            rt.save(tmp_path / "saved")
+            before = residual_of(unit)
+        with opened(group, loss_scale=16.0) as rt:
+            unit = rt.register("u", {"w": np.zeros(NUMEL, np.float32)})
+            rt.load(tmp_path / "saved")
+            np.testing.assert_array_equal(residual_of(unit), before / 4)
+        return bool(before.any())
+
+    assert run_threads(2, body) == [True, True]
+
+
+def test_residuals_are_loaded_by_a_run_that_codes_otherwise(tmp_path):
+    """Top-k keeps 32 bits, int4 16: rounded, or exact."""
+
+    def body(group):
+        wires = [zr.Wire(reduce=zr.TopK(0.01), over="all"), FEEDBACK, zr.Wire(reduce="int8", over="all")]
+        lost = []
+        for at, wire in enumerate(wires):
+            with zr.open(zr.Plan.zero(3), zr.SGD(lr=1.0), group=group, wire=wire) as rt:
+                unit = rt.register("u", {"w": np.zeros(NUMEL, np.float32)})
+                if at:
+                    rt.load(tmp_path / "saved")
+                else:
+                    unit.reduce({"w": gradient(group.rank)})
+                    rt.step()
+                if wire.feedback:
+                    rt.save(tmp_path / "saved")
+                    (mine,) = unit.sections[0].residual.arrays
+                    lost.append(mine[:NUMEL].astype(np.float32))
+        bfloat16 = numpy_dtype("bfloat16")
+        np.testing.assert_array_equal(lost[1], lost[0].astype(bfloat16).astype(np.float32))
+        return int(np.count_nonzero(lost[0]))
+
+    assert min(run_threads(2, body)) >= NUMEL - 33
+
+
+# -- virtual shards ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", ["hosts", "all"])
+def test_virtual_shards_lose_the_same_on_any_number_of_ranks(tmp_path, over):
+    """Some have no gradient of a tensor: its residual waits there, whoever computes the shards beside it."""
+    wire = zr.Wire(reduce="int4", feedback=True, over=over)
+
+    def body(group):
+        with zr.open(zr.Plan.zero(3), zr.SGD(lr=1.0), group=group, wire=wire, virtual_shards=8) as rt:
+            unit = rt.register("u", {"a": np.zeros(NUMEL, np.float32), "b": np.zeros(1500, np.float32)})
+            digests = []
+            for step in range(3):
+                for shard in rt.micro_batches:
+                    given = {"a": gradient(100 * step + shard)}
+                    if (step + shard) % 3:
+                        given["b"] = gradient(50 + 100 * step + shard)[:1500]
+                    unit.reduce(given)
+                digests.append(rt.step().digest)
+            residual = unit.sections[0].residual
+            rt.save(tmp_path / f"on {group.size}")
+            lost = {sender: one.tobytes() for sender, one in zip(residual.senders, residual.arrays, strict=True)}
+            for size in (1, 3):
+                if (tmp_path / f"on {size}").exists() and group.size == 5:
+                    rt.load(tmp_path / f"on {size}")
+                    for sender, one in zip(residual.senders, residual.arrays, strict=True):
+                        assert one.tobytes() == lost[sender]
+            return digests, lost
+
+    (digests, lost), *_ = run_threads(1, body)
+    assert len(set(digests)) == 3
+    assert sorted(lost) == [*range(8)]
+    assert len(set(lost.values())) == 8
+    for ranks in (2, 3, 4, 5, 8):
+        found = run_threads(ranks, body)
+        assert [one for one, _ in found] == [digests] * ranks
+        assert {sender: one for _, each in found for sender, one in each.items()} == lost

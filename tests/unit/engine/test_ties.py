@@ -251,7 +251,8 @@ def test_a_tied_gradient_is_added_when_the_first_one_is_decoded(tmp_path, monkey
             head = rt.register("head", {}, ties={"w": (embed, "table")})
             embed.reduce({"table": np.full(256, 1, F4)})
             head.reduce({"w": np.full(256, 2, F4)})
-            rt.step()
+            report = rt.step()
+            assert report.wire.endswith("; gradients of tied tensors travel uncoded from other units")
             with embed.gathered() as parameters:
                 return np.unique(parameters["table"]).tolist()
 

@@ -95,6 +95,11 @@ class MpiTransport(Transport):
             Greeter(leaders, self.rank, room=room, direct=self._is_direct, trade=self._trade) if self._leads else None
         )
 
+    @property
+    def memories(self) -> tuple[int, ...]:
+        """For each rank, the number of its host; where ranks share no memory, each is one."""
+        return self.topology.host_of
+
     def _make_topology(self, hosts: list[int]) -> Topology:
         return Topology(range(self.size))  # ranks that share no memory are hosts of their own
 

@@ -37,6 +37,20 @@ class Units(dict[str, Unit]):
             for bucket in section.buckets:
                 bucket.wait()  # not-gpu: for its error; `finish_reduce` orders what is computed
 
+    def end_residuals(self, *, updated: bool, scale: float) -> None:
+        """Keep what coding has lost in this step, or what it had before if the step was skipped.
+
+        Args:
+            updated: Whether the step has updated parameters.
+            scale: What the loss scale was multiplied by after the step.
+        """
+        for section in self.sections():
+            if section.residual is not None:
+                if updated:
+                    section.residual.keep()
+                section.residual.restore()
+                section.residual.scale(scale)
+
     def forget_gradients(self) -> None:
         """Start a new step's gradients."""
         for unit in self.values():

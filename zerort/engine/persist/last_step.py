@@ -26,7 +26,7 @@ from zerort.comm.agreed import gather_json
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.model.units import Units
-from zerort.engine.persist.residuals import residuals_of
+from zerort.engine.persist.residuals import saved_residuals
 from zerort.engine.persist.saving import load, save
 from zerort.engine.persist.snapshot import values_in
 from zerort.engine.report import Restored
@@ -169,9 +169,11 @@ def _count(context: Context, units: Units, sections: Sequence[Section], new: int
     total = offloaded = 0
     if context.mesh.copy == 0:  # the first copy of the model saves
         for section in (*units.sections(), *sections):
-            for value in (*values_in(section, context.mesh.shard.rank), *residuals_of(section, context.mesh.shard)):
+            for value in values_in(section, context.mesh.shard.rank):
                 total += value.mine.size * itemsize(value.layout.dtype)
                 offloaded += value.mine.offloaded_nbytes if isinstance(value.mine, ChunkedArray) else 0
+    for value in saved_residuals(context, (*units.sections(), *sections)):
+        total += value.mine.size * itemsize(value.layout.dtype)
     linked = round(here * offloaded)
     return _Counted(linked, total - linked, round(here * new), copied)
 

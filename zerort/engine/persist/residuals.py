@@ -1,24 +1,25 @@
-"""What coding has lost of gradients (`Wire(feedback=True)`), in checkpoints: one whole value for each rank that sends.
+"""What coding has lost of gradients (`Wire(feedback=True)`), in checkpoints: one whole value for each sender.
 
-    as many ranks as saved     each gets its own back, to the bit
-    another number             each rank gets an equal part of the sum of all
-    another divisor            scaled, so that a step makes up for what those before have lost
+    as many senders as saved   each gets its own back, to the bit, whichever ranks code for it now
+    another number             each gets an equal part of the sum of all
+    another divisor or scale   scaled, so that a step makes up for what those before have lost
     a checkpoint without       nothing is lost yet: zeros
 
-Next: `snapshot.py`, which has these beside parameters and state.
+Senders are ranks, hosts or virtual shards (`engine/sending.py`). Next: `snapshot.py`, which has these beside parameters
+and state.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from zerort.buffer import Residual
 from zerort.checkpoint import Value
-from zerort.comm import Group
 from zerort.device import Done, Ticket
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
@@ -27,18 +28,25 @@ from zerort.layout import Partition
 from zerort.native import cast_into
 from zerort.typing import Array
 
-__all__ = ["Divided", "LoadedResiduals", "residuals_of"]
+__all__ = ["Divided", "LoadedResiduals", "saved_residuals"]
 
 
-def residuals_of(section: Section, group: Group) -> Iterator[Value]:
-    """Yield every rank's residual of a section as a value of its own, which that rank has all of."""
-    if section.residual is None:
-        return
-    layout = replace(section.layout, dtype="bfloat16")
-    for rank in range(group.size):
-        partition = Partition.of_counts([layout.numel * (one == rank) for one in range(group.size)])
-        mine = section.residual if rank == group.rank else section.residual[:0]
-        yield Value(kind=_kind(rank), layout=layout, partition=partition, mine=mine)
+def saved_residuals(context: Context, sections: Iterable[Section]) -> Iterator[Value]:
+    """Yield every sender's residual of some sections as a value of its own, over all ranks: this rank's part of it."""
+    senders = context.senders
+    for section in sections:
+        if section.residual is not None:
+            assert senders is not None
+            for sender in range(senders.count):
+                counts = senders.counts(sender, section.layout.numel)
+                yield _value_of(section, section.residual, sender, counts)
+
+
+def _value_of(section: Section, residual: Residual, sender: int, counts: list[int]) -> Value:
+    layout = replace(section.layout, dtype=residual.dtype.name)
+    is_mine = sender in residual.senders
+    mine = residual.arrays[residual.senders.index(sender)] if is_mine else np.empty(0, residual.dtype)
+    return Value(kind=_kind(sender), layout=layout, partition=Partition.of_counts(counts), mine=mine)
 
 
 def _kind(sender: int) -> str:
@@ -50,28 +58,27 @@ class Divided(NamedTuple):
 
     divisor: int
     """What their sum is divided by; 0: by weights, which do not depend on the number of ranks."""
-    copies: int
-    """Copies of the model, whose sums are added; a checkpoint holds the residuals of one."""
+    loss_scale: float = 1.0
+    """What losses are multiplied by, and gradients divided by."""
 
     @classmethod
     def by_steps_of(cls, context: Context) -> Divided:
         """Return what steps of a runtime divide by."""
-        copies = context.world.size // context.mesh.shard.size
-        return cls(0 if context.run.is_weighted else context.denominator, copies)
+        return cls(0 if context.run.is_weighted else context.denominator, context.loss_scale)
 
     @classmethod
     def of_meta(cls, meta: Mapping[str, Any]) -> Divided:
         """Return what the steps before a checkpoint have divided by."""
-        return cls(int(meta.get("divisor", 0)), int(meta.get("copies", 1)))
+        return cls(int(meta.get("divisor", 0)), float((meta.get("loss_scale") or {}).get("scale", 1.0)))
 
     def describe(self) -> dict[str, int]:
-        """Return what a checkpoint holds of it."""
-        return self._asdict()
+        """Return what a checkpoint holds of it, beside the state of a loss scale."""
+        return {"divisor": self.divisor}
 
     def scale_to(self, other: Divided) -> float:
         """Return what residuals are multiplied by where the next steps divide otherwise."""
         divisors = other.divisor / self.divisor if self.divisor and other.divisor else 1.0
-        return divisors * self.copies / other.copies
+        return divisors * other.loss_scale / self.loss_scale
 
 
 class _Sum:
@@ -98,48 +105,56 @@ class _Sum:
 
 
 class LoadedResiduals:
-    """What a checkpoint's residuals are read into.
+    """What a checkpoint's residuals are read into. Every copy of the model reads for itself.
 
     Args:
+        context: The runtime's.
         units: Those that are loaded.
-        group: The ranks that send.
         senders: How many there were when the checkpoint was written; 0: it has none.
-        scale: What they are multiplied by.
     """
 
-    def __init__(self, units: Units, group: Group, *, senders: int, scale: float) -> None:
-        self._group = group
-        self._senders = senders
-        self._scale = scale
-        self._sections = [one for one in units.sections() if one.residual is not None]
+    def __init__(self, context: Context, units: Units, *, senders: int) -> None:
+        self._group = context.mesh.shard
+        self._first_rank = context.mesh.copy * self._group.size
+        self._sending = context.senders
+        self._saved = senders
+        self._sections = [(one, one.residual) for one in units.sections() if one.residual is not None]
         self._sums: list[_Sum] = []  # of this rank's range of each section, if there were other senders
-        if senders not in (0, group.size):
-            self._sums = [_Sum(section.partition.counts[group.rank]) for section in self._sections]
+        if self._sections and senders not in (0, self._now):
+            self._sums = [_Sum(section.partition.counts[self._group.rank]) for section, _ in self._sections]
+
+    @property
+    def _now(self) -> int:
+        return 0 if self._sending is None else self._sending.count
 
     def values(self) -> Iterator[Value]:
         """Yield what is read."""
-        if self._senders == self._group.size:
-            for section in self._sections:
-                yield from residuals_of(section, self._group)
-        for section, mine in zip(self._sections, self._sums, strict=False):
+        if self._sending is not None and self._saved == self._now:
+            ranks = slice(self._first_rank, self._first_rank + self._group.size)
+            for section, residual in self._sections:
+                for sender in range(self._now):
+                    counts = self._sending.counts(sender, section.layout.numel)[ranks]
+                    if any(counts):
+                        yield _value_of(section, residual, sender, counts)
+        for (section, _), mine in zip(self._sections, self._sums, strict=False):
             layout = replace(section.layout, dtype="float32")
-            for sender in range(self._senders):
+            for sender in range(self._saved):
                 yield Value(kind=_kind(sender), layout=layout, partition=section.partition, mine=mine)
 
-    def spread(self) -> None:
-        """Give every rank its residual, once all have read. Every rank calls this."""
-        for at, section in enumerate(self._sections):
-            residual = section.residual
-            assert residual is not None
-            if not self._senders:
-                residual.view(np.uint16).fill(0)
+    def spread(self, scale: float) -> None:
+        """Give every sender its residual, once all ranks have read. Every rank calls this.
+
+        Args:
+            scale: What they are multiplied by.
+        """
+        for at, (section, residual) in enumerate(self._sections):
+            if not self._saved:
+                residual.clear()
             elif self._sums:
-                part = (self._sums[at].total * (self._scale / self._group.size)).astype(np.float32)
+                part = (self._sums[at].total * (scale / self._now)).astype(np.float32)
                 # not-gpu: codes are refused on GPUs
                 whole = self._group.all_gather(part, counts=section.partition.counts, name="load residuals").wait()
-                cast_into(residual, whole)
-            elif self._scale != 1:
-                wide = np.empty(residual.size, np.float32)
-                cast_into(wide, residual)
-                wide *= np.float32(self._scale)
-                cast_into(residual, wide)
+                for array in residual.arrays:
+                    cast_into(array, whole[residual.stretch])
+            else:
+                residual.scale(scale)

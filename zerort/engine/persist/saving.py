@@ -20,7 +20,7 @@ from zerort.engine.model.gather import wait_for_gathers
 from zerort.engine.model.units import Units
 from zerort.engine.persist import snapshot
 from zerort.engine.persist.recoded import Recoded
-from zerort.engine.persist.residuals import Divided, LoadedResiduals
+from zerort.engine.persist.residuals import Divided, LoadedResiduals, saved_residuals
 from zerort.engine.report import Restored
 from zerort.engine.step.discard import discard_gradients
 from zerort.engine.stopping import unbroken
@@ -38,7 +38,10 @@ def save(context: Context, units: Units, path: str | Path, *, progress: Any, com
         context.update_stream.check_written()
     wait_for_gathers(context, units.trained_sections())
     _wait_for_caller(context)
-    values = [snapshot.over_world(context, value) for value in snapshot.values_of(context, units)]
+    values = [
+        *(snapshot.over_world(context, value) for value in snapshot.values_of(context, units)),
+        *saved_residuals(context, units.sections()),
+    ]
     kept = None if context.options.last_step is None else os.fspath(context.options.last_step)
     lease = (
         context.run.lease
@@ -76,12 +79,7 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
                 change.begin()
                 snapshot.recreate(units)
             meta = manifest.meta if optimizer else {}
-            residuals = LoadedResiduals(
-                units,
-                context.mesh.shard,
-                senders=int(meta.get("senders", 0)),
-                scale=Divided.of_meta(meta).scale_to(Divided.by_steps_of(context)),
-            )
+            residuals = LoadedResiduals(context, units, senders=int(meta.get("senders", 0)))
             values = [*snapshot.values_of(context, units, optimizer=optimizer, loading=manifest), *residuals.values()]
             manifest = checkpoint.load(
                 path,
@@ -108,11 +106,11 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
             )
         raise_together(context.world, error, name="load")
         snapshot.spread_loaded(context, units, optimizer=optimizer)
-        residuals.spread()
         for one in context.run.attachments:
             one.take_loaded()
         if optimizer:
             snapshot.restore_meta(context, units, manifest)
+        residuals.spread(Divided.of_meta(meta).scale_to(Divided.by_steps_of(context)) if meta else 1.0)
     context.guard.clear()
     context.update_stream.reset()
     if optimizer:

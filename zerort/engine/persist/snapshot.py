@@ -2,7 +2,7 @@
 
     parameter          master weights where there are any, else the parameters themselves
     exp_avg, row …     every kind of optimizer state, in the form in which it is kept
-    residual 0 …       what coding has lost of each rank's gradients, if that is kept
+    residual 0 …       what coding has lost of each sender's gradients, if that is kept
     buffer …           what bindings add
     meta               updates, each tensor's own count, loss scale, optimizer and plan
 
@@ -28,7 +28,7 @@ from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.model.units import Units
 from zerort.engine.persist.recoded import recoded_values
-from zerort.engine.persist.residuals import Divided, residuals_of
+from zerort.engine.persist.residuals import Divided
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.halves import JoinedHalves
 from zerort.engine.step.facts.rates import check_rates, rates_by_name, restore_rates
@@ -73,13 +73,11 @@ def _is_loss_scale(value: Any) -> bool:
 def values_of(
     context: Context, units: Units, *, optimizer: bool = True, loading: Manifest | None = None
 ) -> Iterator[Value]:
-    """Yield this rank's part of what a checkpoint stores, or of what one is loaded into but for `LoadedResiduals`."""
+    """Yield this rank's part of what a checkpoint stores, or of what one is loaded into, but for residuals."""
     shard = context.mesh.shard
     for unit in units.values():
         for section in unit.sections:
             yield from values_in(section, shard.rank, optimizer=optimizer, loading=loading)
-            if loading is None:
-                yield from residuals_of(section, shard)
     for one in context.run.attachments:
         yield from one.values(loading=loading is not None)
 
@@ -156,7 +154,8 @@ def _range_of(column: ChunkedArray, own: Range, *, first: int) -> Array | Chunke
 
 def meta_of(context: Context, units: Units) -> dict[str, Any]:
     """Return the numbers that are stored beside the values, the same on every rank."""
-    senders = context.mesh.shard.size if any(one.residual is not None for one in units.sections()) else 0
+    is_kept = context.senders is not None and any(one.residual is not None for one in units.sections())
+    senders = context.senders.count if is_kept and context.senders is not None else 0
     return {
         "updates": context.run.updates,
         "steps": {name: count for state in units.states() for name, count in state.steps.items()},

@@ -23,7 +23,7 @@ from zerort.engine.sizing.budget import Capacity, decide
 from zerort.engine.sizing.requirements import PARTS, ModelSpec, SectionSize, Ties
 from zerort.engine.sizing.working import WorkingMemory
 from zerort.errors import CallError
-from zerort.optim import Optimizer, ParameterGroup
+from zerort.optim import LossScale, Optimizer, ParameterGroup
 
 __all__ = ["MemoryForecast", "Traffic", "forecast"]
 
@@ -47,7 +47,10 @@ def forecast(
     replicate: int = 1,
     prefetch: int = 1,
     buckets: int = 2,
+    nonfinite: Literal["raise", "skip"] = "raise",
+    loss_scale: LossScale | float | None = None,
     one_memory: bool = True,
+    hosts: Sequence[int] | None = None,
     device: Literal["host", "cuda"] = "host",
     offload: OffloadOptions | None = None,
 ) -> MemoryReport:
@@ -71,7 +74,11 @@ def forecast(
         replicate: Copies of the model, each of ``size`` ranks.
         prefetch: Units that are gathered ahead.
         buckets: Gradient buckets that may be in flight at once.
+        nonfinite: What NaN or infinity in a gradient does: where steps are skipped, feedback takes twice the memory.
+        loss_scale: What losses are multiplied by, which skips steps, too.
         one_memory: Whether all ranks are on one machine: then a gather of what rests in memory takes none. Not on GPUs.
+        hosts: For each rank, a number that tells its host: those of one sum gradients before they are coded. None: one
+            for all with ``one_memory``, and one for each rank without.
         device: Where ranks compute. On GPUs shards are padded to one length, and the host's memory is apart.
         offload: How values stream between memory and a disk; as the environment says if None.
 
@@ -96,7 +103,13 @@ def forecast(
         accumulate=accumulate,
         virtual_shards=virtual_shards,
         ties=_checked(ties or {}),
-        coding=Coding.of(wire, one_memory=one_memory and not on_gpus, virtual_shards=virtual_shards),
+        coding=Coding.of(
+            wire,
+            one_memory=one_memory and not on_gpus,
+            virtual_shards=virtual_shards,
+            may_skip=nonfinite == "skip" or loss_scale is not None,
+        ),
+        hosts=_checked_hosts(hosts, size=size, one_memory=one_memory),
         replicate=replicate,
     )
     settings = {
@@ -185,6 +198,18 @@ class MemoryForecast:
                 read += below["parameter"] * size.reads_parameter
                 written += below["parameter"] + below["state"]
         return Traffic(read, written)
+
+
+def _checked_hosts(hosts: Sequence[int] | None, *, size: int, one_memory: bool) -> tuple[int, ...]:
+    """Return a number for each rank's host."""
+    if hosts is None:
+        return (0,) * size if one_memory else tuple(range(size))
+    if len(hosts) != size or one_memory != (len(set(hosts)) == 1):
+        raise CallError(
+            f"Expected hosts to have a number for each of {size} ranks, one for all if one_memory=True; got {hosts!r} "
+            f"and one_memory={one_memory}."
+        )
+    return tuple(hosts)
 
 
 def _checked(ties: Any) -> Ties:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from zerort.buffer import Leaves, sent_nbytes, unit_title
+from zerort.buffer import Leaves, Routes, Senders, sent_nbytes, unit_title
 from zerort.config import Plan, Tier
 from zerort.engine.coding import Coding
 from zerort.engine.model.division import Division, cut_over, divide
@@ -154,6 +154,8 @@ class ModelSpec:
     """What travels as codes; None: nothing."""
     replicate: int = 1
     """Copies of the model."""
+    hosts: tuple[int, ...] = ()
+    """For each rank, a number that tells its host; empty: each has one of its own."""
 
     def sections(self, *, rank: int | None = None) -> list[SectionSize]:
         """Return what each section takes on ``rank``; None: the most that it takes on any."""
@@ -256,7 +258,7 @@ class ModelSpec:
             whole=gathered,
             codes=codes,
             sent=max(self._sent(summed_in, partition, rank) for rank in ranks),
-            residual=2 * layout.numel if self.coding is not None and self.coding.keeps_residual(summed_in) else 0,
+            residual=max(self._residual(summed_in, layout.numel, rank) for rank in ranks),
             bucket=element * layout.numel if in_slots else 0,
             reductions=reductions,
             shards=1 if is_whole or leaves is None else leaves.held,
@@ -286,7 +288,23 @@ class ModelSpec:
     def _sent(self, summed_in: str, partition: Partition, rank: int) -> int:
         """Return the bytes of the codes of gradients that a rank sends and gets."""
         format = None if self.coding is None else self.coding.reduce_format(summed_in)
-        return 0 if format is None else sent_nbytes(format, partition.counts, rank)
+        if format is None:
+            return 0
+        return sent_nbytes(format, Routes(self._senders(), partition), rank, width=itemsize(summed_in))
+
+    def _residual(self, summed_in: str, numel: int, rank: int) -> int:
+        """Return the bytes that a rank keeps of what coding loses of gradients: of each sender that it codes for."""
+        if self.coding is None:
+            return 0
+        stretch, leaves = self._senders().stretches(numel)[rank], self._leaves()
+        copies = range(self.replicate)
+        senders = 1 if leaves is None else max(len(leaves.of(copy * self.size + rank)) for copy in copies)
+        return senders * self.coding.residual_nbytes(summed_in, stretch.stop - stretch.start)
+
+    def _senders(self) -> Senders:
+        """Return who sends gradients as codes."""
+        assert self.coding is not None
+        return self.coding.senders(self.hosts or tuple(range(self.size)))
 
     def _movable(self, part: Division, *, is_whole: bool) -> frozenset[str]:
         """Return the parts of a section that can leave memory."""

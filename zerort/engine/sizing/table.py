@@ -68,7 +68,13 @@ class SizeTable:
             micro_steps=options.micro_steps,
             accumulate=options.accumulate,
             virtual_shards=options.virtual_shards,
-            coding=Coding.of(options.wire, one_memory=mesh.shard.one_memory, virtual_shards=options.virtual_shards),
+            coding=Coding.of(
+                options.wire,
+                one_memory=mesh.shard.one_memory,
+                virtual_shards=options.virtual_shards,
+                may_skip=options.may_skip,
+            ),
+            hosts=mesh.shard.hosts,
             replicate=1 if mesh.replicate is None else mesh.replicate.size,
         )
         working = WorkingMemory(

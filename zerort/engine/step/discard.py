@@ -15,7 +15,8 @@ __all__ = ["discard_gradients", "forget_gradients"]
 def discard_gradients(context: Context, units: Units, *, keeps_batch: bool = False) -> None:
     """Drop this step's gradients, as if `reduce` had not been called. Every rank calls this.
 
-    With ``Wire(feedback=True)`` residuals stay as its reductions have left them.
+    With ``Wire(feedback=True)`` residuals stay as its reductions have left them, unless steps may be skipped: then they
+    are as before.
 
     Args:
         context: The runtime's.

@@ -18,6 +18,7 @@ from typing import Any
 from zerort import trace
 from zerort.comm.agreed import passed_on, raise_together
 from zerort.engine.attachment import complete_all
+from zerort.engine.coding import UNCODED_OVER_COPIES
 from zerort.engine.context import Context
 from zerort.engine.model.gather import wait_for_gathers
 from zerort.engine.model.units import Units
@@ -106,7 +107,7 @@ def _walk(context: Context, units: Units, weight: Any, progress: Any) -> StepRep
         context.scaler.update(overflow=bool(nonfinite_at))
     if nonfinite_at:
         why = f"NaN or infinity in the gradient of {nonfinite_at}"
-        if context.options.nonfinite == "raise" and context.options.loss_scale is None:
+        if not context.options.may_skip:
             context.ledger.turn()
             hints = [
                 "Look at that rank's batch, lower the learning rate, or open the runtime with nonfinite='skip'.",
@@ -115,6 +116,7 @@ def _walk(context: Context, units: Units, weight: Any, progress: Any) -> StepRep
             raise NonFiniteError(
                 f"Expected finite gradients, got {why}. Nothing was updated. {' '.join(filter(None, hints))}"
             )
+        units.end_residuals(updated=False, scale=context.loss_scale / used_scale)
         return _report(
             context, units, facts, updated=False, why=why, grad_norm=norm, norms=norms, loss_scale=used_scale
         )
@@ -124,6 +126,7 @@ def _walk(context: Context, units: Units, weight: Any, progress: Any) -> StepRep
         update_sections(context, sections, gradients, present=facts.present, rates=facts.rates, scale=grad_scale * clip)
     with context.ledger.stall("step"):
         refresh(context, sections)
+    units.end_residuals(updated=True, scale=context.loss_scale / used_scale)
     return _report(
         context, units, facts, updated=True, grad_norm=norm, norms=norms, clipped=clip < 1.0, loss_scale=used_scale
     )
@@ -209,10 +212,14 @@ def _report(
 
 def _wire(context: Context, units: Units) -> str:
     """Return which formats values travel in."""
+    copies = 1 if context.mesh.replicate is None else context.mesh.replicate.size
     if context.coding is None:
-        return ""
+        is_asked = context.options.wire is not None and context.options.wire.reduce is not None
+        return UNCODED_OVER_COPIES if is_asked and copies > 1 else ""
     sections = list(units.sections())
     return context.coding.describe(
         gathered={section.layout.dtype for section in sections},
         reduced={section.bucket.layout.dtype for section in sections if section.bucket is not None},
+        copies=copies,
+        ties=any(section.tied_buckets for section in sections),
     )

@@ -1,9 +1,8 @@
 """The NumPy form of each kernel: what the compiled form is tested against, and what serves without a compiler.
 
 The same names, signatures and files as in `zerort.native` (arrays.py, measure.py, optim.py, masters.py, moments.py,
-checksum.py;
-the facade's codecs are here in blocks.py and changes.py), but nothing is checked here: the facade has done that. Loops
-run over blocks that stay in cache, so that temporaries cost little.
+checksum.py; the facade's codecs are here in blocks.py, changes.py and largest.py), but nothing is checked here: the
+facade has done that. Loops run over blocks that stay in cache, so that temporaries cost little.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from zerort.native.reference.changes import (
     write_changes,
 )
 from zerort.native.reference.checksum import bytes_of, crc32c, crc32c_combine, crc32c_grains
+from zerort.native.reference.largest import find_largest
 from zerort.native.reference.masters import join_master, split_master
 from zerort.native.reference.measure import copy_checked, first_nonfinite, square_sum, square_sums_into
 from zerort.native.reference.moments import decode_moments, encode_moments
@@ -39,6 +39,7 @@ __all__ = [
     "encode_blocks",
     "encode_moments",
     "find_changes",
+    "find_largest",
     "first_nonfinite",
     "join_master",
     "join_planes",

@@ -1,9 +1,10 @@
-// Blocks, changes and planes for Python: see blocks.h and changes.h; the facade is zerort/native/codecs.py.
+// Blocks, changes, planes and the largest elements for Python: see blocks.h, changes.h and largest.h; the facade is zerort/native/codecs.py.
 #include <nanobind/nanobind.h>
 
 #include "arguments.h"
 #include "blocks.h"
 #include "changes.h"
+#include "largest.h"
 #include "moments.h"
 
 namespace nb = nanobind;
@@ -135,6 +136,19 @@ bool bind_join_planes(nb::handle elements, nb::handle planes) {
   return true;
 }
 
+bool bind_find_largest(nb::handle source, nb::handle positions, std::size_t block, std::size_t keep) {
+  Argument from, to;
+  if (block == 0 || block > 65536 || keep == 0 || keep > block) return false;
+  if (!from.open(source, Access::read) || from.dtype() != Dtype::float32) return false;
+  if (!to.open(positions, Access::write) || to.dtype() != Dtype::uint16 || to.overlaps(from)) return false;
+  const std::size_t rest = from.numel() % block;
+  if (to.numel() != from.numel() / block * keep + (rest < keep ? rest : keep)) return false;
+  const WithoutGil released(from.nbytes());
+  find_largest(static_cast<const float*>(from.data()), from.numel(), block, keep,
+               static_cast<std::uint16_t*>(to.data()));
+  return true;
+}
+
 }  // namespace
 
 void bind_codecs(nb::module_& module) {
@@ -149,6 +163,7 @@ void bind_codecs(nb::module_& module) {
   module.def("apply_changes", &bind_apply_changes, array, array, array, number);
   module.def("split_planes", &bind_split_planes, array, array);
   module.def("join_planes", &bind_join_planes, array, array);
+  module.def("find_largest", &bind_find_largest, array, array, number, number);
 }
 
 }  // namespace zerort

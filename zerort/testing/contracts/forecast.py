@@ -60,7 +60,7 @@ class _Way:
     is_tied: bool
     micro_steps: int = 1
     accumulate: Accumulate | None = None
-    options: Mapping[str, int] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ties(self) -> Ties:
@@ -106,6 +106,7 @@ class ForecastContract:
     """What a forecast holds. Subclasses provide the fixtures ``group`` and ``scratch``, and say the device."""
 
     device: Literal["host", "cuda"] = "host"
+    ways = _WAYS
     offload = OffloadOptions(chunk_nbytes=8192, threads=1)  # chunks of 2048 elements
 
     @pytest.mark.parametrize("stage", ZERO)
@@ -168,6 +169,7 @@ class ForecastContract:
                 frozen=_FROZEN,
                 ties=way.ties,
                 one_memory=shard.one_memory,
+                hosts=shard.hosts,
                 device=self.device,
                 **settings,
             )

@@ -23,6 +23,8 @@ from zerort.buffer import (
     GradientBucket,
     GradientSink,
     ReduceInto,
+    Residual,
+    Routes,
     TiedRange,
     TiedSums,
     sent_nbytes,
@@ -35,7 +37,7 @@ from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.folded import OffloadedFold, TiedTrees
 from zerort.engine.residence.gradients import Copies, OffloadedGradient
 from zerort.errors import StorageError
-from zerort.layout import FlatLayout, Partition, Placement
+from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.layout.dtypes import gradient_dtype
 from zerort.native.dtypes import numpy_dtype
 from zerort.optim.kernels import bucket_kernels_for
@@ -65,8 +67,8 @@ class SectionGradients:
         self._group = context.mesh.shard
         self._device = context.mesh.shard.device
         self._cuts = 0  # how often it was cut anew: values of two cuts are in the store side by side
-        self.residual: Array | None = None
-        """What coding has lost of this rank's gradients: whole, bfloat16; None: it is not kept."""
+        self.residual: Residual | None = None
+        """What coding has lost of the gradients that this rank codes; None: it is not kept."""
         self.bucket: GradientBucket | None = None
         """Where this unit's gradients are collected; None if its tensors are frozen."""
         self.tied_buckets: list[GradientBucket] = []
@@ -100,15 +102,28 @@ class SectionGradients:
         """How its gradients travel as codes, if they do."""
         context = self._context
         format = None if context.coding is None else context.coding.reduce_format(self._summed_in)
-        return (
-            None if format is None else CodedReduce(format, context.slots.sent, self.residual, context.ledger.uncoded)
-        )
+        if format is None:
+            return None
+        assert context.senders is not None
+        return CodedReduce(format, context.slots.sent, context.senders.within, self.residual, context.ledger.uncoded)
+
+    def _make_residual(self) -> Residual | None:
+        """Return what keeps what coding loses of its gradients, if anything does."""
+        coding, senders = self._context.coding, self._context.senders
+        dtype = None if coding is None else coding.residual_dtype(self._summed_in)
+        if coding is None or senders is None or dtype is None:
+            return None
+        stretch = senders.within.stretches(self.layout.numel)[self._group.rank]
+        return Residual(dtype, senders.numbers, stretch, device=self._device, restores=coding.may_skip)
 
     @property
     def sent_nbytes(self) -> int:
         """Bytes of the codes of its gradients that this rank sends and gets; 0 if they travel as they are."""
         codec = None if self.bucket is None else self._reduce_codec
-        return 0 if codec is None else sent_nbytes(codec.format, self.partition.counts, self._group.rank)
+        if codec is None:
+            return 0
+        routes = Routes(codec.senders, self.partition)
+        return sent_nbytes(codec.format, routes, self._group.rank, width=itemsize(self._summed_in))
 
     def _is_offloaded(self, tier: Tier) -> bool:
         """Say whether what rests in a tier is elsewhere than in the memory that computing happens in."""
@@ -192,8 +207,7 @@ class SectionGradients:
     def _make_bucket(self) -> None:
         """Make the place where gradients are collected. Every rank calls this."""
         context = self._context
-        if context.coding is not None and context.coding.keeps_residual(self._summed_in):
-            self.residual = self._device.zeros(self.layout.numel, "bfloat16")
+        self.residual = self._make_residual()
         self.gradient_dtypes = (numpy_dtype(self.layout.dtype), numpy_dtype(self._summed_in))
         self.bucket = GradientBucket(
             replace(self.layout, dtype=self._summed_in),

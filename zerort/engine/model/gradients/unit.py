@@ -281,8 +281,8 @@ class UnitGradients:
         own = [one.bucket for one in self.sections if one.bucket is not None and one.bucket.fires]
         over = sum(bucket.fires_over_copies for bucket in own) * self.reduced
         if self._context.keeps_whole_gradients:
-            return len(own) * self.reduced, over
-        return (len(own) + len(self._tied_buckets)) * self._reduce_calls, over
+            return sum(bucket.calls for bucket in own) * self.reduced, over
+        return (sum(bucket.calls for bucket in own) + len(self._tied_buckets)) * self._reduce_calls, over
 
     @property
     def lacks_micro_steps(self) -> bool:
