@@ -66,7 +66,7 @@ class Section(SectionGradients):
         shapes = {full: spec.shape for full, spec in part.tensors.items()}
         layout, partition = cut.of(shapes, dtype=part.dtype)
         super().__init__(name, layout, partition, tiers=tiers, context=context)
-        self._optimizers, self._master = optimizers, part.master
+        self._optimizers, self._master, self._rows = optimizers, part.master, part.rows
         self.parameters: Parameters
         self.state: OptimizerState | None = None
         self._make_parts()
@@ -83,8 +83,10 @@ class Section(SectionGradients):
             residence=self.tiers,
             name=self._stored_as,
             traffic=context.ledger.moved,
-            whole=None if before is None or before.parameters.needs_room else before.parameters.whole,
+            whole=None if before is None else before.parameters.at_rest,
             gather=self._gather_of(self.layout.dtype),
+            rows=self._rows,
+            uncoded=context.ledger.uncoded,
         )
         if self._optimizers is None:
             return
@@ -114,7 +116,7 @@ class Section(SectionGradients):
         """Return how its ranges become the whole."""
         context = self._context
         format = None if context.coding is None else context.coding.gather_format(dtype)
-        if format is None:
+        if format is None or self._rows is not None:  # what rests as codes travels as these
             return PLAIN
         return CodedGather(format, context.slots.codes, context.ledger.uncoded)
 
@@ -187,8 +189,8 @@ class Section(SectionGradients):
 
     def checksum(self) -> tuple[int, int]:
         """Return the crc32c of this rank's range of the parameters, and its bytes: without what evens ranges out."""
-        own = self.partition.of(self._group.rank)
-        return self.shard.checksum(max(min(own.last, self.layout.end) - own.first, 0))
+        own = self.parameters.stored_partition.of(self._group.rank)
+        return self.shard.checksum(max(min(own.last, self.parameters.stored_layout.end) - own.first, 0))
 
     def finish_reduce(self) -> SummedGradient:
         """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""

@@ -1,6 +1,7 @@
 """What a checkpoint holds of a runtime: the values of every unit, and the numbers beside them.
 
     parameter          master weights where there are any, else the parameters themselves
+    parameter.int8 …   frozen parameters that rest as codes: these
     exp_avg, row …     every kind of optimizer state, in the form in which it is kept
     residual 0 …       what coding has lost of each sender's gradients, if that is kept
     buffer …           what bindings add
@@ -19,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from zerort.checkpoint import Manifest, Value
+from zerort.checkpoint.format.coded import coded_tensors, parameter_kind
 from zerort.checkpoint.format.schema import COUNT, Each, Where, expect
 from zerort.checkpoint.value import OffloadedArray
 from zerort.comm import Group
@@ -27,9 +29,10 @@ from zerort.data import Cursor
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.model.units import Units
-from zerort.engine.persist.recoded import recoded_values
+from zerort.engine.persist.recoded import recoded_parameters, recoded_values
 from zerort.engine.persist.residuals import Divided
 from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.residence.coded_parameters import DecodedArray
 from zerort.engine.residence.halves import JoinedHalves
 from zerort.engine.step.facts.rates import check_rates, rates_by_name, restore_rates
 from zerort.errors import CheckpointError, StorageError, UnitStateError
@@ -93,7 +96,8 @@ def values_in(
         optimizer: Whether state is among them.
         loading: The checkpoint that they are loaded from: state that it holds in another form is converted.
     """
-    yield _parameters_of(section, rank)
+    value = _parameters_of(section, rank)
+    yield from [value] if loading is None else recoded_parameters(section, value, rank, loading)
     if optimizer and section.state is not None:
         for kind, kept in section.state.entries.items():
             others = [] if loading is None else list(recoded_values(section, kept, rank, loading))
@@ -112,7 +116,7 @@ def published_values(context: Context, units: Units) -> Iterator[Value]:
     for unit in units.values():
         for section in unit.sections:
             own = section.partition.of(rank)
-            mine = _range_of(section.shard, own, first=own.first)
+            mine = _range_of(section.parameters.elements, own, first=own.first)
             yield Value(kind="parameter", layout=section.layout, partition=section.partition, mine=mine)
     for one in context.run.attachments:
         yield from (value for value in one.values(loading=False) if value.kind == "buffer")
@@ -129,10 +133,14 @@ def _parameters_of(section: Section, rank: int) -> Value:
     state = section.state
     own = section.partition.of(rank)
     if state is None or state.master is None:
-        mine = _range_of(section.shard, own, first=own.first)
-        is_frozen = state is None
+        stored = section.parameters
+        there = stored.stored_partition.of(rank)
         return Value(
-            kind="parameter", layout=section.layout, partition=section.partition, mine=mine, is_frozen=is_frozen
+            kind=parameter_kind(stored.rows),
+            layout=stored.stored_layout,
+            partition=stored.stored_partition,
+            mine=_range_of(section.shard, there, first=there.first),
+            is_frozen=state is None,
         )
     layout = replace(section.layout, dtype="float32")
     master: Array | OffloadedArray
@@ -144,9 +152,9 @@ def _parameters_of(section: Section, rank: int) -> Value:
     return Value(kind="parameter", layout=layout, partition=section.partition, mine=master)
 
 
-def _range_of(column: ChunkedArray, own: Range, *, first: int) -> Array | ChunkedArray:
+def _range_of(column: ChunkedArray | DecodedArray, own: Range, *, first: int) -> Array | OffloadedArray:
     """Return a rank's range of a column that begins at element ``first``: an array, or what rests elsewhere."""
-    if column.streams:
+    if isinstance(column, DecodedArray) or column.streams:
         return column
     mine = column.part_of(own.first - first, own.last - first)
     return mine.memory if isinstance(mine.memory, np.ndarray) else mine
@@ -163,10 +171,21 @@ def meta_of(context: Context, units: Units) -> dict[str, Any]:
         "optimizer": context.optimizer.describe(),
         "other_optimizers": _other_optimizers(context, units),
         "lr": rates_by_name(context, units),
+        "coded": _coded(units),
         "plan": str(context.budget or context.plan),
         "senders": senders,
         **(Divided.by_steps_of(context).describe() if senders else {}),
         "orders": {name: cursor.describe() for name, cursor in context.run.cursors.items()},
+    }
+
+
+def _coded(units: Units) -> dict[str, Any]:
+    """Return what frozen parameters are that are saved as codes: their format, dtype and shape."""
+    return {
+        extent.name: [section.parameters.rows.name, section.layout.dtype, list(extent.shape)]
+        for section in units.sections()
+        if section.parameters.rows is not None
+        for extent in section.layout.extents
     }
 
 
@@ -193,11 +212,24 @@ def check_loadable(context: Context, units: Units, manifest: Manifest, *, optimi
             "anew."
         )
     _expect_meta(manifest, {"updates": COUNT})
+    _check_coded(units, manifest)
     if optimizer:
         _check_optimizers(context, units, manifest)
         _expect_meta(manifest, _META)
         _expect_orders(context, manifest)
         check_rates(units, manifest.meta.get("lr", {}))
+
+
+def _check_coded(units: Units, manifest: Manifest) -> None:
+    """Raise if codes are those of tensors of another shape: of themselves they tell their number alone."""
+    saved = coded_tensors(manifest)
+    for section in units.sections():
+        for extent in section.layout.extents:
+            if extent.name in saved and saved[extent.name].shape != extent.shape:
+                raise CheckpointError(
+                    f"Expected a checkpoint with {extent.name!r} of shape {extent.shape}, got its codes of shape "
+                    f"{saved[extent.name].shape}. Nothing was changed. Build the model that was saved."
+                )
 
 
 def _check_optimizers(context: Context, units: Units, manifest: Manifest) -> None:
@@ -290,9 +322,8 @@ def spread_loaded(context: Context, units: Units, *, optimizer: bool) -> None:
                 except StorageError as caught:  # on this rank alone: it meets the others all the same
                     error = caught
             section.parameters.changed()
-            if not section.parameters.needs_room:
-                # not-gpu: for its error; whoever looks at them waits for the same Ticket
-                section.parameters.start().wait()
+            # not-gpu: for its error; whoever looks at them waits for the same Ticket
+            section.parameters.refresh().wait()
     raise_together(context.world, error, name="load")
 
 

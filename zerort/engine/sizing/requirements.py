@@ -53,6 +53,10 @@ class SectionSize:
     """Optimizer state at rest, master weights included."""
     whole: int = 0
     """Parameters of all ranks together: what its gathered form takes; 0 if every rank holds them all the time."""
+    is_decoded: bool = False
+    """Whether it rests as codes: then its gathered form is apart from these, wherever they are."""
+    decoded_from: int = 0
+    """Codes of all ranks that come to its gathered form to be decoded, unless they are in reach."""
     codes: int = 0
     """Codes of all ranks' parameters, while they travel; 0 if these travel as they are."""
     sent: int = 0
@@ -156,6 +160,8 @@ class ModelSpec:
     """Copies of the model."""
     hosts: tuple[int, ...] = ()
     """For each rank, a number that tells its host; empty: each has one of its own."""
+    frozen_format: str | None = None
+    """What frozen parameters rest in; None: as they are."""
 
     def sections(self, *, rank: int | None = None) -> list[SectionSize]:
         """Return what each section takes on ``rank``; None: the most that it takes on any."""
@@ -210,6 +216,7 @@ class ModelSpec:
             {full_name(unit, local): spec for local, spec in tensors.items()},
             frozen=cold.__contains__,
             resolve=lambda name, shape: resolve(self.optimizer, self.param_groups, name, shape),
+            frozen_format=self.frozen_format,
         )
 
     def _size(self, unit: str, part: Division, ranks: Sequence[int]) -> SectionSize:
@@ -227,6 +234,8 @@ class ModelSpec:
         gathered = layout.nbytes if self._is_sharded("parameter") else 0
         codes = self._codes(part.dtype, partition) if gathered else 0
         width = itemsize(part.dtype)
+        if part.rows is not None:
+            return self._coded_size(unit, part, layout, numel=mine, at_rest=at_rest)
         if part.optimizers is None:
             return SectionSize(
                 unit=unit,
@@ -279,6 +288,21 @@ class ModelSpec:
         """Return how many shards are read back and put away, given how many are summed: copies sum them once more."""
         over_copies = int(self.replicate > 1)
         return reductions - 1 + over_copies, reductions + over_copies
+
+    def _coded_size(self, unit: str, part: Division, layout: FlatLayout, *, numel: int, at_rest: int) -> SectionSize:
+        """Return what frozen parameters take that rest as codes."""
+        assert part.rows is not None
+        return SectionSize(
+            unit=unit,
+            name=part.section_name(unit),
+            parameter=part.rows.nbytes_of(at_rest),
+            whole=layout.nbytes,
+            is_decoded=True,
+            decoded_from=part.rows.nbytes_of(layout.numel) if self._is_sharded("parameter") else 0,
+            numel=numel,
+            columns={"parameter": (part.rows.width,)},
+            movable=frozenset(filter(self._is_sharded, PARTS)),
+        )
 
     def _codes(self, dtype: str, partition: Partition) -> int:
         """Return the bytes that parameters take as codes."""

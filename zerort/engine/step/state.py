@@ -20,8 +20,9 @@ from typing import Any
 
 from zerort.device import HostDevice
 from zerort.engine.residence.chunked_array import ChunkedArray, colocate, cut_chunks
-from zerort.engine.step.state_entry import StateEntry, Streaming, layout_of_blocks, layout_of_some
+from zerort.engine.step.state_entry import StateEntry, Streaming, layout_of_some
 from zerort.layout import FlatLayout, Overlap, Partition, Range, itemsize
+from zerort.layout.blocks import layout_of_blocks
 from zerort.layout.dtypes import TRAINABLE
 from zerort.optim import (
     Blocks,

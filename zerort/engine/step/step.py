@@ -201,6 +201,7 @@ def _report(
         bytes_uncoded=uncoded,
         wire=_wire(context, units),
         state=", ".join(dict.fromkeys(f"{one.name} moments" for state in units.states() for one in state.formats)),
+        frozen=", ".join(dict.fromkeys(one.parameters.rows.name for one in units.sections() if one.parameters.rows)),
         bytes_tiered=tiered,
         stalls=stalls,
         slowest=facts.slowest,
