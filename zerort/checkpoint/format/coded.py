@@ -1,7 +1,7 @@
 """`CodedTensor`: frozen parameters that a checkpoint holds as rows of codes; `coded_tensors` finds them.
 
-Their kind is ``parameter.int8`` or ``parameter.int4``, each tensor an array of bytes with a row for each block. What they
-are when decoded stands in the manifest's meta.
+Their kind is ``parameter.int8`` or ``parameter.int4``, each tensor an array of bytes with a row for each block. What
+they are when decoded stands in the manifest's meta.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import math
 from typing import Final, NamedTuple
 
 from zerort.checkpoint.format.casts import FLOATS
-from zerort.checkpoint.format.manifest import Manifest
+from zerort.checkpoint.format.manifest import Manifest, StoredTensor
 from zerort.checkpoint.format.schema import COUNT, Each, Where, expect
 from zerort.codec import ROWS, BlockRows
 from zerort.errors import CheckpointError
 
-__all__ = ["CodedTensor", "coded_tensors", "parameter_kind"]
+__all__ = ["CodedTensor", "coded_tensors", "parameter_kind", "stored_tensors"]
 
 _SCHEMA: Final = Each(
     (
@@ -38,6 +38,11 @@ class CodedTensor(NamedTuple):
     def numel(self) -> int:
         """Elements."""
         return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its rows."""
+        return self.rows.nbytes_of(self.numel)
 
 
 def parameter_kind(rows: BlockRows | None) -> str:
@@ -70,3 +75,9 @@ def coded_tensors(manifest: Manifest) -> dict[str, CodedTensor]:
             "changed. Name one that rt.save has written."
         ) from None
     return found
+
+
+def stored_tensors(manifest: Manifest, kind: str) -> dict[str, StoredTensor | CodedTensor]:
+    """Return the tensors of a kind by full name; ``parameter``: those that are stored as codes among them."""
+    found: dict[str, StoredTensor | CodedTensor] = dict(manifest.tensors.get(kind, {}))
+    return found | (coded_tensors(manifest) if kind == "parameter" else {})

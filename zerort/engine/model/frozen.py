@@ -48,7 +48,9 @@ def check_frozen_format(frozen_format: str | None, *, on_gpus: bool) -> None:
         PlanError: Ranks compute on GPUs.
     """
     if frozen_format is not None and frozen_format not in ROWS:
-        raise CallError(f"Expected frozen_format to be one of None, {', '.join(map(repr, ROWS))}; got {frozen_format!r}.")
+        raise CallError(
+            f"Expected frozen_format to be one of None, {', '.join(map(repr, ROWS))}; got {frozen_format!r}."
+        )
     if frozen_format is not None and on_gpus:
         raise PlanError(
             f"Expected ranks that compute on the host with frozen_format={frozen_format!r}, got GPUs. Leave "

@@ -167,9 +167,7 @@ def recoded_parameters(section: Section, value: Value, rank: int, manifest: Mani
     yield replace(value, layout=replace(value.layout, extents=_some(value.layout, kept)))
 
 
-def _rows_of(
-    section: Section, value: Value, rank: int, kind: str, names: Collection[str], rows: BlockRows
-) -> Value:
+def _rows_of(section: Section, value: Value, rank: int, kind: str, names: Collection[str], rows: BlockRows) -> Value:
     """Return a value of rows that become this rank's parameters, whatever form these have."""
     sink = None if section.parameters.rows is None else _rows_sink(section, value, rank)
 

@@ -171,7 +171,7 @@ def meta_of(context: Context, units: Units) -> dict[str, Any]:
         "optimizer": context.optimizer.describe(),
         "other_optimizers": _other_optimizers(context, units),
         "lr": rates_by_name(context, units),
-        "coded": _coded(units),
+        **_coded(units),
         "plan": str(context.budget or context.plan),
         "senders": senders,
         **(Divided.by_steps_of(context).describe() if senders else {}),
@@ -180,13 +180,14 @@ def meta_of(context: Context, units: Units) -> dict[str, Any]:
 
 
 def _coded(units: Units) -> dict[str, Any]:
-    """Return what frozen parameters are that are saved as codes: their format, dtype and shape."""
-    return {
+    """Return what frozen parameters are that are saved as codes, if there are any: their format, dtype and shape."""
+    found = {
         extent.name: [section.parameters.rows.name, section.layout.dtype, list(extent.shape)]
         for section in units.sections()
         if section.parameters.rows is not None
         for extent in section.layout.extents
     }
+    return {"coded": found} if found else {}
 
 
 def _other_optimizers(context: Context, units: Units) -> dict[str, str]:
