@@ -124,6 +124,9 @@ class StepReport:
     frozen: str = ""
     """What frozen parameters rest in where that changes the results: ``"int8"``; else empty."""
 
+    sparsity: Mapping[str, float] = field(default_factory=dict)
+    """Which share of a tensor's elements is pruned after this step, by full name, of tensors with a `Sparsity`."""
+
     bytes_tiered: Mapping[str, int] = field(default_factory=dict)
     """Bytes of this rank that went between tiers since the step before, by ``"nvme read"`` and ``"nvme write"``; empty
     if all rests in memory."""
@@ -151,9 +154,12 @@ class StepReport:
         tiered = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in self.bytes_tiered.items())
         coded = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in self.bytes_uncoded.items())
         how = f"{self.wire}; " * bool(self.wire)
+        pruned = sum(self.sparsity.values()) / max(len(self.sparsity), 1)
+        sparse = f"{len(self.sparsity)} tensors pruned, {pruned:.1%} on average; " * bool(self.sparsity)
         return (
             f"update {self.update}: {what}; |g| {self.grad_norm:.4g}{' (clipped)' * self.clipped}; lr {self.lr:.3g}; "
             f"{f'{self.state}; ' * bool(self.state)}{f'frozen parameters in {self.frozen}; ' * bool(self.frozen)}"
+            f"{sparse}"
             f"moved {moved or 'nothing'}{f' ({how}uncoded: {coded})' * bool(coded)}; "
             f"{f'{tiered}; ' * bool(tiered)}waited {stalls or 'for nothing'}"
         )

@@ -17,9 +17,9 @@ from zerort.engine.model.tensors import TensorSpec
 from zerort.errors import CallError
 from zerort.layout import Cut
 from zerort.layout.flat import ALIGNMENT
-from zerort.optim import MASTERS, MasterForm, Optimizer, StateFormat, master_form
+from zerort.optim import MASTERS, ElementwiseOptimizer, MasterForm, Optimizer, StateFormat, master_form
 
-__all__ = ["BLOCK", "Division", "cut_over", "divide"]
+__all__ = ["BLOCK", "Division", "cut_over", "divide", "needs_whole_tensors"]
 
 BLOCK: Final = 1024
 """Elements. In deterministic mode norms are summed over blocks of this size, and no block is cut between ranks."""
@@ -70,6 +70,8 @@ class Division:
         """Return what its section is called: unit and dtype, whether it is frozen, and an unusual form of masters."""
         form = next((f" {name}" for name, form in MASTERS.items() if form is self.master and name != "float32"), "")
         blocks = "".join(f" {one.name}" for one in (self.format, self.rows) if one is not None)
+        if self.optimizers is not None and next(iter(self.optimizers.values())).sparsity is not None:
+            blocks += " sparse"
         return f"{unit or 'root unit'} {self.dtype}{' frozen' * (self.optimizers is None)}{form}{blocks}"
 
     def cut(self, cut: Cut) -> Cut:
@@ -85,7 +87,7 @@ def divide(
     resolve: Callable[[str, tuple[int, ...]], Optimizer],
     frozen_format: str | None = None,
 ) -> list[Division]:
-    """Divide tensors by dtype, trainability, and form of master weights and state.
+    """Divide tensors by dtype, trainability, form of master weights and state, and whether elements are pruned.
 
     Those with the same optimizer settings come to lie side by side.
 
@@ -100,14 +102,17 @@ def divide(
             cannot rest in that format.
     """
     optimizers = {full: resolve(full, spec.shape) for full, spec in tensors.items() if not frozen(full)}
-    parts: dict[tuple[str, bool, MasterForm | None, StateFormat | None], dict[str, TensorSpec]] = {}
+    parts: dict[tuple[str, bool, MasterForm | None, StateFormat | None, bool], dict[str, TensorSpec]] = {}
     for full, spec in tensors.items():
         is_cold = full not in optimizers
         form = None if is_cold else master_form(optimizers[full], spec.dtype, name=full)
         blocks = None if is_cold else _format_of(optimizers[full], full, spec)
-        parts.setdefault((spec.dtype, is_cold, form, blocks), {})[full] = spec
+        sparsity = None if is_cold else optimizers[full].sparsity
+        if sparsity is not None:
+            sparsity.check_shape(full, spec.shape)
+        parts.setdefault((spec.dtype, is_cold, form, blocks, sparsity is not None), {})[full] = spec
     divisions = []
-    for (_, is_cold, form, blocks), part in parts.items():
+    for (_, is_cold, form, blocks, _), part in parts.items():
         if is_cold:
             rows = [rows_of(frozen_format, spec.dtype, what=repr(full)) for full, spec in part.items()]
             divisions.append(Division(part, None, rows=rows[0]))  # of one dtype: all alike
@@ -119,6 +124,11 @@ def divide(
         ordered = {full: part[full] for full in order}
         divisions.append(Division(ordered, {full: own[full] for full in order}, form, blocks))
     return divisions
+
+
+def needs_whole_tensors(optimizer: Optimizer) -> bool:
+    """Say whether an update looks at whole tensors: for sums over them, or for their smallest elements."""
+    return optimizer.sparsity is not None or not isinstance(optimizer, ElementwiseOptimizer)
 
 
 def _format_of(optimizer: Optimizer, name: str, spec: TensorSpec) -> StateFormat | None:

@@ -22,7 +22,7 @@ from zerort.buffer import (
 from zerort.comm.agreed import raise_together
 from zerort.config import Tier
 from zerort.engine.context import Context
-from zerort.engine.model.division import Division
+from zerort.engine.model.division import Division, needs_whole_tensors
 from zerort.engine.model.gradients.section import SectionGradients
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import ChunkedArray
@@ -32,7 +32,7 @@ from zerort.engine.step.state import OptimizerState
 from zerort.engine.step.state_entry import Streaming
 from zerort.errors import DeviceMemoryError, ZerortError
 from zerort.layout import Partition, Placement
-from zerort.optim import MasterForm, Optimizer, TensorOptimizer
+from zerort.optim import MasterForm, Optimizer
 from zerort.typing import Array
 
 __all__ = ["Section"]
@@ -55,7 +55,7 @@ class Section(SectionGradients):
         context: Context,
     ) -> None:
         optimizers = part.optimizers
-        self.needs_whole_tensors = any(isinstance(one, TensorOptimizer) for one in (optimizers or {}).values())
+        self.needs_whole_tensors = any(map(needs_whole_tensors, (optimizers or {}).values()))
         """Whether an optimizer of its tensors looks at whole ones: then all of it is in memory."""
         tiers = context.tiers_of(name)
         if self.needs_whole_tensors and tiers.streams:
@@ -207,6 +207,7 @@ class Section(SectionGradients):
         self.parameters.assign(values)
         if self.state is not None:
             self.state.take_master_from(self.owned, names=values.keys())
+            self.state.forget_masks(values.keys())
 
     def close(self) -> None:
         """Give the memory back."""
@@ -226,8 +227,8 @@ def _without_streaming(name: str, *, rank: int) -> SectionResidence:
     """Return where a section rests that cannot be updated chunk by chunk, and say so."""
     if rank == 0:
         warnings.warn(
-            f"{name!r} stays in memory: an optimizer that looks at whole tensors cannot update it chunk by "
-            "chunk. Use AdamW, SGD or Lion for what should rest on NVME.",
+            f"{name!r} stays in memory: an optimizer that looks at whole tensors, or prunes them, cannot update it "
+            "chunk by chunk. Use AdamW, SGD or Lion, without sparsity, for what should rest on NVME.",
             RuntimeWarning,
             stacklevel=2,
         )

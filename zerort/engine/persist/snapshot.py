@@ -37,6 +37,7 @@ from zerort.engine.residence.halves import JoinedHalves
 from zerort.engine.step.facts.rates import check_rates, rates_by_name, restore_rates
 from zerort.errors import CheckpointError, StorageError, UnitStateError
 from zerort.layout import Partition, Placement, Range
+from zerort.optim.sparsity import MASK
 from zerort.typing import Array
 
 __all__ = ["meta_of", "published_values", "recreate", "restore_meta", "spread_loaded", "values_in", "values_of"]
@@ -47,6 +48,7 @@ _META: Final = {
     "divisor": COUNT,
     "copies": Where(lambda value: COUNT.test(value) and value > 0, "a whole number above 0"),
     "steps": Each(COUNT),
+    "pruned": Each(COUNT),
     "loss_scale": Where(lambda value: value is None or _is_loss_scale(value), "a loss scale"),
     "optimizer": {"kind": str},
     "orders": Each({"length": COUNT, "seed": COUNT, "taken": COUNT}),
@@ -63,6 +65,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "other_optimizers": {},
     "lr": {},
     "orders": {},
+    "pruned": {},
 }
 """The same of a checkpoint that does not say."""
 
@@ -103,6 +106,8 @@ def values_in(
             others = [] if loading is None else list(recoded_values(section, kept, rank, loading))
             yield from others
             converted = {extent.name for value in others for extent in value.layout.extents}
+            if kind == MASK and loading is not None:  # a dense run had none: nothing is pruned
+                converted |= section.names - loading.tensors.get(MASK, {}).keys()
             extents = tuple(extent for extent in kept.layout.extents if extent.name not in converted)
             if extents or not converted:
                 mine = _range_of(kept.column, kept.partition.of(rank), first=kept.first_of(rank))
@@ -172,6 +177,7 @@ def meta_of(context: Context, units: Units) -> dict[str, Any]:
         "other_optimizers": _other_optimizers(context, units),
         "lr": rates_by_name(context, units),
         **_coded(units),
+        **_pruned(units),
         "plan": str(context.budget or context.plan),
         "senders": senders,
         **(Divided.by_steps_of(context).describe() if senders else {}),
@@ -188,6 +194,12 @@ def _coded(units: Units) -> dict[str, Any]:
         for extent in section.layout.extents
     }
     return {"coded": found} if found else {}
+
+
+def _pruned(units: Units) -> dict[str, Any]:
+    """Return how many elements of each tensor are pruned, if there are such tensors."""
+    found = {name: count for state in units.states() for name, count in state.pruned.items()}
+    return {"pruned": found} if found else {}
 
 
 def _other_optimizers(context: Context, units: Units) -> dict[str, str]:
@@ -277,6 +289,9 @@ def restore_meta(context: Context, units: Units, manifest: Manifest) -> None:
     for state in units.states():
         for name in state.steps:
             state.steps[name] = int(meta["steps"].get(name, 0))
+        state.forget_masks(state.pruned.keys() - manifest.tensors.get(MASK, {}).keys())
+        for name in state.pruned:
+            state.pruned[name] = int(meta.get("pruned", {}).get(name, 0))
     restore_rates(context, units, meta.get("lr", {}))
     if meta.get("senders"):
         context.run.is_weighted = Divided.of_meta(meta).divisor == 0
@@ -309,6 +324,8 @@ def spread_loaded(context: Context, units: Units, *, optimizer: bool) -> None:
     for unit in units.values():
         for section in unit.sections:
             state = section.state
+            if state is not None and not optimizer:
+                state.forget_masks(state.pruned.keys())
             if state is not None and optimizer:
                 for kept in state.entries.values():
                     if kept.whole:

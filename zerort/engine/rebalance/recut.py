@@ -141,6 +141,7 @@ def _fill(context: Context, old: Section, new: Section) -> StorageError | None:
         fill(source.shard, out.shard, source.stored_partition, out.stored_partition, old.tiers.parameter)
     if old.state is not None and new.state is not None and new.state is not old.state:
         new.state.steps.update(old.state.steps)
+        new.state.pruned.update(old.state.pruned)
         for kind, entry in old.state.entries.items():
             if entry.whole:
                 new.state.entries[kind] = entry

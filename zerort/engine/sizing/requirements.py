@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from zerort.buffer import Leaves, Routes, Senders, sent_nbytes, unit_title
 from zerort.config import Plan, Tier
 from zerort.engine.coding import Coding
-from zerort.engine.model.division import Division, cut_over, divide
+from zerort.engine.model.division import Division, cut_over, divide, needs_whole_tensors
 from zerort.engine.model.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
 from zerort.engine.options import Accumulate, keeps_whole_gradients
 from zerort.engine.residence.choose import SectionResidence
@@ -26,7 +26,7 @@ from zerort.errors import CallError
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.layout.dtypes import TRAINABLE, gradient_dtype
 from zerort.layout.flat import ALIGNMENT
-from zerort.optim import ElementwiseOptimizer, Optimizer, ParameterGroup, StateSpec, resolve
+from zerort.optim import Optimizer, ParameterGroup, StateSpec, resolve
 
 __all__ = ["PARTS", "ModelSpec", "SectionSize", "Ties", "UnitTies"]
 
@@ -333,8 +333,8 @@ class ModelSpec:
     def _movable(self, part: Division, *, is_whole: bool) -> frozenset[str]:
         """Return the parts of a section that can leave memory."""
         assert part.optimizers is not None
-        if not all(isinstance(one, ElementwiseOptimizer) for one in part.optimizers.values()):
-            return frozenset()  # an optimizer looks at whole tensors
+        if any(needs_whole_tensors(one) for one in part.optimizers.values()):
+            return frozenset()
         stays = {"gradient"} if is_whole else set()
         return frozenset(filter(self._is_sharded, PARTS)) - stays
 

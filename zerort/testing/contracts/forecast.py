@@ -152,11 +152,12 @@ class ForecastContract:
         wire: Wire | None = None,
         copies: int = 1,
         frozen_format: Literal["int8", "int4"] | None = None,
+        param_groups: tuple[ParameterGroup, ...] = _GROUPS,
     ) -> MemoryReport:
         """Compare what a runtime counts with what is told before it is opened, and return that."""
         optimizer, ranks = AdamW(lr=0.1), mesh(replicate=copies, group=group)
         settings: dict[str, Any] = {
-            "param_groups": _GROUPS,
+            "param_groups": param_groups,
             "wire": wire,
             "frozen_format": frozen_format,
             "offload": self.offload,
