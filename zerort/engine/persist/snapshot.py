@@ -32,7 +32,7 @@ from zerort.engine.model.units import Units
 from zerort.engine.persist.recoded import recoded_parameters, recoded_values
 from zerort.engine.persist.residuals import Divided
 from zerort.engine.residence.chunked_array import ChunkedArray
-from zerort.engine.residence.coded_parameters import DecodedArray
+from zerort.engine.residence.decoded_array import DecodedArray
 from zerort.engine.residence.halves import JoinedHalves
 from zerort.engine.step.facts.rates import check_rates, rates_by_name, restore_rates
 from zerort.errors import CheckpointError, StorageError, UnitStateError

@@ -7,7 +7,7 @@
     its range, on a disk                 a read of codes to their place there; once no rank has an error, as above
 
 Codes are those of whole tensors, whoever holds which part of them: every rank computes with the same values, on any
-number of ranks (decision 0150). `DecodedArray` reads elements of them between steps.
+number of ranks (decision 0150).
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from zerort.buffer import PLAIN
 from zerort.codec import BlockRows
 from zerort.device import Done, Ticket, joined
 from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.residence.decoded_array import DecodedArray
 from zerort.engine.residence.parameters import Parameters
 from zerort.errors import StorageError
 from zerort.layout import Placement, Range
 from zerort.layout.blocks import layout_of_blocks
 from zerort.typing import Array
 
-__all__ = ["CodedParameters", "DecodedArray"]
+__all__ = ["CodedParameters"]
 
 _TOGETHER: Final = 1 << 20
 """Elements that are encoded before they are written, a multiple of every block."""
@@ -210,38 +211,3 @@ class CodedParameters(Parameters):
         self.release()
         if self.array.in_reach:
             self._group.release_local(self.array.memory if self._codes is None else self._codes)
-
-
-class DecodedArray:
-    """Elements of an array that rests as blocks, decoded as they are read. Any thread may read it.
-
-    Args:
-        codes: The blocks' bytes.
-        rows: The blocks.
-        dtype: What to decode to.
-        size: Elements.
-    """
-
-    streams = True  # it has no elements in memory
-
-    def __init__(self, codes: ChunkedArray, rows: BlockRows, *, dtype: np.dtype[Any], size: int) -> None:
-        self.dtype = dtype
-        self.size = size
-        self._codes = codes
-        self._rows = rows
-
-    def read(self, first: int, out: Array) -> Ticket[Array]:
-        """Fill ``out`` with the elements from ``first`` on."""
-        rows = self._rows
-        begin = first // rows.numel * rows.numel
-        place = rows.bytes_of(slice(begin, first + out.size))
-        octets = np.empty(place.stop - place.start, np.uint8)
-        self._codes.read(place.start, octets).wait()  # not-gpu: codes are refused on GPUs
-        whole = np.empty(first + out.size - begin, self.dtype)
-        rows.decode(whole, octets)
-        out[:] = whole[first - begin :]
-        return Done(out)
-
-    def write(self, first: int, source: Array) -> Ticket[Array]:
-        """Refuse: codes are written where they rest."""
-        raise NotImplementedError

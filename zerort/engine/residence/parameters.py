@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -36,13 +36,11 @@ from zerort.codec import BlockRows
 from zerort.comm import Group
 from zerort.device import Done, Ticket, joined
 from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.residence.decoded_array import DecodedArray
 from zerort.errors import CallError, StorageError, UnitStateError
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
-
-if TYPE_CHECKING:
-    from zerort.engine.residence.coded_parameters import DecodedArray
 
 __all__ = ["Parameters", "ReplicatedParameters", "ShardedParameters"]
 
