@@ -11,7 +11,7 @@ from zerort.codec import ROWS
 from zerort.comm import Group, open_group
 from zerort.comm.bootstrap.opening import best_transport
 from zerort.errors import CallError, CheckpointError
-from zerort.testing.forecast_contract import ForecastContract
+from zerort.testing.contracts.forecast import ForecastContract
 
 WORLD = MPI.COMM_WORLD
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size > 4, reason="1 to 4 ranks")]

@@ -8,7 +8,7 @@ from mpi4py import MPI
 import zerort as zr
 from zerort.comm import open_group
 from zerort.errors import CallError
-from zerort.testing.forecast_contract import ForecastContract
+from zerort.testing.contracts.forecast import ForecastContract
 
 WORLD = MPI.COMM_WORLD
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size > 4, reason="1 to 4 ranks")]
