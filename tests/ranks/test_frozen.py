@@ -143,17 +143,22 @@ def test_a_gather_decodes_what_one_rank_would(plan, format, kind, scratch, optio
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["zero2", "zero3-nvme"])
-def test_checkpoints_hold_codes_and_load_into_any_form(name, scratch):
-    plan = PLANS[name]
-    with open_run(plan, f"{scratch}/a") as rt:
+@pytest.mark.parametrize(("name", "kind"), [("zero2", "mpi"), ("zero3-nvme", "node")])
+def test_checkpoints_hold_codes_and_load_into_any_form(name, kind, scratch, options):
+    with open_kind(kind, options) as group:
+        expect_forms(PLANS[name], group, scratch)
+
+
+def expect_forms(plan, group, scratch):
+    """Save codes, and load them as they are, decoded, and coded anew."""
+    with open_run(plan, f"{scratch}/a", group=group) as rt:
         _, trained = train(rt, 2)
         rt.save(f"{scratch}/int8")
     stored = checkpoint.read_manifest(f"{scratch}/int8").tensors
     assert stored["parameter.int8"]["first.w"].shape == (-(-97 * 53 // 256), 260)
     assert "first.w" not in stored["parameter"]
     for format in ("int8", None, "int4"):
-        with open_run(plan, f"{scratch}/b", format) as rt:
+        with open_run(plan, f"{scratch}/b", format, group=group) as rt:
             for unit in UNITS:
                 rt.units[unit].assign({"w": np.zeros((97, 53), np.float32), "half": np.zeros((41, 13), BFLOAT16)})
             rt.load(f"{scratch}/int8")
@@ -166,7 +171,7 @@ def test_checkpoints_hold_codes_and_load_into_any_form(name, scratch):
                 np.testing.assert_array_equal(found["a"], trained[unit])
             if format is None:
                 rt.save(f"{scratch}/plain")
-    with open_run(plan, f"{scratch}/c", "int4") as rt:  # floats to codes
+    with open_run(plan, f"{scratch}/c", "int4", group=group) as rt:  # floats to codes
         rt.load(f"{scratch}/plain")
         for unit in UNITS:
             expected = decoded("int4", decoded("int8", tensors_of(unit)["w"]))

@@ -41,6 +41,8 @@ def prune(context: Context, sections: Sequence[Section], present: set[str]) -> N
     for section in sections:
         state = section.state
         assert state is not None
+        if not state.sparsities:
+            continue
         wanted = {
             name: sparsity.count_at(context.run.updates, section.layout.of(name).numel) - state.pruned[name]
             for name, sparsity in state.sparsities.items()
@@ -48,7 +50,7 @@ def prune(context: Context, sections: Sequence[Section], present: set[str]) -> N
         }
         wanted = {name: count for name, count in wanted.items() if count > 0}
         in_any_place = {name: count for name, count in wanted.items() if state.sparsities[name].pattern is None}
-        tensors = _Tensors(section, state)
+        tensors = _Tensors(section, state, rank=context.mesh.shard.rank)
         for name, chosen in _smallest(context, tensors, in_any_place).items():
             tensors.prune(name, chosen)
         for name in wanted.keys() - in_any_place.keys():
@@ -78,15 +80,14 @@ class _Piece(NamedTuple):
 class _Tensors:
     """This rank's part of a section's tensors. All of it is in memory."""
 
-    def __init__(self, section: Section, state: OptimizerState) -> None:
-        self._section, self._state = section, state
+    def __init__(self, section: Section, state: OptimizerState, *, rank: int) -> None:
+        self._section, self._state, self._rank = section, state, rank
         self.masters: Array = section.owned.memory if state.master is None else state.master.memory
 
     def pieces(self, name: str) -> Iterator[_Piece]:
         state = self._state
         unsigned = np.dtype(f"u{self.masters.itemsize}")
-        mask = state.entries[MASK].column.memory if MASK in state.entries else None
-        assert mask is not None
+        mask = state.entries[MASK].column.memory
         for overlap in state.layout.overlaps(*state.owned):
             if overlap.extent.name == name:
                 for first in range(overlap.in_range.start, overlap.in_range.stop, _PIECE):
@@ -119,8 +120,9 @@ class _Tensors:
             array[piece.place][more] = 0
         for kind, entry in state.entries.items():
             if kind != MASK and entry.has(name):
-                where = state.place_of(kind, name, piece.place)
-                entry.column.memory[where][more] = 0
+                begin = state.owned.first - state.layout.of(name).offset  # of the owned range, counted in the tensor
+                begin += entry.layout.of(name).offset - entry.first_of(self._rank)
+                entry.column.memory[begin + piece.place.start : begin + piece.place.stop][more] = 0
         put_bits(state.entries[MASK].column.memory, piece.place, piece.pruned | more)
 
 

@@ -316,13 +316,6 @@ class OptimizerState:
         first = entry.layout.of(overlap.extent.name).offset + overlap.in_extent.start - begin
         return slice(first, first + overlap.in_extent.stop - overlap.in_extent.start)
 
-    def place_of(self, kind: str, name: str, elements: slice) -> slice:
-        """Return where elements of a tensor, counted in the owned range, lie in one kind of its state."""
-        entry = self.entries[kind]
-        first = elements.start + self.owned.first - self.layout.of(name).offset
-        first += entry.layout.of(name).offset - entry.first_of(self._rank)
-        return slice(first, first + elements.stop - elements.start)
-
     def forget_masks(self, names: Collection[str]) -> None:
         """Take it that nothing of some tensors is pruned: they have new values. An update prunes them anew."""
         for overlap in self.layout.overlaps(*self.owned) if self.sparsities else ():
