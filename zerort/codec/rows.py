@@ -20,7 +20,7 @@ from zerort.errors import CallError
 
 __all__ = ["ROWS", "BlockRows"]
 
-_TOGETHER: Final = 1 << 16
+_TOGETHER: Final = 1 << 18
 """Elements that are coded at once: a multiple of every block, so small that they stay in a cache."""
 
 
@@ -84,8 +84,8 @@ class BlockRows:
             self.format.encode(payload, part)
             scales, codes = self._parts(payload, blocks)
             begin = first // self.numel
-            table[begin : begin + blocks, : scales.shape[1]] = scales
-            table[begin : begin + blocks, scales.shape[1] :] = codes
+            table[begin : begin + blocks, :1] = scales
+            table[begin : begin + blocks, 1:] = codes
 
     def decode(self, out: Any, rows: Any) -> None:
         """Write the values of rows to ``out``: float32, float16 or bfloat16. The last row may have more than it takes.
@@ -100,8 +100,8 @@ class BlockRows:
             blocks = -(-part.size // self.numel)
             scales, codes = self._parts(room[: blocks * self.nbytes], blocks)
             begin = first // self.numel
-            scales[:] = table[begin : begin + blocks, : scales.shape[1]]
-            codes[:] = table[begin : begin + blocks, scales.shape[1] :]
+            scales[:] = table[begin : begin + blocks, :1]
+            codes[:] = table[begin : begin + blocks, 1:]
             whole = part if part.size == blocks * self.numel else np.empty(blocks * self.numel, out.dtype)
             self.format.decode(whole, room[: blocks * self.nbytes])
             if whole is not part:
@@ -113,13 +113,17 @@ class BlockRows:
                 f"Expected {self.nbytes_of(numel)} bytes (uint8, 1-D) for {numel} elements in rows of {self.name}, got "
                 f"{rows.dtype.name} of shape {rows.shape}. `BlockRows.nbytes_of` gives their number."
             )
-        return rows.reshape(-1, self.nbytes)
+        return rows.view(self._word).reshape(-1, self.nbytes // self._word.itemsize)
 
     def _parts(self, payload: Any, blocks: int) -> tuple[Any, Any]:
         """Return the scales and the codes of a payload of whole blocks, a row for each block."""
-        codes_nbytes = self.numel * self.format.bits // 8
-        scales_nbytes = payload.size - blocks * codes_nbytes
-        return payload[:scales_nbytes].reshape(blocks, -1), payload[scales_nbytes:].reshape(blocks, -1)
+        words = payload.view(self._word)
+        return words[:blocks].reshape(blocks, 1), words[blocks:].reshape(blocks, -1)
+
+    @property
+    def _word(self) -> np.dtype[Any]:
+        """As wide as a scale: copies move so many bytes at once."""
+        return np.dtype(np.uint32 if self.format.bits == 8 else np.uint16)
 
 
 ROWS: Final = {format.name: BlockRows(format) for format in (INT8, INT4)}

@@ -72,7 +72,7 @@ class _Piece(NamedTuple):
     place: slice
     """Where they lie in the owned range."""
     keys: Array
-    """Their magnitudes as whole numbers of the same order."""
+    """Their magnitudes as whole numbers of the same order; of those that are pruned larger than any."""
     pruned: Array
     """Which of them are."""
 
@@ -93,17 +93,19 @@ class _Tensors:
                 for first in range(overlap.in_range.start, overlap.in_range.stop, _PIECE):
                     place = slice(first, min(first + _PIECE, overlap.in_range.stop))
                     keys = self.masters[place].view(unsigned) & unsigned.type(np.iinfo(unsigned).max >> 1)
-                    yield _Piece(place, keys, bits_in(mask, place))
+                    pruned = bits_in(mask, place)
+                    np.putmask(keys, pruned, np.iinfo(unsigned).max)
+                    yield _Piece(place, keys, pruned)
 
     def prune(self, name: str, chosen: _Chosen) -> None:
         """Prune elements below a threshold, and some that equal it."""
         left = chosen.equal
         for piece in self.pieces(name):
-            equal = np.flatnonzero((piece.keys == chosen.threshold) & ~piece.pruned)[:left]
+            equal = np.flatnonzero(piece.keys == chosen.threshold)[:left]
             left -= equal.size
             more = piece.keys < chosen.threshold
             more[equal] = True
-            self._zero(name, piece, more & ~piece.pruned)
+            self._zero(name, piece, more)
 
     def prune_two_of_four(self, name: str) -> None:
         """Prune the two smallest of every four neighbours; the first ones of equal ones."""
@@ -134,18 +136,17 @@ def _smallest(context: Context, tensors: _Tensors, wanted: Mapping[str, int]) ->
     shard = context.mesh.shard
     names, left = list(wanted), np.array(list(wanted.values()))
     prefix = [0] * len(names)
-    shift = 8 * tensors.masters.itemsize
+    shift = bits = 8 * tensors.masters.itemsize
     while shift:
         width = min(_DIGIT, shift)
         shift -= width
         counts = np.zeros((len(names), 1 << width), np.int64)
         for at, name in enumerate(names):
             for piece in tensors.pieces(name):
-                keys = piece.keys[~piece.pruned]
-                high = keys >> keys.dtype.type(shift)
-                of_prefix = high[(high >> high.dtype.type(width)) == prefix[at]]
-                digits = (of_prefix & of_prefix.dtype.type((1 << width) - 1)).astype(np.int64)
-                counts[at] += np.bincount(digits, minlength=1 << width)
+                found = piece.keys >> piece.keys.dtype.type(shift)
+                if shift + width < bits:  # below others that are known
+                    found = found[found >> found.dtype.type(width) == prefix[at]] & found.dtype.type((1 << width) - 1)
+                counts[at] += np.bincount(found.astype(np.intp), minlength=1 << width)
         if is_sharded:
             # not-gpu: sparsity is refused on GPUs
             counts = shard.all_reduce(counts.reshape(-1), name="prune").wait().reshape(counts.shape)
@@ -165,4 +166,4 @@ def _smallest(context: Context, tensors: _Tensors, wanted: Mapping[str, int]) ->
 
 
 def _count_equal(tensors: _Tensors, name: str, key: int) -> int:
-    return sum(int(((piece.keys == key) & ~piece.pruned).sum()) for piece in tensors.pieces(name))
+    return sum(int(np.count_nonzero(piece.keys == key)) for piece in tensors.pieces(name))
