@@ -10,6 +10,7 @@ Codes are those of whole tensors, whoever holds which part of them: every rank c
 number of ranks (decision 0150).
 """
 
+# not-gpu: codes are refused on GPUs
 from __future__ import annotations
 
 from collections import Counter
@@ -118,7 +119,7 @@ class CodedParameters(Parameters):
         """Wait for codes that are read from a disk, and return what went wrong."""
         if self.can_fail and self._begun is not None:
             try:
-                self._begun.wait()  # not-gpu: codes are refused on GPUs
+                self._begun.wait()
             except StorageError as error:
                 return error
         return None
@@ -161,7 +162,7 @@ class CodedParameters(Parameters):
 
         def decode() -> Array:
             if after is not None:
-                after.wait()  # not-gpu: codes are refused on GPUs
+                after.wait()
             self.rows.decode(whole[part.slice], codes[self.rows.bytes_of(part.slice)])
             return whole
 
@@ -170,7 +171,7 @@ class CodedParameters(Parameters):
         ticket: Ticket[Array] = stream.submit(decode, name=f"decode {self.name}", eager=is_ready)
         if group.size == 1 or not group.one_memory:
             return ticket
-        group.after(ticket)  # not-gpu: codes are refused on GPUs
+        group.after(ticket)
         return joined([ticket, group.barrier(name=f"decode {self.name}"[:60])], result=whole)
 
     def release(self) -> None:
