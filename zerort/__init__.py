@@ -39,6 +39,7 @@ from zerort.optim import (
     LossScale,
     Optimizer,
     ParameterGroup,
+    Sparsity,
     warmup_cosine,
     warmup_linear,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "Plan",
     "Reader",
     "Runtime",
+    "Sparsity",
     "StepReport",
     "TensorSpec",
     "Ticket",

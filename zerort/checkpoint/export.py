@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from zerort.checkpoint.failure import free_nbytes, room_error, storage_error
-from zerort.checkpoint.format.casts import FLOATS, can_convert
+from zerort.checkpoint.format.casts import FLOATS, can_convert, convert
+from zerort.checkpoint.format.coded import CodedTensor, coded_tensors, parameter_kind, stored_tensors
 from zerort.checkpoint.format.manifest import Manifest, StoredTensor
 from zerort.checkpoint.format.safetensors import plan_file
 from zerort.checkpoint.reader import Damage, Fetch, ShardFiles, damage_error, deliver, open_checkpoint, span_of
@@ -37,6 +38,8 @@ def export(
     progress: Callable[[int], None] | None = None,
 ) -> int:
     """Write every tensor of one kind into a new safetensors file and return the file's bytes.
+
+    Frozen parameters that were saved as codes are decoded.
 
     Args:
         path: The checkpoint's directory.
@@ -69,27 +72,36 @@ def export(
     except OSError as error:
         raise storage_error(error, path=where) from error
     with contextlib.closing(files):
-        tensors = manifest.tensors[kind]
+        tensors = stored_tensors(manifest, kind)
         dtypes = {name: _dtype_of(tensor, dtype) for name, tensor in tensors.items()}
         placed = [(name, dtypes[name], one.shape, one.numel * itemsize(dtypes[name])) for name, one in tensors.items()]
         head, order = plan_file(placed, _metadata(manifest))
         fetches = _fetches(manifest, kind, order=order)
+        coded = coded_tensors(manifest) if kind == "parameter" else {}
         nbytes = len(head) + sum(row[3] for row in placed)
         try:
             free = free_nbytes(os.path.dirname(target))
             if free is not None and free < nbytes:
                 raise room_error(target, needed=nbytes, why="the disk is too full")
-            _write(target, head, _blocks(files, fetches, dtypes, on_damage=refuse), progress=progress)
+            blocks = _blocks(files, fetches, dtypes, coded=coded, on_damage=refuse)
+            _write(target, head, blocks, progress=progress)
         except OSError as error:
             raise storage_error(error, path=target, needed=nbytes) from error
     return nbytes
 
 
 def _fetches(manifest: Manifest, kind: str, *, order: Sequence[str] | None = None) -> list[Fetch]:
-    tensors = manifest.tensors.get(kind)
-    if tensors is None:
+    known = stored_tensors(manifest, kind)
+    if not known and kind not in manifest.tensors:
         raise CallError(f"Expected a kind out of {', '.join(manifest.tensors) or '(none)'}, got {kind!r}.")
-    return [Fetch(kind, name, tensors[name].dtype, one) for name in order or tensors for one in tensors[name].extents]
+    stored = dict(manifest.tensors.get(kind, {}))
+    kinds = dict.fromkeys(stored, kind)
+    for name, one in coded_tensors(manifest).items() if kind == "parameter" else ():
+        kinds[name] = parameter_kind(one.rows)
+        stored[name] = manifest.tensors[kinds[name]][name]
+    return [
+        Fetch(kinds[name], name, stored[name].dtype, one) for name in order or known for one in stored[name].extents
+    ]
 
 
 def _write(
@@ -116,7 +128,7 @@ def _write(
     disk.sync_directory(os.path.dirname(target))
 
 
-def _dtype_of(tensor: StoredTensor, wanted: str | None) -> str:
+def _dtype_of(tensor: StoredTensor | CodedTensor, wanted: str | None) -> str:
     return wanted if wanted is not None and can_convert(tensor.dtype, to=wanted) else tensor.dtype
 
 
@@ -126,15 +138,54 @@ def _metadata(manifest: Manifest) -> dict[str, str]:
 
 
 def _blocks(
-    files: ShardFiles, fetches: list[Fetch], dtypes: dict[str, str], *, on_damage: Callable[[Damage], None]
+    files: ShardFiles,
+    fetches: list[Fetch],
+    dtypes: dict[str, str],
+    *,
+    coded: Mapping[str, CodedTensor],
+    on_damage: Callable[[Damage], None],
 ) -> Iterator[tuple[Fetch, Array]]:
     """Yield the converted bytes of each fetch, which are valid until the next."""
+    decoders = {name: _Decoder(one, dtypes[name]) for name, one in coded.items()}
     spans = [span_of([fetch]) for fetch in fetches]
     buffer = aligned_buffer(max((end - begin for begin, end in spans), default=0))
     widths = [fetch.extent.numel * itemsize(dtypes[fetch.tensor]) for fetch in fetches]
     converted: Array = np.empty(max(widths, default=0), np.uint8)
     for fetch, nbytes in zip(fetches, widths, strict=True):
+        if fetch.tensor in decoders:
+            octets: Array = np.empty(fetch.extent.numel, np.uint8)
+            deliver(files, [fetch._replace(out=octets)], buffer, on_damage=on_damage)
+            yield fetch, decoders[fetch.tensor].add(octets)
+            continue
         out = converted[:nbytes]
         wanted = out.view(numpy_dtype(dtypes[fetch.tensor]))
         deliver(files, [fetch._replace(out=wanted)], buffer, on_damage=on_damage)
         yield fetch, out
+
+
+class _Decoder:
+    """Decodes the rows of one tensor, whose extents end anywhere.
+
+    Args:
+        tensor: What it is.
+        dtype: What to convert it to.
+    """
+
+    def __init__(self, tensor: CodedTensor, dtype: str) -> None:
+        self._tensor = tensor
+        self._dtype = numpy_dtype(dtype)
+        self._rest: Array = np.empty(0, np.uint8)  # of a row whose end has not come
+        self._left = tensor.numel
+
+    def add(self, octets: Array) -> Array:
+        """Return the bytes of the elements of all rows that are complete by now."""
+        rows = self._tensor.rows
+        octets = np.concatenate([self._rest, octets])
+        end = octets.size // rows.nbytes * rows.nbytes
+        self._rest = octets[end:]
+        values = np.empty(min(end // rows.nbytes * rows.numel, self._left), numpy_dtype(self._tensor.dtype))
+        self._left -= values.size
+        rows.decode(values, octets[:end])
+        out = np.empty(values.size, self._dtype)
+        convert(values, out=out)
+        return out.view(np.uint8)

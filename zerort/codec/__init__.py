@@ -3,6 +3,7 @@
     INT8 INT4 BFLOAT16      formats.py      `Format`: float32 → a payload of bytes → float32, with a bound on the error
     LargestFormat           topk.py         the largest elements of each block, and where they are
     SummandFormat           summands.py     what both can do for gradients: feedback, and sums of several payloads
+    ROWS                    rows.py         the same at rest: rows of bytes, cut between any two blocks
     Stochastic              rounding.py     rounding that depends on (seed, update, sender, global index) alone
     encode_delta            delta.py        lossless: elements whose bits changed; `apply_delta` puts them into a copy
     split_planes            planes.py       lossless: byte b of all elements together, which compresses better
@@ -18,6 +19,7 @@ from zerort.codec.delta import apply_delta, encode_delta
 from zerort.codec.formats import BFLOAT16, FORMATS, INT4, INT8, Format, find_format
 from zerort.codec.planes import join_planes, split_planes
 from zerort.codec.rounding import Stochastic
+from zerort.codec.rows import ROWS, BlockRows
 from zerort.codec.summands import Coded, SummandFormat
 from zerort.codec.topk import LARGEST_BLOCK, LargestFormat
 
@@ -27,6 +29,8 @@ __all__ = [
     "INT4",
     "INT8",
     "LARGEST_BLOCK",
+    "ROWS",
+    "BlockRows",
     "Coded",
     "Format",
     "LargestFormat",

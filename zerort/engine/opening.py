@@ -14,6 +14,7 @@ from zerort.comm.agreed import expect_same, raise_together
 from zerort.config import Budget, Plan, Tier, Wire
 from zerort.config.offload import OffloadOptions, Scratch, scratch_directories
 from zerort.engine.mesh import Mesh, MeshShape
+from zerort.engine.model.frozen import check_frozen_format
 from zerort.engine.opening_checks import check_nouns, check_ranks
 from zerort.engine.option_names import unknown_options
 from zerort.engine.options import Accumulate, RuntimeOptions, keeps_whole_gradients
@@ -44,6 +45,7 @@ def open(
     virtual_shards: int | None = None,
     shard_weights: Sequence[float] | None = None,
     wire: Wire | None = None,
+    frozen_format: Literal["int8", "int4"] | None = None,
     prefetch: int = 1,
     buckets: int = 2,
     scratch: Scratch | None = None,
@@ -77,6 +79,8 @@ def open(
             this.
         shard_weights: How much of every shard each rank takes, by capacity; None: alike.
         wire: How values travel between ranks, such as ``zr.Wire(gather="int8")``; None: as they are.
+        frozen_format: What frozen parameters rest in, decoded when they are gathered: "int8" or "int4"; None: as they
+            are.
         prefetch: Units that are gathered ahead of the one in use.
         buckets: Gradient buckets that may be in flight at once.
         scratch: The directory for what rests on NVME, or several; None: as ``ZERORT_SCRATCH`` says, or the system's for
@@ -107,6 +111,7 @@ def open(
         virtual_shards=virtual_shards,
         shard_weights=shard_weights,
         wire=wire,
+        frozen_format=frozen_format,
         prefetch=prefetch,
         buckets=buckets,
         scratch=scratch,
@@ -195,6 +200,7 @@ def _prepare(
             f"Expected one weight for each of {ranks.shard.size} ranks that share the model, got "
             f"{len(settings.shard_weights)}: {settings.shard_weights!r}."
         )
+    check_frozen_format(settings.frozen_format, on_gpus=on_gpus)
     if settings.wire is not None:
         _check_wire(ranks, plan, settings, settings.wire)
     for one in (optimizer, *(settings_of(group, optimizer) for group in param_groups)):
@@ -223,6 +229,10 @@ def _check_optimizer_of_gpus(optimizer: Optimizer) -> None:
         raise PlanError(
             f"Expected an elementwise optimizer on GPUs, got {optimizer.kind}, which has no kernel there. Use AdamW, "
             "SGD or Lion, or train on the host."
+        )
+    if optimizer.sparsity is not None:
+        raise PlanError(
+            f"Expected ranks that compute on the host with sparsity={optimizer.sparsity!r}, got GPUs. Leave it out."
         )
 
 

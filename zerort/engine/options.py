@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from zerort.buffer import Leaves
+from zerort.codec import ROWS
 from zerort.config import Plan, Wire
 from zerort.config.offload import OffloadOptions, Scratch, scratch_directories
 from zerort.errors import CallError, PlanError
@@ -101,6 +102,10 @@ class RuntimeOptions:
     wire: Wire | None = None
     """How values travel between ranks; None: as they are."""
 
+    frozen_format: Literal["int8", "int4"] | None = None
+    """What frozen parameters rest in: blocks of codes, which are decoded whenever their unit is gathered. None: as they
+    are. Whole numbers stay as they are."""
+
     scratch: Scratch | None = None
     """The directory for what rests on NVME, or several, each on a disk of its own. They have to be there. None: as
     ``ZERORT_SCRATCH`` says, or the system's directory for temporary files."""
@@ -134,6 +139,7 @@ class RuntimeOptions:
         _expect_choice("accumulate", self.accumulate, (None, "sharded", "local"))
         _expect_choice("nonfinite", self.nonfinite, ("raise", "skip"))
         _expect_choice("gradient_dtype", self.gradient_dtype, (None, *TRAINABLE))
+        _expect_choice("frozen_format", self.frozen_format, (None, *ROWS))
         _expect_bool("create_scratch", self.create_scratch)
         _expect_number("clip_norm", self.clip_norm, cure="Write clip_norm=1.0, say; None for no clipping.")
         if not isinstance(self.loss_scale, LossScale):

@@ -111,7 +111,8 @@ class StepReport:
     codes'."""
 
     bytes_uncoded: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of the arrays that went through collectives as codes, before they were coded; empty without ``wire=``."""
+    """Bytes of the arrays that went through collectives as codes, before they were coded; empty without ``wire=`` and
+    ``frozen_format=``."""
 
     wire: str = ""
     """What travelled as codes, which changes the results, such as ``"gather int8, reduce int4"``, and whether they
@@ -119,6 +120,12 @@ class StepReport:
 
     state: str = ""
     """The form that optimizer state is kept in where that changes the results: ``"int8 moments"``; else empty."""
+
+    frozen: str = ""
+    """What frozen parameters rest in where that changes the results: ``"int8"``; else empty."""
+
+    sparsity: Mapping[str, float] = field(default_factory=dict)
+    """Which share of a tensor's elements is pruned after this step, by full name, of tensors with a `Sparsity`."""
 
     bytes_tiered: Mapping[str, int] = field(default_factory=dict)
     """Bytes of this rank that went between tiers since the step before, by ``"nvme read"`` and ``"nvme write"``; empty
@@ -146,10 +153,14 @@ class StepReport:
         moved = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in self.bytes_moved.items())
         tiered = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in self.bytes_tiered.items())
         coded = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in self.bytes_uncoded.items())
+        how = f"{self.wire}; " * bool(self.wire)
+        pruned = sum(self.sparsity.values()) / max(len(self.sparsity), 1)
+        sparse = f"{len(self.sparsity)} tensors pruned, {pruned:.1%} on average; " * bool(self.sparsity)
         return (
             f"update {self.update}: {what}; |g| {self.grad_norm:.4g}{' (clipped)' * self.clipped}; lr {self.lr:.3g}; "
-            f"{f'{self.state}; ' * bool(self.state)}"
-            f"moved {moved or 'nothing'}{f' ({self.wire}; uncoded: {coded})' * bool(coded)}; "
+            f"{f'{self.state}; ' * bool(self.state)}{f'frozen parameters in {self.frozen}; ' * bool(self.frozen)}"
+            f"{sparse}"
+            f"moved {moved or 'nothing'}{f' ({how}uncoded: {coded})' * bool(coded)}; "
             f"{f'{tiered}; ' * bool(tiered)}waited {stalls or 'for nothing'}"
         )
 

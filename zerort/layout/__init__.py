@@ -10,6 +10,7 @@ resharder and byte forecast.
     extent.py  flat.py          where a tensor lies in a flat buffer
     partition.py  cut.py        which rank holds which range, and the rule by which ranges are cut
     ranges.py  integers.py      half-open ranges; checks and rounding of integers
+    blocks.py                   the same of tensors that are blocks of bytes
     dtypes.py                   what a dtype is trained and summed in
 
     parameters ── FlatLayout ──> [0, numel) ── Partition ──> rank 0 | rank 1 | … | rank size-1

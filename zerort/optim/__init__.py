@@ -4,6 +4,7 @@
     elementwise.py    AdamW, SGD, Lion over the fused kernels of an array's device
     masters.py        MASTERS, MasterForm: in which form master weights of 16-bit parameters are kept
     moments.py        Blocks, INT8: moments in 8 bits
+    sparsity.py       Sparsity: how many elements are pruned, and when; masks in bits
     kernels.py        which kernels serve an array: the host's, or those of a GPU (kernels_cuda.py)
     adafactor.py      Adafactor: factored second moments; pieces.py cuts a shard of a matrix into rectangles
     exact.py          sums whose bits do not depend on how tensors are cut over ranks
@@ -63,6 +64,7 @@ from zerort.optim.optimizer import (
     TensorPart,
 )
 from zerort.optim.schedules import WarmupDecay, constant, warmup_cosine, warmup_linear
+from zerort.optim.sparsity import Sparsity
 
 __all__ = [
     "JSON",
@@ -80,6 +82,7 @@ __all__ = [
     "Optimizer",
     "ParameterGroup",
     "Schedule",
+    "Sparsity",
     "StateFormat",
     "StateSpec",
     "TensorOptimizer",

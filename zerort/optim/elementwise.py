@@ -17,6 +17,7 @@ from zerort.optim.checks import check_bool, check_choice, check_lr, check_number
 from zerort.optim.kernels import kernels_for
 from zerort.optim.moments import format_of, rounding_keys
 from zerort.optim.optimizer import ElementwiseOptimizer, Schedule, StateSpec
+from zerort.optim.sparsity import Sparsity, check_sparsity
 from zerort.typing import Array
 
 __all__ = ["SGD", "AdamW", "Lion"]
@@ -26,8 +27,8 @@ __all__ = ["SGD", "AdamW", "Lion"]
 class AdamW(ElementwiseOptimizer):
     """Adam with decoupled weight decay, as ``torch.optim.AdamW`` computes it.
 
-    >>> AdamW(lr=3e-4, weight_decay=0.1)
-    AdamW(lr=0.0003, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.1, master='float32', moments='float32')
+    >>> AdamW(lr=3e-4, weight_decay=0.1).describe()["betas"]
+    [0.9, 0.999]
     """
 
     lr: float | Schedule
@@ -50,6 +51,9 @@ class AdamW(ElementwiseOptimizer):
     """How the running means are kept. ``"int8"``: 1 byte instead of 4 each, rounded by chance, which changes the
     results a little; those of tensors below 4,096 elements stay float32."""
 
+    sparsity: Sparsity | None = None
+    """How many elements are pruned, and when; None: none."""
+
     def __post_init__(self) -> None:
         check_lr(self.lr)
         object.__setattr__(self, "betas", check_pair("betas", self.betas, below=1.0))
@@ -57,6 +61,12 @@ class AdamW(ElementwiseOptimizer):
         check_number("weight_decay", self.weight_decay)
         check_choice("master", self.master, ("float32", "remainder"))
         check_choice("moments", self.moments, ("float32", "int8"))
+        check_sparsity(self.sparsity)
+        if self.sparsity is not None and (self.master, self.moments) != ("float32", "float32"):
+            raise CallError(
+                f"Expected master='float32' and moments='float32' with sparsity, got {self.master!r} and "
+                f"{self.moments!r}: elements are pruned in whole masters and moments. Leave one of them out."
+            )
 
     @property
     def master_name(self) -> str:
@@ -133,12 +143,16 @@ class SGD(ElementwiseOptimizer):
     nesterov: bool = False
     """Whether to look ahead along the momentum."""
 
+    sparsity: Sparsity | None = None
+    """How many elements are pruned, and when; None: none."""
+
     def __post_init__(self) -> None:
         check_lr(self.lr)
         check_number("momentum", self.momentum)
         check_number("dampening", self.dampening)
         check_number("weight_decay", self.weight_decay)
         check_bool("nesterov", self.nesterov)
+        check_sparsity(self.sparsity)
         if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
             raise CallError(
                 f"Expected a momentum above 0 and no dampening with nesterov, got momentum={self.momentum!r} and "
@@ -195,10 +209,14 @@ class Lion(ElementwiseOptimizer):
     weight_decay: float = 0.0
     """Parameters shrink by ``lr * weight_decay`` per update."""
 
+    sparsity: Sparsity | None = None
+    """How many elements are pruned, and when; None: none."""
+
     def __post_init__(self) -> None:
         check_lr(self.lr)
         object.__setattr__(self, "betas", check_pair("betas", self.betas, below=1.0))
         check_number("weight_decay", self.weight_decay)
+        check_sparsity(self.sparsity)
 
     def states(self, shape: tuple[int, ...]) -> tuple[StateSpec, ...]:
         """Return the running mean of the gradient."""

@@ -17,11 +17,12 @@ import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from zerort.errors import CallError
 from zerort.layout import itemsize
 from zerort.optim.checks import check_number
+from zerort.optim.sparsity import MASK, Sparsity
 from zerort.typing import Array
 
 __all__ = [
@@ -94,6 +95,9 @@ class StateSpec:
         return Fraction(itemsize(self.dtype)) if self.format is None else self.format.width
 
 
+_MASK_SPEC: Final = StateSpec(name=MASK, dtype="uint8", format=StateFormat(name="bits", numel=64, nbytes=8))
+
+
 class Optimizer(abc.ABC):
     """The part that all optimizers share."""
 
@@ -101,6 +105,9 @@ class Optimizer(abc.ABC):
 
     lr: float | Schedule
     """Learning rate: a number, or a schedule of it."""
+
+    sparsity: Sparsity | None = None
+    """How many elements are pruned, and when; None: none, or the optimizer does not know of it."""
 
     @property
     def kind(self) -> str:
@@ -135,9 +142,11 @@ class Optimizer(abc.ABC):
         """Return what must be kept for a tensor of this shape."""
 
     def states_in(self, dtype: str, shape: tuple[int, ...]) -> tuple[StateSpec, ...]:
-        """Return the `states` of a tensor that is updated in ``dtype``, with the names of their own dtypes."""
+        """Return the `states` of a tensor that is updated in ``dtype``, with their own dtypes; and its mask."""
+        masks = () if self.sparsity is None else (_MASK_SPEC,)
         return tuple(
-            dataclasses.replace(spec, dtype=dtype) if spec.dtype == "parameter" else spec for spec in self.states(shape)
+            dataclasses.replace(spec, dtype=dtype) if spec.dtype == "parameter" else spec
+            for spec in (*self.states(shape), *masks)
         )
 
     def describe(self) -> dict[str, JSON]:

@@ -12,8 +12,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from zerort.checkpoint import Value, export, save
+import zerort as zr
+from zerort.checkpoint import Value, export, read_manifest, save
 from zerort.checkpoint.format.safetensors import DTYPES
+from zerort.codec import ROWS
 from zerort.errors import CallError, CheckpointError, CorruptCheckpointError, StorageError
 from zerort.layout import FlatLayout, Partition
 from zerort.native.dtypes import numpy_dtype
@@ -91,6 +93,33 @@ def test_extents_of_large_tensors_are_put_together(tmp_path: Path) -> None:
     export(tmp_path / "c", tmp_path / "m.safetensors")
     found = load_file(tmp_path / "m.safetensors")
     assert all(np.array_equal(found[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("format", ROWS)
+def test_codes_are_exported_as_what_they_are_decoded_to(format: str, tmp_path: Path) -> None:
+    """Also where an extent of the checkpoint ends within a block."""
+    base = {"w": np.random.default_rng(1).standard_normal((2300, 4001), np.float32), "b": np.arange(7, dtype="f4")}
+
+    def body(group):
+        with zr.open(zr.Plan.zero(3), group=group, frozen_format=format) as rt:
+            unit = rt.register("unit", {**base, "a": np.ones(3, np.float32)}, frozen=["w", "b"])
+            rt.save(tmp_path / "c")
+            with unit.gathered() as p:
+                return {f"unit.{name}": np.array(p[name]) for name in unit.names}
+
+    expected = run_threads(1, body)[0]
+    extents = read_manifest(tmp_path / "c").tensors[f"parameter.{format}"]["unit.w"].extents
+    assert any(one.first % ROWS[format].nbytes for one in extents)
+    for dtype in (None, "bfloat16"):
+        export(tmp_path / "c", tmp_path / "m.safetensors", dtype=dtype, overwrite=True)
+        with safe_open(tmp_path / "m.safetensors", framework="np") as file:
+            assert set(file.keys()) == set(expected)
+            for name, value in expected.items():
+                wanted = value if dtype is None else value.astype(numpy_dtype(dtype))
+                assert file.get_slice(name).get_shape() == list(value.shape)
+                if dtype is None:
+                    np.testing.assert_array_equal(file.get_tensor(name), wanted)
+    assert os.path.getsize(tmp_path / "m.safetensors") > 2 * base["w"].size
 
 
 def test_what_cannot_be_exported_says_so_and_leaves_nothing(tmp_path: Path) -> None:

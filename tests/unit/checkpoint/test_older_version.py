@@ -8,6 +8,7 @@ from runs import weights
 
 import zerort as zr
 from zerort.checkpoint import verify
+from zerort.codec import find_format
 from zerort.testing.threads import run_threads
 
 OLD = Path(__file__).parent / "fixtures" / "saved_by_914b077"  # fixtures/make.py wrote it
@@ -48,3 +49,25 @@ def test_an_older_checkpoint_is_loaded_to_the_bit(ranks, stage):
 
 def test_an_older_checkpoint_is_whole():
     assert verify(OLD) == []
+
+
+@pytest.mark.parametrize("format", ["int8", "int4"])
+def test_an_older_checkpoint_becomes_codes(format):
+    def body(group):
+        found = []
+        for frozen_format in (None, format):
+            with zr.open(group=group, plan=zr.Plan.zero(3), frozen_format=frozen_format) as rt:
+                for unit, dtype in DTYPES.items():
+                    specs = {name: zr.TensorSpec(shape, dtype) for name, shape in SHAPES.items()}
+                    rt.register(unit, specs, frozen=True)
+                rt.load(OLD, optimizer=False)
+                found.append(weights(rt))
+        return found
+
+    for exact, coded in run_threads(3, body):
+        assert exact.keys() == coded.keys()
+        for name, value in exact.items():
+            source = value.astype(np.float32).reshape(-1)
+            error = np.abs(coded[name].astype(np.float32).reshape(-1) - source)
+            assert (error <= find_format(format).bound(source) + 2.0**-8 * np.abs(source)).all(), name
+            assert not source.size or error.any()

@@ -89,6 +89,22 @@ def test_masters_as_remainders_take_half_their_bytes(
     assert "Expected parameters in bfloat16 with master='remainder'" in capsys.readouterr().err
 
 
+def test_frozen_tensors_rest_as_codes(params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out, words = tmp_path / "plan.json", ["plan", params, "--stage", "3", "--frozen", "w", "--frozen-format", "int4"]
+    assert main([*words, "--json", str(out)]) == 0
+    assert "tensors rest in int4 (approximate)" in capsys.readouterr().out
+    plain = tmp_path / "plain.json"
+    assert main([*words[:-2], "--json", str(plain)]) == 0
+    sizes = [json.loads(one.read_text())["plans"]["zero3"]["parameter"] for one in (out, plain)]
+    assert 0.128 < sizes[0] / sizes[1] < 0.13
+    assert main([*words, "--device", "cuda"]) == 2
+    assert "Expected ranks that compute on the host with frozen_format='int4', got GPUs" in capsys.readouterr().err
+    assert main([*words, "--dtype", "float64"]) == 2
+    assert "can hold, got 'w' in float64" in capsys.readouterr().err
+    assert main(["plan", params, "--frozen-format", "int8"]) == 0
+    assert "warning: --frozen-format int8 codes nothing" in capsys.readouterr().out
+
+
 def test_a_model_that_streams(params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     words = ["--ranks", "2", "--device", "1MiB", "--host", "79MiB", "--nvme", "1GiB", "--json", str(out)]
@@ -281,6 +297,13 @@ def test_a_checkpoint(tmp_path: Path) -> None:
         rt.register("block0", {"w": W})
         rt.save(tmp_path / "c")
     assert read_model(str(tmp_path / "c"), dtype="bfloat16") == {"block0": {"w": W}}
+
+
+def test_a_checkpoint_of_codes_is_the_model_that_they_are_decoded_to(tmp_path: Path) -> None:
+    with open_group(kind="solo") as group, zr.open(group=group, frozen_format="int8") as rt:
+        rt.register("block0", {"w": W, "base": W}, frozen="base")
+        rt.save(tmp_path / "c")
+    assert read_model(str(tmp_path / "c"), dtype="bfloat16") == {"block0": {"w": W, "base": W}}
 
 
 def test_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

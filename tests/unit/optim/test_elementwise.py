@@ -124,7 +124,7 @@ def test_learning_rates_are_numbers_or_any_callable() -> None:
 
 def test_descriptions_go_through_json() -> None:
     said = AdamW(lr=3e-4, betas=[0.8, 0.9]).describe()
-    forms = {"master": "float32", "moments": "float32"}
+    forms = {"master": "float32", "moments": "float32", "sparsity": None}
     assert said == {"kind": "AdamW", "lr": 3e-4, "betas": [0.8, 0.9], "eps": 1e-8, "weight_decay": 0.01, **forms}
     assert json.loads(json.dumps(said)) == said
     assert SGD(lr=halved).describe()["lr"] == f"{__name__}.halved"

@@ -99,7 +99,7 @@ def test_overrides_may_change_the_state() -> None:
 
 
 def test_an_unknown_field_is_named_even_if_nobody_matches() -> None:
-    fields = r"fields of AdamW \(lr, betas, eps, weight_decay, master, moments\), got 'weigth_decay'. Did"
+    fields = r"fields of AdamW \(lr, betas, eps, weight_decay, master, moments, sparsity\), got 'weigth_decay'. Did"
     with pytest.raises(CallError, match=fields):
         resolve(AdamW(lr=0.1), [ParameterGroup("nobody", weigth_decay=0.0)], "a", (2,))
     with pytest.raises(CallError, match=r"got 'nesterov'\. Use one of these\."):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerort.checkpoint import Damage, Manifest, StoredTensor, export, read_manifest, verify
+from zerort.checkpoint.format.coded import stored_tensors
 from zerort.cli.arguments import UsageError
 from zerort.cli.screen import Screen, new_table
 from zerort.config import format_bytes
@@ -76,7 +77,7 @@ def run_export(path: str, out: Path, *, kind: str, dtype: str | None, force: boo
     """Write the full tensors of one kind as safetensors. Return the exit code."""
     screen = Screen()
     with _wrong_words():
-        stored = read_manifest(path).tensors.get(kind, {})
+        stored = stored_tensors(read_manifest(path), kind)
         total = sum(tensor.nbytes for tensor in stored.values())
         with _bar(screen, total, "exporting") as progress:
             nbytes = export(path, out, kind=kind, dtype=dtype, overwrite=force, progress=progress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from zerort.cli.arguments import Commands, add_command, output_file, parse_count, parse_directory, parse_ranks
+from zerort.codec import ROWS
 from zerort.config import ZERO, parse_bytes
 from zerort.errors import CallError
 from zerort.layout.dtypes import TRAINABLE
@@ -74,6 +75,9 @@ def add_plan(commands: Commands) -> None:
         default=[],
         metavar="G",
         help="pattern of names of tensors that are not trained; may be repeated",
+    )
+    one.add_argument(
+        "--frozen-format", choices=tuple(ROWS), help="codes that those rest in (default: none, as they are)"
     )
     one.add_argument(
         "--tie",

@@ -20,6 +20,7 @@ from zerort.cli.plan.models import Model, read_model
 from zerort.cli.screen import Screen, new_table
 from zerort.config import ZERO, Budget, Plan, format_bytes
 from zerort.config.offload import OffloadOptions
+from zerort.engine.model.frozen import check_frozen_format, rows_of
 from zerort.engine.model.tensors import full_name
 from zerort.engine.options import accumulation
 from zerort.engine.report import MemoryReport
@@ -170,6 +171,7 @@ def _forecasts(options: argparse.Namespace, model: Model, plan: Plan | Budget) -
         accumulate=options.accumulate if is_sharded else None,
         virtual_shards=options.virtual_shards,
         ties=_ties(options, model),
+        frozen_format=options.frozen_format,
     )
     memory_forecast = MemoryForecast.of(
         model_spec,
@@ -297,11 +299,32 @@ def _head(options: argparse.Namespace, model: Model) -> list[str]:
         summed = f", {_summed(options, options.stage)}" if summed else ""
     if options.virtual_shards:
         summed = f", {_micro_steps(options)} micro-steps of {options.virtual_shards} virtual shards"
-    return [
+    lines = [
         f"model: {options.model}: {numel:,} parameters in {len(specs)} tensors of {len(model)} units, {dtypes}{cold}",
         f"training: {options.optimizer}{form}{stage}{summed} on {ranks}, {options.machines} "
         f"machine{'s' * (options.machines > 1)}{', a GPU each' if options.on_gpus else ''}",
     ]
+    return lines if options.frozen_format is None else [*lines, _at_rest(options, model)]
+
+
+def _at_rest(options: argparse.Namespace, model: Model) -> str:
+    """Say what frozen parameters rest in.
+
+    Raises:
+        UsageError: They cannot.
+    """
+    is_frozen, coded = _frozen(options, model), []
+    try:
+        check_frozen_format(options.frozen_format, on_gpus=options.on_gpus)
+        for tensors in model.values():
+            for name, spec in tensors.items():
+                if is_frozen(name) and rows_of(options.frozen_format, spec.dtype, what=repr(name)) is not None:
+                    coded.append(math.prod(spec.shape))
+    except (CallError, PlanError) as error:
+        raise UsageError(str(error)) from error
+    if not coded:
+        return f"warning: --frozen-format {options.frozen_format} codes nothing: no tensor of floats is --frozen"
+    return f"frozen: {sum(coded):,} parameters in {len(coded)} tensors rest in {options.frozen_format} (approximate)"
 
 
 def _budget(budget: Budget, *, on_gpus: bool) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from zerort.checkpoint import read_manifest
+from zerort.checkpoint.format.coded import stored_tensors
 from zerort.checkpoint.format.safetensors import DTYPES, MOST_HEAD
 from zerort.cli.arguments import UsageError
 from zerort.engine.model.tensors import TensorSpec
@@ -93,7 +94,7 @@ def _read(text: str) -> Model:
 
 def _of_checkpoint(path: Path) -> Model:
     try:
-        stored = read_manifest(path).tensors.get("parameter", {})
+        stored = stored_tensors(read_manifest(path), "parameter")
     except (CallError, CheckpointError) as error:
         raise UsageError(str(error)) from error
     return group_names({name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in stored.items()})

@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from zerort.codec import BlockRows
+from zerort.engine.model.frozen import rows_of
 from zerort.engine.model.tensors import TensorSpec
 from zerort.errors import CallError
 from zerort.layout import Cut
 from zerort.layout.flat import ALIGNMENT
-from zerort.optim import MASTERS, MasterForm, Optimizer, StateFormat, master_form
+from zerort.optim import MASTERS, ElementwiseOptimizer, MasterForm, Optimizer, StateFormat, master_form
 
-__all__ = ["BLOCK", "Division", "cut_over", "divide"]
+__all__ = ["BLOCK", "Division", "cut_over", "divide", "needs_whole_tensors"]
 
 BLOCK: Final = 1024
 """Elements. In deterministic mode norms are summed over blocks of this size, and no block is cut between ranks."""
@@ -56,6 +58,8 @@ class Division:
     """How their master weights are kept; None: they have none."""
     format: StateFormat | None = None
     """In which blocks their state is kept; None: element by element."""
+    rows: BlockRows | None = None
+    """In which blocks they rest, being frozen; None: as they are."""
 
     @property
     def dtype(self) -> str:
@@ -65,12 +69,14 @@ class Division:
     def section_name(self, unit: str) -> str:
         """Return what its section is called: unit and dtype, whether it is frozen, and an unusual form of masters."""
         form = next((f" {name}" for name, form in MASTERS.items() if form is self.master and name != "float32"), "")
-        blocks = "" if self.format is None else f" {self.format.name}"
+        blocks = "".join(f" {one.name}" for one in (self.format, self.rows) if one is not None)
+        if self.optimizers is not None and next(iter(self.optimizers.values())).sparsity is not None:
+            blocks += " sparse"
         return f"{unit or 'root unit'} {self.dtype}{' frozen' * (self.optimizers is None)}{form}{blocks}"
 
     def cut(self, cut: Cut) -> Cut:
         """Return how its section is cut over ranks, given how others are: no block is divided."""
-        block = 1 if self.format is None else self.format.numel
+        block = math.lcm(*(one.numel for one in (self.format, self.rows) if one is not None))
         return replace(cut, alignment=math.lcm(cut.alignment, block), granule=math.lcm(cut.granule, block))
 
 
@@ -79,8 +85,9 @@ def divide(
     *,
     frozen: Callable[[str], bool],
     resolve: Callable[[str, tuple[int, ...]], Optimizer],
+    frozen_format: str | None = None,
 ) -> list[Division]:
-    """Divide tensors by dtype, trainability, and form of master weights and state.
+    """Divide tensors by dtype, trainability, form of master weights and state, and whether elements are pruned.
 
     Those with the same optimizer settings come to lie side by side.
 
@@ -88,21 +95,27 @@ def divide(
         tensors: By full name.
         frozen: Whether a full name is frozen.
         resolve: Returns the optimizer of a full name and shape; the same object for the same settings.
+        frozen_format: What frozen numbers rest in; None: as they are.
 
     Raises:
-        CallError: An optimizer cannot update parameters of this dtype in the form that it asks for.
+        CallError: An optimizer cannot update parameters of this dtype in the form that it asks for, or frozen ones
+            cannot rest in that format.
     """
     optimizers = {full: resolve(full, spec.shape) for full, spec in tensors.items() if not frozen(full)}
-    parts: dict[tuple[str, bool, MasterForm | None, StateFormat | None], dict[str, TensorSpec]] = {}
+    parts: dict[tuple[str, bool, MasterForm | None, StateFormat | None, bool], dict[str, TensorSpec]] = {}
     for full, spec in tensors.items():
         is_cold = full not in optimizers
         form = None if is_cold else master_form(optimizers[full], spec.dtype, name=full)
         blocks = None if is_cold else _format_of(optimizers[full], full, spec)
-        parts.setdefault((spec.dtype, is_cold, form, blocks), {})[full] = spec
+        sparsity = None if is_cold else optimizers[full].sparsity
+        if sparsity is not None:
+            sparsity.check_shape(full, spec.shape)
+        parts.setdefault((spec.dtype, is_cold, form, blocks, sparsity is not None), {})[full] = spec
     divisions = []
-    for (_, is_cold, form, blocks), part in parts.items():
+    for (_, is_cold, form, blocks, _), part in parts.items():
         if is_cold:
-            divisions.append(Division(part, None))
+            rows = [rows_of(frozen_format, spec.dtype, what=repr(full)) for full, spec in part.items()]
+            divisions.append(Division(part, None, rows=rows[0]))  # of one dtype: all alike
             continue
         own = {full: optimizers[full] for full in part}
         _check_states(part, own)
@@ -111,6 +124,11 @@ def divide(
         ordered = {full: part[full] for full in order}
         divisions.append(Division(ordered, {full: own[full] for full in order}, form, blocks))
     return divisions
+
+
+def needs_whole_tensors(optimizer: Optimizer) -> bool:
+    """Say whether an update looks at whole tensors: for sums over them, or for their smallest elements."""
+    return optimizer.sparsity is not None or not isinstance(optimizer, ElementwiseOptimizer)
 
 
 def _format_of(optimizer: Optimizer, name: str, spec: TensorSpec) -> StateFormat | None:

@@ -5,10 +5,10 @@
     release   the last holder's gives the slot back
 
 [Note: Shared slots] Ranks that share memory share their slots, and each reads its own part of a unit from its disk
-straight into them. So nobody may read into a slot that another rank still computes with: before a shared slot
-is overwritten, all ranks must have passed a collective since it was released, and if none happened, `fetch` runs a
-barrier. All ranks lease, release and meet in the same order, so they agree on when. Slots may be shared although the
-group as a whole is not one memory: each of several hosts shares its own. Those of GPUs are private.
+straight into them, or decodes it there. So nobody may write into a slot that another rank still computes with: before a
+shared slot is overwritten, all ranks must have passed a collective since it was released, and if none happened, `fetch`
+runs a barrier. All ranks lease, release and meet in the same order, so they agree on when. Slots may be shared although
+the group as a whole is not one memory: each of several hosts shares its own. Those of GPUs are private.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class GatheredForm:
         self._name = name
         self._sections = sections
         self._can_fail = any(one.parameters.can_fail for one in sections)
-        self._shares_slots = self._can_fail and context.device.in_host_memory
+        writes_alone = any(one.parameters.writes_alone for one in sections)
+        self._shares_slots = (self._can_fail or writes_alone) and context.device.in_host_memory
         self._holders = 0  # who needs it: its unit, and units that are tied to that one
         self._slot: Slot | None = None
         self.fetched: Ticket[Any] | None = None
@@ -77,8 +78,7 @@ class GatheredForm:
             out = None
             if section.parameters.needs_room:
                 assert self._slot is not None
-                nbytes = section.layout.nbytes
-                out = self._slot.memory[cursor : cursor + nbytes].view(section.parameters.dtype)
+                out = self._slot.memory[cursor : cursor + section.parameters.room_nbytes]
                 cursor += _room_of(section)
             begun.append(section.parameters.start(out))
         self.fetched = joined(begun, result=None)
@@ -144,7 +144,7 @@ class GatheredForm:
 
 def _room_of(section: Section) -> int:
     """Return the bytes that a gathered section takes in a slot: one that is empty takes a line, to have a slot, too."""
-    return max(-(-section.layout.nbytes // _LINE), 1) * _LINE
+    return max(-(-section.parameters.room_nbytes // _LINE), 1) * _LINE
 
 
 def wait_for_gathers(context: Context, sections: Iterable[Section]) -> None:

@@ -107,6 +107,7 @@ def _make_unit(
             own,
             frozen={full_name(name, local) for local in cold}.__contains__,
             resolve=lambda full, shape: resolve(context.optimizer, context.param_groups, full, shape),
+            frozen_format=context.options.frozen_format,
         )
     )
     places: dict[str, tuple[Unit | None, str]] = {}

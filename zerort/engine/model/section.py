@@ -22,7 +22,7 @@ from zerort.buffer import (
 from zerort.comm.agreed import raise_together
 from zerort.config import Tier
 from zerort.engine.context import Context
-from zerort.engine.model.division import Division
+from zerort.engine.model.division import Division, needs_whole_tensors
 from zerort.engine.model.gradients.section import SectionGradients
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import ChunkedArray
@@ -32,7 +32,7 @@ from zerort.engine.step.state import OptimizerState
 from zerort.engine.step.state_entry import Streaming
 from zerort.errors import DeviceMemoryError, ZerortError
 from zerort.layout import Partition, Placement
-from zerort.optim import MasterForm, Optimizer, TensorOptimizer
+from zerort.optim import MasterForm, Optimizer
 from zerort.typing import Array
 
 __all__ = ["Section"]
@@ -55,7 +55,7 @@ class Section(SectionGradients):
         context: Context,
     ) -> None:
         optimizers = part.optimizers
-        self.needs_whole_tensors = any(isinstance(one, TensorOptimizer) for one in (optimizers or {}).values())
+        self.needs_whole_tensors = any(map(needs_whole_tensors, (optimizers or {}).values()))
         """Whether an optimizer of its tensors looks at whole ones: then all of it is in memory."""
         tiers = context.tiers_of(name)
         if self.needs_whole_tensors and tiers.streams:
@@ -66,7 +66,7 @@ class Section(SectionGradients):
         shapes = {full: spec.shape for full, spec in part.tensors.items()}
         layout, partition = cut.of(shapes, dtype=part.dtype)
         super().__init__(name, layout, partition, tiers=tiers, context=context)
-        self._optimizers, self._master = optimizers, part.master
+        self._optimizers, self._master, self._rows = optimizers, part.master, part.rows
         self.parameters: Parameters
         self.state: OptimizerState | None = None
         self._make_parts()
@@ -83,8 +83,10 @@ class Section(SectionGradients):
             residence=self.tiers,
             name=self._stored_as,
             traffic=context.ledger.moved,
-            whole=None if before is None or before.parameters.needs_room else before.parameters.whole,
+            whole=None if before is None else before.parameters.at_rest,
             gather=self._gather_of(self.layout.dtype),
+            rows=self._rows,
+            uncoded=context.ledger.uncoded,
         )
         if self._optimizers is None:
             return
@@ -114,7 +116,7 @@ class Section(SectionGradients):
         """Return how its ranges become the whole."""
         context = self._context
         format = None if context.coding is None else context.coding.gather_format(dtype)
-        if format is None:
+        if format is None or self._rows is not None:  # what rests as codes travels as these
             return PLAIN
         return CodedGather(format, context.slots.codes, context.ledger.uncoded)
 
@@ -187,8 +189,8 @@ class Section(SectionGradients):
 
     def checksum(self) -> tuple[int, int]:
         """Return the crc32c of this rank's range of the parameters, and its bytes: without what evens ranges out."""
-        own = self.partition.of(self._group.rank)
-        return self.shard.checksum(max(min(own.last, self.layout.end) - own.first, 0))
+        own = self.parameters.stored_partition.of(self._group.rank)
+        return self.shard.checksum(max(min(own.last, self.parameters.stored_layout.end) - own.first, 0))
 
     def finish_reduce(self) -> SummedGradient:
         """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""
@@ -205,6 +207,7 @@ class Section(SectionGradients):
         self.parameters.assign(values)
         if self.state is not None:
             self.state.take_master_from(self.owned, names=values.keys())
+            self.state.forget_masks(values.keys())
 
     def close(self) -> None:
         """Give the memory back."""
@@ -224,8 +227,8 @@ def _without_streaming(name: str, *, rank: int) -> SectionResidence:
     """Return where a section rests that cannot be updated chunk by chunk, and say so."""
     if rank == 0:
         warnings.warn(
-            f"{name!r} stays in memory: an optimizer that looks at whole tensors cannot update it chunk by "
-            "chunk. Use AdamW, SGD or Lion for what should rest on NVME.",
+            f"{name!r} stays in memory: an optimizer that looks at whole tensors, or prunes them, cannot update it "
+            "chunk by chunk. Use AdamW, SGD or Lion, without sparsity, for what should rest on NVME.",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -1,6 +1,7 @@
 """What a checkpoint holds of a runtime: the values of every unit, and the numbers beside them.
 
     parameter          master weights where there are any, else the parameters themselves
+    parameter.int8 …   frozen parameters that rest as codes: these
     exp_avg, row …     every kind of optimizer state, in the form in which it is kept
     residual 0 …       what coding has lost of each sender's gradients, if that is kept
     buffer …           what bindings add
@@ -19,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from zerort.checkpoint import Manifest, Value
+from zerort.checkpoint.format.coded import coded_tensors, parameter_kind
 from zerort.checkpoint.format.schema import COUNT, Each, Where, expect
 from zerort.checkpoint.value import OffloadedArray
 from zerort.comm import Group
@@ -27,13 +29,15 @@ from zerort.data import Cursor
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.model.units import Units
-from zerort.engine.persist.recoded import recoded_values
+from zerort.engine.persist.recoded import recoded_parameters, recoded_values
 from zerort.engine.persist.residuals import Divided
 from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.residence.decoded_array import DecodedArray
 from zerort.engine.residence.halves import JoinedHalves
 from zerort.engine.step.facts.rates import check_rates, rates_by_name, restore_rates
 from zerort.errors import CheckpointError, StorageError, UnitStateError
 from zerort.layout import Partition, Placement, Range
+from zerort.optim.sparsity import MASK
 from zerort.typing import Array
 
 __all__ = ["meta_of", "published_values", "recreate", "restore_meta", "spread_loaded", "values_in", "values_of"]
@@ -44,6 +48,7 @@ _META: Final = {
     "divisor": COUNT,
     "copies": Where(lambda value: COUNT.test(value) and value > 0, "a whole number above 0"),
     "steps": Each(COUNT),
+    "pruned": Each(COUNT),
     "loss_scale": Where(lambda value: value is None or _is_loss_scale(value), "a loss scale"),
     "optimizer": {"kind": str},
     "orders": Each({"length": COUNT, "seed": COUNT, "taken": COUNT}),
@@ -60,6 +65,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "other_optimizers": {},
     "lr": {},
     "orders": {},
+    "pruned": {},
 }
 """The same of a checkpoint that does not say."""
 
@@ -93,12 +99,15 @@ def values_in(
         optimizer: Whether state is among them.
         loading: The checkpoint that they are loaded from: state that it holds in another form is converted.
     """
-    yield _parameters_of(section, rank)
+    value = _parameters_of(section, rank)
+    yield from [value] if loading is None else recoded_parameters(section, value, rank, loading)
     if optimizer and section.state is not None:
         for kind, kept in section.state.entries.items():
             others = [] if loading is None else list(recoded_values(section, kept, rank, loading))
             yield from others
             converted = {extent.name for value in others for extent in value.layout.extents}
+            if kind == MASK and loading is not None:  # a dense run had none: nothing is pruned
+                converted |= section.names - loading.tensors.get(MASK, {}).keys()
             extents = tuple(extent for extent in kept.layout.extents if extent.name not in converted)
             if extents or not converted:
                 mine = _range_of(kept.column, kept.partition.of(rank), first=kept.first_of(rank))
@@ -112,7 +121,7 @@ def published_values(context: Context, units: Units) -> Iterator[Value]:
     for unit in units.values():
         for section in unit.sections:
             own = section.partition.of(rank)
-            mine = _range_of(section.shard, own, first=own.first)
+            mine = _range_of(section.parameters.elements, own, first=own.first)
             yield Value(kind="parameter", layout=section.layout, partition=section.partition, mine=mine)
     for one in context.run.attachments:
         yield from (value for value in one.values(loading=False) if value.kind == "buffer")
@@ -129,10 +138,14 @@ def _parameters_of(section: Section, rank: int) -> Value:
     state = section.state
     own = section.partition.of(rank)
     if state is None or state.master is None:
-        mine = _range_of(section.shard, own, first=own.first)
-        is_frozen = state is None
+        stored = section.parameters
+        there = stored.stored_partition.of(rank)
         return Value(
-            kind="parameter", layout=section.layout, partition=section.partition, mine=mine, is_frozen=is_frozen
+            kind=parameter_kind(stored.rows),
+            layout=stored.stored_layout,
+            partition=stored.stored_partition,
+            mine=_range_of(section.shard, there, first=there.first),
+            is_frozen=state is None,
         )
     layout = replace(section.layout, dtype="float32")
     master: Array | OffloadedArray
@@ -144,9 +157,9 @@ def _parameters_of(section: Section, rank: int) -> Value:
     return Value(kind="parameter", layout=layout, partition=section.partition, mine=master)
 
 
-def _range_of(column: ChunkedArray, own: Range, *, first: int) -> Array | ChunkedArray:
+def _range_of(column: ChunkedArray | DecodedArray, own: Range, *, first: int) -> Array | OffloadedArray:
     """Return a rank's range of a column that begins at element ``first``: an array, or what rests elsewhere."""
-    if column.streams:
+    if isinstance(column, DecodedArray) or column.streams:
         return column
     mine = column.part_of(own.first - first, own.last - first)
     return mine.memory if isinstance(mine.memory, np.ndarray) else mine
@@ -163,11 +176,30 @@ def meta_of(context: Context, units: Units) -> dict[str, Any]:
         "optimizer": context.optimizer.describe(),
         "other_optimizers": _other_optimizers(context, units),
         "lr": rates_by_name(context, units),
+        **_coded(units),
+        **_pruned(units),
         "plan": str(context.budget or context.plan),
         "senders": senders,
         **(Divided.by_steps_of(context).describe() if senders else {}),
         "orders": {name: cursor.describe() for name, cursor in context.run.cursors.items()},
     }
+
+
+def _coded(units: Units) -> dict[str, Any]:
+    """Return what frozen parameters are that are saved as codes, if there are any: their format, dtype and shape."""
+    found = {
+        extent.name: [section.parameters.rows.name, section.layout.dtype, list(extent.shape)]
+        for section in units.sections()
+        if section.parameters.rows is not None
+        for extent in section.layout.extents
+    }
+    return {"coded": found} if found else {}
+
+
+def _pruned(units: Units) -> dict[str, Any]:
+    """Return how many elements of each tensor are pruned, if there are such tensors."""
+    found = {name: count for state in units.states() for name, count in state.pruned.items()}
+    return {"pruned": found} if found else {}
 
 
 def _other_optimizers(context: Context, units: Units) -> dict[str, str]:
@@ -193,11 +225,24 @@ def check_loadable(context: Context, units: Units, manifest: Manifest, *, optimi
             "anew."
         )
     _expect_meta(manifest, {"updates": COUNT})
+    _check_coded(units, manifest)
     if optimizer:
         _check_optimizers(context, units, manifest)
         _expect_meta(manifest, _META)
         _expect_orders(context, manifest)
         check_rates(units, manifest.meta.get("lr", {}))
+
+
+def _check_coded(units: Units, manifest: Manifest) -> None:
+    """Raise if codes are those of tensors of another shape: of themselves they tell their number alone."""
+    saved = coded_tensors(manifest)
+    for section in units.sections():
+        for extent in section.layout.extents:
+            if extent.name in saved and saved[extent.name].shape != extent.shape:
+                raise CheckpointError(
+                    f"Expected a checkpoint with {extent.name!r} of shape {extent.shape}, got its codes of shape "
+                    f"{saved[extent.name].shape}. Nothing was changed. Build the model that was saved."
+                )
 
 
 def _check_optimizers(context: Context, units: Units, manifest: Manifest) -> None:
@@ -244,6 +289,9 @@ def restore_meta(context: Context, units: Units, manifest: Manifest) -> None:
     for state in units.states():
         for name in state.steps:
             state.steps[name] = int(meta["steps"].get(name, 0))
+        state.forget_masks(state.pruned.keys() - manifest.tensors.get(MASK, {}).keys())
+        for name in state.pruned:
+            state.pruned[name] = int(meta.get("pruned", {}).get(name, 0))
     restore_rates(context, units, meta.get("lr", {}))
     if meta.get("senders"):
         context.run.is_weighted = Divided.of_meta(meta).divisor == 0
@@ -276,6 +324,8 @@ def spread_loaded(context: Context, units: Units, *, optimizer: bool) -> None:
     for unit in units.values():
         for section in unit.sections:
             state = section.state
+            if state is not None and not optimizer:
+                state.forget_masks(state.pruned.keys())
             if state is not None and optimizer:
                 for kept in state.entries.values():
                     if kept.whole:
@@ -290,9 +340,8 @@ def spread_loaded(context: Context, units: Units, *, optimizer: bool) -> None:
                 except StorageError as caught:  # on this rank alone: it meets the others all the same
                     error = caught
             section.parameters.changed()
-            if not section.parameters.needs_room:
-                # not-gpu: for its error; whoever looks at them waits for the same Ticket
-                section.parameters.start().wait()
+            # not-gpu: for its error; whoever looks at them waits for the same Ticket
+            section.parameters.refresh().wait()
     raise_together(context.world, error, name="load")
 
 

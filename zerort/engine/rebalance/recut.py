@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,7 @@ def recut(context: Context, units: Units, weights: Sequence[float] | None) -> Re
     if context.planner is not None:
         context.planner.recut(given)
     for section in sections:  # ranges that have yet to travel do so as they were cut
-        if not section.parameters.needs_room:
-            section.parameters.start()
+        section.parameters.refresh()
     wait_for_gathers(context, sections)
     context.update_stream.reset()
     try:
@@ -107,10 +107,10 @@ def _partition(context: Context, section: Section, weights: Sequence[float] | No
 
 def _moved_nbytes(context: Context, section: Section, partition: Partition) -> int:
     """Return the bytes that change their rank, over all ranks."""
-    columns = [section.parameters.array] if section.parameters.needs_room else []
+    widths = [section.parameters.width] if section.parameters.at_rest is None else []
     if section.state is not None and context.plan.state.placement is Placement.SHARDED:
-        columns += section.state.columns.values()
-    return moved_numel(section.partition, partition) * sum(one.dtype.itemsize for one in columns)
+        widths += [Fraction(one.dtype.itemsize) for one in section.state.columns.values()]
+    return int(moved_numel(section.partition, partition) * sum(widths))
 
 
 def _move_section(context: Context, section: Section, partition: Partition) -> None:
@@ -136,10 +136,12 @@ def _fill(context: Context, old: Section, new: Section) -> StorageError | None:
         most = context.backings.chunk_numel if tier is Tier.NVME else None
         errors.append(move(context.mesh.shard, source, out, before, after, most=most, name=f"move {source.name}"[:60]))
 
-    if old.parameters.needs_room:
-        fill(old.parameters.shard, new.parameters.shard, old.partition, new.partition, old.tiers.parameter)
+    source, out = old.parameters, new.parameters
+    if source.at_rest is None:
+        fill(source.shard, out.shard, source.stored_partition, out.stored_partition, old.tiers.parameter)
     if old.state is not None and new.state is not None and new.state is not old.state:
         new.state.steps.update(old.state.steps)
+        new.state.pruned.update(old.state.pruned)
         for kind, entry in old.state.entries.items():
             if entry.whole:
                 new.state.entries[kind] = entry
@@ -154,7 +156,7 @@ def _fill(context: Context, old: Section, new: Section) -> StorageError | None:
 def _own_columns(section: Section, *, beside: Section) -> list[ChunkedArray]:
     """Return what a section holds that the other one does not."""
     theirs = {id(column) for column in beside.columns}
-    shared = [] if section.parameters.needs_room else [id(section.parameters.array)]
+    shared = [] if section.parameters.at_rest is None else [id(section.parameters.array)]
     return [column for column in section.columns if id(column) not in {*theirs, *shared}]
 
 
@@ -165,5 +167,5 @@ def _give_back(context: Context, section: Section, *, beside: Section) -> None:
             column.delete()
         if isinstance(column.memory, np.ndarray):
             context.host.free(column.memory)
-    if section.parameters.needs_room:
+    if section.parameters.at_rest is None:
         section.parameters.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from zerort.comm.agreed import agreed, gather_json
 from zerort.config import format_bytes
@@ -59,7 +60,7 @@ def expect_room(context: Context, sections: Sequence[Section], partitions: Seque
             (disk, stored),
         ):
             old = sum(one.size * one.dtype.itemsize for one in columns)
-            new = numel * sum(one.dtype.itemsize for one in columns)
+            new = int(numel * sum(_width_of(one, section) for one in columns))
             # Files of the last step keep their room until the next one is kept.
             peak.pass_by(old, new, keeps_old=peak is disk and context.options.last_step is not None)
     what = "shards that are cut anew"
@@ -72,10 +73,16 @@ def expect_room(context: Context, sections: Sequence[Section], partitions: Seque
 
 def _moving(context: Context, section: Section) -> list[ChunkedArray]:
     """Return what of a section is made anew on another partition."""
-    found = [section.parameters.array] if section.parameters.needs_room else []
+    found = [section.parameters.array] if section.parameters.at_rest is None else []
     if section.state is not None and context.plan.state.placement is Placement.SHARDED:
         found += section.state.columns.values()
     return [*found, *section.offloaded_gradient]
+
+
+def _width_of(column: ChunkedArray, section: Section) -> Fraction:
+    """Return the bytes per element."""
+    is_parameter = column is section.parameters.array
+    return section.parameters.width if is_parameter else Fraction(column.dtype.itemsize)
 
 
 def _expect_memory(context: Context, on_host: int, *, on_gpu: int) -> None:

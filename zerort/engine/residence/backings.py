@@ -13,11 +13,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from zerort.buffer import PLAIN, RangeGather
+from zerort.codec import BlockRows
 from zerort.comm import Group
 from zerort.config import Tier
 from zerort.engine.residence.choose import SectionResidence, reach_of
 from zerort.engine.residence.chunked_array import ChunkedArray, cut_chunks
+from zerort.engine.residence.coded_parameters import CodedParameters
 from zerort.engine.residence.host_memory import HostMemory
 from zerort.engine.residence.parameters import Parameters, ReplicatedParameters, ShardedParameters
 from zerort.errors import PlanError
@@ -85,6 +89,8 @@ class Backings:
         traffic: Counter[str] | None = None,
         whole: Array | None = None,
         gather: RangeGather = PLAIN,
+        rows: BlockRows | None = None,
+        uncoded: Counter[str] | None = None,
     ) -> Parameters:
         """Return a section's parameters, zeros where they are in memory. Every rank calls this.
 
@@ -97,11 +103,25 @@ class Backings:
             traffic: Where moved bytes are counted, by collective.
             whole: Memory to use, if this rank can reach all of the parameters at rest: those of another partition.
             gather: How SHARDED ranges become the whole.
+            rows: Blocks that they rest in, being frozen; None: as they are computed with.
+            uncoded: Where bytes are counted that would have moved without these, by collective.
         """
         group, dtype, window = self.group, numpy_dtype(layout.dtype), None
         cuts = self.cuts_of(partition.counts[group.rank], residence)
         if placement is Placement.PARTIAL:
             raise PlanError("Expected parameters to be REPLICATED or SHARDED, got PARTIAL. Sums grow in buckets.")
+        if rows is not None:
+            return self._coded_parameters(
+                layout,
+                partition,
+                rows,
+                placement=placement,
+                residence=residence,
+                name=name,
+                traffic=traffic,
+                whole=whole,
+                uncoded=uncoded,
+            )
         if placement is Placement.REPLICATED:
             memory = group.zeros(layout.numel, dtype, name=name) if whole is None else whole
             array = ChunkedArray(name, self.cuts_of(layout.numel, residence), memory, device=group.device)
@@ -120,4 +140,49 @@ class Backings:
             array = ChunkedArray(name, cuts, memory, device=group.device)
         return ShardedParameters(
             layout, partition, array=array, window=window, group=group, name=name, traffic=traffic, gather=gather
+        )
+
+    def _coded_parameters(
+        self,
+        layout: FlatLayout,
+        partition: Partition,
+        rows: BlockRows,
+        *,
+        placement: Placement,
+        residence: SectionResidence,
+        name: str,
+        traffic: Counter[str] | None,
+        whole: Array | None,
+        uncoded: Counter[str] | None,
+    ) -> CodedParameters:
+        """Return parameters that rest as blocks; see `parameters`."""
+        group, window = self.group, None
+        counts = [rows.nbytes_of(count) for count in partition.counts]
+        own = counts[group.rank]
+        if placement is Placement.REPLICATED:
+            memory = group.zeros(sum(counts), np.uint8, name=name) if whole is None else whole
+            array = ChunkedArray(name, (0, sum(counts)), memory, device=group.device)
+        elif residence.parameter not in self.reach:
+            cuts = map(rows.nbytes_of, self.cuts_of(partition.counts[group.rank], residence))
+            array = self.offloaded(f"{name}/parameter", tuple(cuts), "uint8", tier=residence.parameter)
+        else:
+            if whole is not None:
+                first = sum(counts[: group.rank])
+                window, memory = whole, whole[first : first + own]
+            elif group.one_memory:
+                window, memory = group.zeros_shared(counts, np.uint8, name=name)
+            else:
+                memory = group.zeros(own, np.uint8, name=name)
+            array = ChunkedArray(name, (0, own), memory, device=group.device)
+        return CodedParameters(
+            layout,
+            partition,
+            array=array,
+            rows=rows,
+            placement=placement,
+            window=window,
+            group=group,
+            name=name,
+            traffic=traffic,
+            uncoded=uncoded,
         )

@@ -12,6 +12,7 @@
     SHARDED      its range, on the host of a GPU           a copy to its place in ``out``, then an all_gather in place
     SHARDED      its range, on a disk                      a read to its place in ``out``; once no rank has an error,
                                                            an all_gather in place, unless ranks share ``out``
+    either       blocks of codes, if it is frozen          decoded to ``out``: `coded_parameters.py`
 
 An all_gather moves ranges as they are, or as codes (`RangeGather`); a coded one has no window: the whole is decoded.
 
@@ -25,14 +26,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
 from zerort.buffer import PLAIN, RangeGather
+from zerort.codec import BlockRows
 from zerort.comm import Group
 from zerort.device import Done, Ticket, joined
 from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.residence.decoded_array import DecodedArray
 from zerort.errors import CallError, StorageError, UnitStateError
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
@@ -54,7 +58,11 @@ class Parameters(ABC):
         gather: How ranges become the whole.
     """
 
-    placement: ClassVar[Placement]
+    placement: Placement
+    rows: BlockRows | None = None
+    """The blocks that it rests in; None: elements as they are computed with."""
+    writes_alone = False
+    """Whether `start` writes into its room before it has met the other ranks; the same on every rank."""
 
     def __init__(
         self,
@@ -76,6 +84,8 @@ class Parameters(ABC):
         self.partition = partition
         self.array = array
         """What this rank holds: the whole, or its range."""
+        self.stored_layout, self.stored_partition = layout, partition
+        """The same in what `array` consists of: elements, or bytes of blocks."""
         self.name = name
         self.dtype = numpy_dtype(layout.dtype)
         self._group = group
@@ -101,6 +111,26 @@ class Parameters(ABC):
         """Whether ranks compare `local_error` before `finish`: they read from disks. The same on every rank."""
 
     @property
+    @abstractmethod
+    def at_rest(self) -> Array | None:
+        """All that the ranks hold, as it rests, if this rank reaches it: by itself, or in memory that they share."""
+
+    @property
+    def width(self) -> Fraction:
+        """Bytes per element at rest."""
+        return Fraction(self.dtype.itemsize) if self.rows is None else self.rows.width
+
+    @property
+    def room_nbytes(self) -> int:
+        """Bytes of memory that `start` needs, if it needs some."""
+        return self.layout.nbytes
+
+    @property
+    def elements(self) -> ChunkedArray | DecodedArray:
+        """This rank's range as elements, to be read between steps."""
+        return self.shard
+
+    @property
     def nbytes(self) -> int:
         """Bytes that this rank holds in memory at rest: its own range of a window that ranks share, not all of it."""
         nbytes: int = self.array.memory.nbytes
@@ -116,7 +146,7 @@ class Parameters(ABC):
         for a disk.
 
         Args:
-            out: Where the whole goes if it `needs_room`: 1-D, of the layout's numel and dtype.
+            out: Where the whole goes if it `needs_room`: 1-D, contiguous, `room_nbytes` bytes of any dtype.
         """
 
     def local_error(self) -> StorageError | None:
@@ -192,6 +222,10 @@ class Parameters(ABC):
         Every rank says so. Where ranks share memory, the caller sees to it that all have written before any reads.
         """
 
+    def refresh(self) -> Ticket[Any]:
+        """Bring ranges that ranks have written since `changed` to all who hold the whole. Every rank calls this."""
+        return Done(None) if self.at_rest is None else self.start()
+
     @abstractmethod
     def updated(self, written: Sequence[Ticket[Any]]) -> None:
         """Order the next gather after ``written``: the copies of updated chunks back to the tier that they rest in."""
@@ -221,6 +255,11 @@ class ReplicatedParameters(Parameters):
     def shard(self) -> ChunkedArray:
         """This rank's range."""
         return self._shard
+
+    @property
+    def at_rest(self) -> Array:
+        """The whole."""
+        return self.array.memory
 
     def start(self, out: Array | None = None) -> Ticket[Any]:
         """Let all ranges travel, if they have changed since they did."""
@@ -276,6 +315,11 @@ class ShardedParameters(Parameters):
         return self.array
 
     @property
+    def at_rest(self) -> Array | None:
+        """The window."""
+        return self._window
+
+    @property
     def needs_room(self) -> bool:
         """Whether the whole is not there at rest."""
         return self._window is None
@@ -290,7 +334,7 @@ class ShardedParameters(Parameters):
         if self._begun is not None:
             return self._begun
         assert out is not None, "parameters that need room were given none"
-        self._place = out
+        self._place = out = out.view(self.dtype)
         if self.array.in_reach:
             self._begun = self._whole = self._gather(self.array.memory, out=out)
         elif self.can_fail:

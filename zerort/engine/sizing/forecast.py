@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from zerort.config import Budget, Plan, Tier, Wire
 from zerort.config.offload import OffloadOptions
 from zerort.engine.coding import Coding
+from zerort.engine.model.frozen import check_frozen_format
 from zerort.engine.model.tensors import Frozen, TensorSpec
 from zerort.engine.options import Accumulate
 from zerort.engine.report import MemoryReport
@@ -37,6 +38,7 @@ def forecast(
     rank: int = 0,
     param_groups: Sequence[ParameterGroup] = (),
     frozen: Frozen | Mapping[str, Frozen] = False,
+    frozen_format: Literal["int8", "int4"] | None = None,
     shard_weights: Sequence[float] | None = None,
     gradient_dtype: str | None = None,
     micro_steps: int = 1,
@@ -64,6 +66,7 @@ def forecast(
         rank: Whose bytes.
         param_groups: Other settings for some parameters.
         frozen: Which parameters take no gradient: in every unit, or by unit.
+        frozen_format: What those rest in; None: as they are.
         shard_weights: How much of every shard each rank takes.
         gradient_dtype: What gradients are summed in; None: the parameter's dtype.
         micro_steps: Calls of reduce per unit and step.
@@ -88,6 +91,7 @@ def forecast(
     if device not in ("host", "cuda"):
         raise CallError(f"Expected device to be 'host' or 'cuda', got {device!r}.")
     on_gpus = device == "cuda"
+    check_frozen_format(frozen_format, on_gpus=on_gpus)
     model_spec = ModelSpec(
         units=units,
         plan=plan if isinstance(plan, Plan) else Plan.zero(plan.stage),
@@ -111,6 +115,7 @@ def forecast(
         ),
         hosts=_checked_hosts(hosts, size=size, one_memory=one_memory),
         replicate=replicate,
+        frozen_format=frozen_format,
     )
     settings = {
         "prefetch": prefetch,

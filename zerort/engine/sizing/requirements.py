@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from zerort.buffer import Leaves, Routes, Senders, sent_nbytes, unit_title
 from zerort.config import Plan, Tier
 from zerort.engine.coding import Coding
-from zerort.engine.model.division import Division, cut_over, divide
+from zerort.engine.model.division import Division, cut_over, divide, needs_whole_tensors
 from zerort.engine.model.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
 from zerort.engine.options import Accumulate, keeps_whole_gradients
 from zerort.engine.residence.choose import SectionResidence
@@ -26,7 +26,7 @@ from zerort.errors import CallError
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.layout.dtypes import TRAINABLE, gradient_dtype
 from zerort.layout.flat import ALIGNMENT
-from zerort.optim import ElementwiseOptimizer, Optimizer, ParameterGroup, StateSpec, resolve
+from zerort.optim import Optimizer, ParameterGroup, StateSpec, resolve
 
 __all__ = ["PARTS", "ModelSpec", "SectionSize", "Ties", "UnitTies"]
 
@@ -53,6 +53,10 @@ class SectionSize:
     """Optimizer state at rest, master weights included."""
     whole: int = 0
     """Parameters of all ranks together: what its gathered form takes; 0 if every rank holds them all the time."""
+    is_decoded: bool = False
+    """Whether it rests as codes: then its gathered form is apart from these, wherever they are."""
+    decoded_from: int = 0
+    """Codes of all ranks that come to its gathered form to be decoded, unless they are in reach."""
     codes: int = 0
     """Codes of all ranks' parameters, while they travel; 0 if these travel as they are."""
     sent: int = 0
@@ -156,6 +160,8 @@ class ModelSpec:
     """Copies of the model."""
     hosts: tuple[int, ...] = ()
     """For each rank, a number that tells its host; empty: each has one of its own."""
+    frozen_format: str | None = None
+    """What frozen parameters rest in; None: as they are."""
 
     def sections(self, *, rank: int | None = None) -> list[SectionSize]:
         """Return what each section takes on ``rank``; None: the most that it takes on any."""
@@ -210,6 +216,7 @@ class ModelSpec:
             {full_name(unit, local): spec for local, spec in tensors.items()},
             frozen=cold.__contains__,
             resolve=lambda name, shape: resolve(self.optimizer, self.param_groups, name, shape),
+            frozen_format=self.frozen_format,
         )
 
     def _size(self, unit: str, part: Division, ranks: Sequence[int]) -> SectionSize:
@@ -227,6 +234,8 @@ class ModelSpec:
         gathered = layout.nbytes if self._is_sharded("parameter") else 0
         codes = self._codes(part.dtype, partition) if gathered else 0
         width = itemsize(part.dtype)
+        if part.rows is not None:
+            return self._coded_size(unit, part, layout, numel=mine, at_rest=at_rest)
         if part.optimizers is None:
             return SectionSize(
                 unit=unit,
@@ -280,6 +289,21 @@ class ModelSpec:
         over_copies = int(self.replicate > 1)
         return reductions - 1 + over_copies, reductions + over_copies
 
+    def _coded_size(self, unit: str, part: Division, layout: FlatLayout, *, numel: int, at_rest: int) -> SectionSize:
+        """Return what frozen parameters take that rest as codes."""
+        assert part.rows is not None
+        return SectionSize(
+            unit=unit,
+            name=part.section_name(unit),
+            parameter=part.rows.nbytes_of(at_rest),
+            whole=layout.nbytes,
+            is_decoded=True,
+            decoded_from=part.rows.nbytes_of(layout.numel) if self._is_sharded("parameter") else 0,
+            numel=numel,
+            columns={"parameter": (part.rows.width,)},
+            movable=frozenset(filter(self._is_sharded, PARTS)),
+        )
+
     def _codes(self, dtype: str, partition: Partition) -> int:
         """Return the bytes that parameters take as codes."""
         format = None if self.coding is None else self.coding.gather_format(dtype)
@@ -309,8 +333,8 @@ class ModelSpec:
     def _movable(self, part: Division, *, is_whole: bool) -> frozenset[str]:
         """Return the parts of a section that can leave memory."""
         assert part.optimizers is not None
-        if not all(isinstance(one, ElementwiseOptimizer) for one in part.optimizers.values()):
-            return frozenset()  # an optimizer looks at whole tensors
+        if any(needs_whole_tensors(one) for one in part.optimizers.values()):
+            return frozenset()
         stays = {"gradient"} if is_whole else set()
         return frozenset(filter(self._is_sharded, PARTS)) - stays
 

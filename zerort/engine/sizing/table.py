@@ -76,6 +76,7 @@ class SizeTable:
             ),
             hosts=mesh.shard.hosts,
             replicate=1 if mesh.replicate is None else mesh.replicate.size,
+            frozen_format=options.frozen_format,
         )
         working = WorkingMemory(
             sizes=(),

@@ -6,6 +6,7 @@
                 what these have lost, if it is kept                 two bytes per parameter
     gathered    units whose parameters are not where all ranks see them     `prefetch` + 1 slots of the largest unit
                 codes of parameters, while they travel                      as many of the largest section
+                what is decoded from codes that rest, and these, unless they are in reach: part of the unit
     streaming   what passes through on its way from a disk and back         `depth` slots of a chunk
                 on GPUs also what passes between them and their hosts       3 slots of a chunk
 
@@ -141,11 +142,12 @@ class WorkingMemory:
 
     def _whole(self, unit: Sequence[tuple[SectionSize, SectionResidence]]) -> int:
         """Return what the gathered form of a unit takes in a slot."""
-        return sum(
-            _round_up(size.whole, _CACHE_LINE)
-            for size, one in unit
-            if one.parameter not in self.reach or not self.one_memory or size.codes
-        )
+        total = 0
+        for size, one in unit:
+            is_apart = one.parameter not in self.reach or not self.one_memory
+            if is_apart or size.codes or size.is_decoded:
+                total += _round_up(size.whole + size.decoded_from * is_apart, _CACHE_LINE)
+        return total
 
     def streamed(self, size: SectionSize, tiers: SectionResidence) -> int:
         """Return what a chunk of a section takes in memory on its way from a disk and back; 0 if nothing of it does."""

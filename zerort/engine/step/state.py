@@ -18,10 +18,13 @@ from fractions import Fraction
 from itertools import accumulate, groupby, pairwise
 from typing import Any
 
+import numpy as np
+
 from zerort.device import HostDevice
 from zerort.engine.residence.chunked_array import ChunkedArray, colocate, cut_chunks
-from zerort.engine.step.state_entry import StateEntry, Streaming, layout_of_blocks, layout_of_some
+from zerort.engine.step.state_entry import StateEntry, Streaming, layout_of_some
 from zerort.layout import FlatLayout, Overlap, Partition, Range, itemsize
+from zerort.layout.blocks import layout_of_blocks
 from zerort.layout.dtypes import TRAINABLE
 from zerort.optim import (
     Blocks,
@@ -34,6 +37,7 @@ from zerort.optim import (
     TensorPart,
 )
 from zerort.optim.kernels import kernels_for
+from zerort.optim.sparsity import MASK, bits_in, put_bits
 from zerort.typing import Array, Device
 
 __all__ = ["OptimizerState", "Rates"]
@@ -81,6 +85,10 @@ class OptimizerState:
         self.owned = Range(0, layout.numel) if whole else partition.of(rank)
         self.steps = {extent.name: 0 for extent in layout.extents}
         """Updates that each tensor has had."""
+        self.sparsities = {name: one.sparsity for name, one in optimizers.items() if one.sparsity is not None}
+        """How tensors are pruned, if they are."""
+        self.pruned = dict.fromkeys(self.sparsities, 0)
+        """How many elements of each are pruned; the same on every rank."""
         self._rank = rank
         self._whole = whole
         self._optimizers = optimizers
@@ -171,8 +179,9 @@ class OptimizerState:
 
     @property
     def formats(self) -> list[StateFormat]:
-        """The formats of kinds that are kept in blocks, each once."""
-        return list(dict.fromkeys(one.spec.format for one in self.entries.values() if one.spec.format is not None))
+        """The formats of moments that are kept in blocks, each once."""
+        specs = [entry.spec for kind, entry in self.entries.items() if kind != MASK]
+        return list(dict.fromkeys(spec.format for spec in specs if spec.format is not None))
 
     @property
     def reads_parameters(self) -> bool:
@@ -258,10 +267,14 @@ class OptimizerState:
         target, copy_out = (param, None) if self.master is None else (state["master"], param)
         for optimizer, step, run, places in self._runs(at, present):
             if isinstance(optimizer, ElementwiseOptimizer):
+                values = {kind: self._values(kind, state[kind], place, at, run) for kind, place in places.items()}
+                mask = values.pop(MASK, None)
+                if mask is not None:  # what is pruned, and its state, stays zero without a gradient
+                    grad[run][bits_in(mask.payload, slice(0, grad[run].size))] = 0
                 optimizer.update_(
                     target[run],
                     grad[run],
-                    {kind: self._values(kind, state[kind], place, at, run) for kind, place in places.items()},
+                    values,
                     lr=rates[id(optimizer)],
                     step=step,
                     grad_scale=grad_scale,
@@ -302,6 +315,14 @@ class OptimizerState:
         begin = entry.first_of(self._rank) + entry.column.cuts[at]
         first = entry.layout.of(overlap.extent.name).offset + overlap.in_extent.start - begin
         return slice(first, first + overlap.in_extent.stop - overlap.in_extent.start)
+
+    def forget_masks(self, names: Collection[str]) -> None:
+        """Take it that nothing of some tensors is pruned: they have new values. An update prunes them anew."""
+        for overlap in self.layout.overlaps(*self.owned) if self.sparsities else ():
+            if overlap.extent.name in names:
+                numel = overlap.in_range.stop - overlap.in_range.start
+                put_bits(self.entries[MASK].column.memory, overlap.in_range, np.zeros(numel, bool))
+        self.pruned.update(dict.fromkeys(self.pruned.keys() & set(names), 0))
 
     def _part(
         self,

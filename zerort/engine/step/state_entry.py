@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zerort.engine.residence.chunked_array import ChunkedArray
-from zerort.layout import Extent, FlatLayout, Partition
-from zerort.optim import StateFormat, StateSpec
+from zerort.layout import FlatLayout, Partition
+from zerort.optim import StateSpec
 from zerort.storage.session import StorageSession
 
-__all__ = ["StateEntry", "Streaming", "layout_of_blocks", "layout_of_some"]
+__all__ = ["StateEntry", "Streaming", "layout_of_some"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +46,6 @@ class StateEntry:
     def first_of(self, rank: int) -> int:
         """Return the layout's element at which the column of ``rank`` begins."""
         return 0 if self.whole else self.partition.of(rank).first
-
-
-def layout_of_blocks(layout: FlatLayout, partition: Partition, format: StateFormat) -> tuple[FlatLayout, Partition]:
-    """Return where the blocks of all tensors lie, in bytes, and who holds them: each tensor is a row for each block."""
-    extents = tuple(
-        Extent(
-            name=extent.name,
-            shape=(-(-extent.numel // format.numel), format.nbytes),
-            offset=format.nbytes_of(extent.offset),
-            numel=format.nbytes_of(extent.numel),
-        )
-        for extent in layout.extents
-    )
-    blocks = FlatLayout(dtype="uint8", extents=extents, numel=format.nbytes_of(layout.numel), alignment=1)
-    return blocks, Partition.of_counts(map(format.nbytes_of, partition.counts))
 
 
 def layout_of_some(

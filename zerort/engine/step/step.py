@@ -201,6 +201,8 @@ def _report(
         bytes_uncoded=uncoded,
         wire=_wire(context, units),
         state=", ".join(dict.fromkeys(f"{one.name} moments" for state in units.states() for one in state.formats)),
+        frozen=", ".join(dict.fromkeys(one.parameters.rows.name for one in units.sections() if one.parameters.rows)),
+        sparsity=_sparsity(units),
         bytes_tiered=tiered,
         stalls=stalls,
         slowest=facts.slowest,
@@ -208,6 +210,15 @@ def _report(
         stop=bool(facts.stop),
         digest=digest,
     )
+
+
+def _sparsity(units: Units) -> dict[str, float]:
+    """Return which share of each tensor's elements is pruned, of those that have a schedule."""
+    return {
+        name: count / max(state.layout.of(name).numel, 1)
+        for state in units.states()
+        for name, count in state.pruned.items()
+    }
 
 
 def _wire(context: Context, units: Units) -> str:

@@ -21,6 +21,7 @@ from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.gradients import SummedGradient
+from zerort.engine.step.prune import prune
 from zerort.engine.step.state import Rates
 from zerort.layout import Placement
 from zerort.optim.kernels import kernels_for
@@ -146,6 +147,7 @@ def update_sections(
         # What fails is a disk, a kernel, or a user's optimizer.
         with agreed(context.world, "update") if streams else contextlib.nullcontext():
             _compute(context, chunks, settings)
+        prune(context, sections, present)
 
 
 def _sum_over_shards(context: Context, values: Array) -> Array:

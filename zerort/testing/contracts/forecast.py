@@ -151,11 +151,20 @@ class ForecastContract:
         way: _Way = _WAYS[0],
         wire: Wire | None = None,
         copies: int = 1,
+        frozen_format: Literal["int8", "int4"] | None = None,
+        param_groups: tuple[ParameterGroup, ...] = _GROUPS,
     ) -> MemoryReport:
         """Compare what a runtime counts with what is told before it is opened, and return that."""
         optimizer, ranks = AdamW(lr=0.1), mesh(replicate=copies, group=group)
-        settings: dict[str, Any] = {"param_groups": _GROUPS, "wire": wire, "offload": self.offload}
-        settings |= {"micro_steps": way.micro_steps, "accumulate": way.accumulate, **way.options}
+        settings: dict[str, Any] = {
+            "param_groups": param_groups,
+            "wire": wire,
+            "frozen_format": frozen_format,
+            "offload": self.offload,
+            "micro_steps": way.micro_steps,
+            "accumulate": way.accumulate,
+            **way.options,
+        }
         with open(plan, optimizer, mesh=ranks, scratch=scratch, **settings) as rt:
             _train(rt, way)
             counted, shard = rt.memory(), rt.context.mesh.shard
