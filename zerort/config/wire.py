@@ -1,4 +1,4 @@
-"""`Wire`: in which form bytes travel between ranks. A value; `engine/coding.py` makes the codecs that it names."""
+"""`Wire`: in which form bytes travel between ranks. A value; `engine/wire/coding.py` makes the codecs that it names."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ opening.py  opening_checks.py           all ranks open a runtime alike, or all r
 runtime.py                              `Runtime`: register, step, save, load, resume, memory, close
 properties.py  closing.py               what it says of itself; how it ends
 options.py                              how it trains; option_names.py answers names that are not ours
-coding.py  sending.py                   which formats values travel in (`zr.Wire`); who rounds gradients for that
+wire/                                   which formats values travel in (`zr.Wire`); who rounds gradients for that
 mesh.py                                 which ranks share shards, and which hold copies
 context.py                              `Context`: what all parts of an open runtime share
 stopping.py                             signals that ask to stop

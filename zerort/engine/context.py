@@ -22,7 +22,6 @@ from zerort.config.offload import OffloadOptions
 from zerort.data import Cursor
 from zerort.engine.attachment import Attachment
 from zerort.engine.batches.join_state import JoinState
-from zerort.engine.coding import Coding
 from zerort.engine.mesh import Mesh
 from zerort.engine.model.division import BLOCK, cut_over
 from zerort.engine.model.prefetch import Prefetcher
@@ -31,13 +30,14 @@ from zerort.engine.options import RuntimeOptions, keeps_whole_gradients
 from zerort.engine.residence.backings import Backings
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.host_memory import HostMemory
-from zerort.engine.sending import Sending
 from zerort.engine.sizing.planner import BudgetPlanner
 from zerort.engine.sizing.table import SizeTable
 from zerort.engine.sizing.working import offload_within
 from zerort.engine.step.facts.pace import Pace
 from zerort.engine.step.update_guard import UpdateGuard
 from zerort.engine.stopping import Stopping
+from zerort.engine.wire.coding import Coding
+from zerort.engine.wire.sending import Sending
 from zerort.errors import ClosedError
 from zerort.layout import Cut
 from zerort.layout.flat import ALIGNMENT

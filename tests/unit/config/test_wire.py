@@ -7,7 +7,7 @@ import pytest
 import zerort as zr
 from zerort.codec import FORMATS
 from zerort.config.wire import WIRE_FORMATS
-from zerort.engine.coding import Coding
+from zerort.engine.wire.coding import Coding
 from zerort.errors import CallError
 
 

@@ -5,8 +5,8 @@
     another divisor or scale   scaled, so that a step makes up for what those before have lost
     a checkpoint without       nothing is lost yet: zeros
 
-Senders are ranks, hosts or virtual shards (`engine/sending.py`). Next: `snapshot.py`, which has these beside parameters
-and state.
+Senders are ranks, hosts or virtual shards (`engine/wire/sending.py`). Next: `snapshot.py`, which has these beside
+parameters and state.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 from zerort.config import Budget, Plan, Tier, Wire
 from zerort.config.offload import OffloadOptions
-from zerort.engine.coding import Coding
 from zerort.engine.model.frozen import check_frozen_format
 from zerort.engine.model.tensors import Frozen, TensorSpec
 from zerort.engine.options import Accumulate
@@ -23,6 +22,7 @@ from zerort.engine.residence.choose import SectionResidence, reach
 from zerort.engine.sizing.budget import Capacity, decide
 from zerort.engine.sizing.requirements import PARTS, ModelSpec, SectionSize, Ties
 from zerort.engine.sizing.working import WorkingMemory
+from zerort.engine.wire.coding import Coding
 from zerort.errors import CallError
 from zerort.optim import LossScale, Optimizer, ParameterGroup
 

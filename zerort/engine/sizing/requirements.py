@@ -16,12 +16,12 @@ from typing import Final, NamedTuple
 
 from zerort.buffer import Leaves, Routes, Senders, sent_nbytes, unit_title
 from zerort.config import Plan, Tier
-from zerort.engine.coding import Coding
 from zerort.engine.model.division import Division, cut_over, divide, needs_whole_tensors
 from zerort.engine.model.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
 from zerort.engine.options import Accumulate, keeps_whole_gradients
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import cut_chunks
+from zerort.engine.wire.coding import Coding
 from zerort.errors import CallError
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.layout.dtypes import TRAINABLE, gradient_dtype

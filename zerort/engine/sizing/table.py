@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 from zerort.config import Plan
 from zerort.config.offload import OffloadOptions
-from zerort.engine.coding import Coding
 from zerort.engine.mesh import Mesh
 from zerort.engine.model.tensors import TensorSpec
 from zerort.engine.options import RuntimeOptions
 from zerort.engine.residence.choose import SectionResidence, reach_of
 from zerort.engine.sizing.requirements import ModelSpec
 from zerort.engine.sizing.working import WorkingMemory
+from zerort.engine.wire.coding import Coding
 from zerort.optim import Optimizer, ParameterGroup
 
 __all__ = ["SizeTable"]

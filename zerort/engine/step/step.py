@@ -18,7 +18,6 @@ from typing import Any
 from zerort import trace
 from zerort.comm.agreed import passed_on, raise_together
 from zerort.engine.attachment import complete_all
-from zerort.engine.coding import UNCODED_OVER_COPIES
 from zerort.engine.context import Context
 from zerort.engine.model.gather import wait_for_gathers
 from zerort.engine.model.units import Units
@@ -32,6 +31,7 @@ from zerort.engine.step.facts.straggler import straggler_of
 from zerort.engine.step.measure import measure_norm
 from zerort.engine.step.refresh import refresh
 from zerort.engine.step.update import update_sections
+from zerort.engine.wire.coding import UNCODED_OVER_COPIES
 from zerort.errors import CallError, NonFiniteError, UnitStateError
 from zerort.optim import clip_factor
 from zerort.typing import Array

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerort.buffer import Leaves, Senders
-from zerort.engine.coding import Coding
+from zerort.engine.wire.coding import Coding
 
 __all__ = ["Sending"]
 
