@@ -120,6 +120,7 @@ class CodedReduce:
             encoded = self._sum_and_encode(group, source, routes, beside, codes, residual, name=name)
         else:
             self._encode(codes, source[stretch], routes, rank, residual, unfed=self.unfed)
+        # not-gpu: codes are refused on GPUs
         exchange = group.all_to_all(codes, out=arrived, counts=counts, name=name, eager=False, after=encoded)
 
         def decode() -> Array:
