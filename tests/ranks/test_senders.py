@@ -248,8 +248,9 @@ def test_copies_of_the_model_code_within_and_add_their_sums_as_they_are(group):
                 values[name] = values[name] - (added(carried[:half]) + added(carried[half:]))
                 np.testing.assert_array_equal(after[name], values[name], err_msg=name)
         steps_of(None, wire=wire, mesh=zr.mesh(replicate=2, group=group), steps=2, save=path / "copies")
+        offloaded = {"plan": zr.Plan.zero(3, gradient=zr.Tier.NVME), "scratch": path}
         mesh = zr.mesh(replicate=2, group=group)
-        expect_same(steps_of(None, path / "copies", wire=wire, mesh=mesh, steps=2, first=2), found[2:])
+        expect_same(steps_of(None, path / "copies", wire=wire, mesh=mesh, steps=2, first=2, **offloaded), found[2:])
 
 
 @pytest.mark.slow
