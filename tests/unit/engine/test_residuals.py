@@ -272,10 +272,13 @@ def test_residuals_of_a_host_stay_where_they_are_when_shards_are_cut_anew(monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("over", ["hosts", "all"])
-def test_virtual_shards_lose_the_same_on_any_number_of_ranks(tmp_path, over):
-    """Some have no gradient of a tensor: its residual waits there, whoever computes the shards beside it."""
-    wire = zr.Wire(reduce="int4", feedback=True, over=over)
+@pytest.mark.parametrize(("over", "format"), [("hosts", "int8"), ("all", "int4")])
+def test_virtual_shards_lose_the_same_on_any_number_of_ranks(tmp_path, over, format):
+    """Some have no gradient of a tensor: its residual waits there, whoever computes the shards beside it.
+
+    Sums of a few int4 values are exact in float32, in any order; those of int8 are not.
+    """
+    wire = zr.Wire(reduce=format, feedback=True, over=over)
 
     def body(group):
         with zr.open(zr.Plan.zero(3), zr.SGD(lr=1.0), group=group, wire=wire, virtual_shards=8) as rt:
