@@ -223,7 +223,7 @@ def test_a_tensor_that_no_rank_of_a_host_has_a_gradient_of_keeps_what_was_lost(g
         before = {name: lost(name) for name in SHAPES}
         given = values_of(seed=50 + group.rank)
         del given["long"]
-        if group.rank != 0:  # of the others of its host, nobody has one
+        if group.rank != members_of(group)[0][-1]:  # not the rank that codes it, where its host has another
             del given["w"]
         unit.reduce(given)
         rt.step()
@@ -248,8 +248,9 @@ def test_copies_of_the_model_code_within_and_add_their_sums_as_they_are(group):
                 values[name] = values[name] - (added(carried[:half]) + added(carried[half:]))
                 np.testing.assert_array_equal(after[name], values[name], err_msg=name)
         steps_of(None, wire=wire, mesh=zr.mesh(replicate=2, group=group), steps=2, save=path / "copies")
+        offloaded = {"plan": zr.Plan.zero(3, gradient=zr.Tier.NVME), "scratch": path}
         mesh = zr.mesh(replicate=2, group=group)
-        expect_same(steps_of(None, path / "copies", wire=wire, mesh=mesh, steps=2, first=2), found[2:])
+        expect_same(steps_of(None, path / "copies", wire=wire, mesh=mesh, steps=2, first=2, **offloaded), found[2:])
 
 
 @pytest.mark.slow
@@ -293,7 +294,7 @@ def test_top_k_sends_a_few_gradients_and_all_in_the_end(group):
             rt.step()
 
 
-DETERMINISTIC = {"virtual_shards": 8, "clip_norm": 0.8, "wire": zr.Wire(gather="int8", reduce="int4", feedback=True)}
+DETERMINISTIC = {"virtual_shards": 8, "clip_norm": 0.8, "wire": zr.Wire(gather="int8", reduce="int8", feedback=True)}
 
 
 def digests(group, steps=3, *, load=None, save=None, **options):
