@@ -8,7 +8,6 @@ weights included.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -21,12 +20,13 @@ from zerort.engine.model.tensors import Frozen, TensorSpec, frozen_in, full_name
 from zerort.engine.options import Accumulate, keeps_whole_gradients
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import cut_chunks
+from zerort.engine.sizing.state_sizes import fixed_nbytes, state_columns, state_nbytes
 from zerort.engine.wire.coding import Coding
 from zerort.errors import CallError
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
-from zerort.layout.dtypes import TRAINABLE, gradient_dtype
+from zerort.layout.dtypes import gradient_dtype
 from zerort.layout.flat import ALIGNMENT
-from zerort.optim import Optimizer, ParameterGroup, StateSpec, resolve
+from zerort.optim import Optimizer, ParameterGroup, resolve
 
 __all__ = ["PARTS", "ModelSpec", "SectionSize", "Ties", "UnitTies"]
 
@@ -263,7 +263,7 @@ class ModelSpec:
             name=part.section_name(unit),
             parameter=width * at_rest,
             gradient=element * resting + tied_sums,
-            state=max(_state_nbytes(part, layout, self._owned(layout, partition, rank)) for rank in ranks),
+            state=max(state_nbytes(part, layout, self._owned(layout, partition, rank)) for rank in ranks),
             whole=gathered,
             codes=codes,
             sent=max(self._sent(summed_in, partition, rank) for rank in ranks),
@@ -278,9 +278,9 @@ class ModelSpec:
             is_tied=not is_whole and not self._tied_names().isdisjoint(part.tensors),
             is_held=not is_whole,
             numel=mine if self._is_sharded("state") else layout.numel,
-            columns={"parameter": (width,), "gradient": (element,), "state": _state_columns(part)},
+            columns={"parameter": (width,), "gradient": (element,), "state": state_columns(part)},
             reads_parameter=part.master is None or part.master.reads_parameter,
-            fixed=_fixed_nbytes(part),
+            fixed=fixed_nbytes(part),
             movable=self._movable(part, is_whole=is_whole),
         )
 
@@ -364,43 +364,3 @@ class ModelSpec:
 
     def _is_sharded(self, part: str) -> bool:
         return getattr(self.plan, part).placement is Placement.SHARDED
-
-
-def _state_columns(part: Division) -> tuple[Fraction, ...]:
-    """Return the bytes per element of master weights and of each kind of state that has one element per parameter's."""
-    kinds = {spec.name: spec.width for name in part.tensors for spec in _states_of(part, name) if spec.shape is None}
-    masters = () if part.master is None else (Fraction(itemsize(part.master.dtype)),)
-    return (*kinds.values(), *masters)
-
-
-def _states_of(part: Division, name: str) -> tuple[StateSpec, ...]:
-    assert part.optimizers is not None
-    return part.optimizers[name].states_in(TRAINABLE[part.dtype].updated_in, part.tensors[name].shape)
-
-
-def _fixed_nbytes(part: Division) -> int:
-    """Return the bytes of state that has a shape of its own."""
-    return sum(
-        itemsize(spec.dtype) * math.prod(spec.shape)
-        for name in part.tensors
-        for spec in _states_of(part, name)
-        if spec.shape is not None
-    )
-
-
-def _state_nbytes(part: Division, layout: FlatLayout, owned: tuple[int, int]) -> int:
-    first, last = owned
-    nbytes = _fixed_nbytes(part) + (0 if part.master is None else itemsize(part.master.dtype) * (last - first))
-    having: dict[tuple[str, Fraction], list[str]] = {}
-    for extent in layout.extents:
-        for spec in _states_of(part, extent.name):
-            if spec.shape is None:
-                having.setdefault((spec.name, spec.width), []).append(extent.name)
-    for (_, width), names in having.items():
-        if len(names) == len(layout.extents):
-            nbytes += int(width * (last - first))
-        else:  # kept without the others, and without padding
-            overlaps = layout.overlaps(first, last)
-            numel = sum(o.in_extent.stop - o.in_extent.start for o in overlaps if o.extent.name in names)
-            nbytes += int(width * numel)
-    return nbytes
