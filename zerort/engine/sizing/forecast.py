@@ -209,7 +209,8 @@ def _checked_hosts(hosts: Sequence[int] | None, *, size: int, one_memory: bool) 
     """Return a number for each rank's host."""
     if hosts is None:
         return (0,) * size if one_memory else tuple(range(size))
-    if len(hosts) != size or one_memory != (len(set(hosts)) == 1):
+    is_one = len(set(hosts)) == 1
+    if len(hosts) != size or (size > 1 and one_memory != is_one):  # one rank on a GPU shares its memory with nobody
         raise CallError(
             f"Expected hosts to have a number for each of {size} ranks, one for all if one_memory=True; got {hosts!r} "
             f"and one_memory={one_memory}."
