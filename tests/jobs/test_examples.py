@@ -181,6 +181,17 @@ def test_a_slow_rank_is_named_and_given_less(tmp_path):
     assert (tmp_path / "steps.png").stat().st_size > 1000
 
 
+def test_fewer_bytes_with_the_same_losses():
+    words = ("--exact", "--over", "all", "--steps", "2", "--width", "32", "--layers", "1", "--lr", "1e-5")
+    result = run_job(2, [EXAMPLES / "train_slow_link.py", *words], timeout=100)
+    assert result.code == 0, result.output
+    assert len(set(re.findall(r"loss ([\d.]+) after", result.output))) == 1, result.output
+    shape = r"gather delta \(lossless\): .*, ([\d.]+)KiB through collectives \(uncoded: ([\d.]+)KiB\)"
+    moved, uncoded = map(float, re.search(shape, result.output).groups())
+    assert moved < 0.75 * uncoded
+    assert "as they are, gathered once: " in result.output
+
+
 def test_codes_move_less_than_a_quarter():
     words = ("--over", "all", "--steps", "2", "--width", "32", "--layers", "1")
     result = run_job(2, [EXAMPLES / "train_slow_link.py", *words], timeout=100)

@@ -40,3 +40,7 @@ class TestArrays(ChunkedArrayContract):
 
 class TestParameters(ParametersContract):
     pass
+
+
+class TestSecondCopies(ParametersContract):
+    secondary = True

@@ -2,6 +2,7 @@
 
 redistribute.py   the placement table as code: which collective turns one placement into another
 gather.py         how ranges become the whole: as they are, or as codes that every rank decodes
+delta_gather.py   the same by what has changed since it was last made
 leaves.py         one fixed pairwise tree over a step's micro-batches, and which rank computes which
 tree.py           sums in it of whole gradients, whichever rank computed what
 folding.py        the same of shards: slices are folded as they arrive
@@ -17,6 +18,7 @@ views.py          tensors by name, for as long as their buffer is gathered
 """
 
 from zerort.buffer.bucket import GradientBucket
+from zerort.buffer.delta_gather import DeltaGather, delta_room_nbytes, tell_sizes
 from zerort.buffer.folding import FoldedShard, Folding
 from zerort.buffer.gather import PLAIN, CodedGather, RangeGather
 from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
@@ -36,6 +38,7 @@ __all__ = [
     "BucketKernels",
     "CodedGather",
     "CodedReduce",
+    "DeltaGather",
     "FoldedShard",
     "Folding",
     "GradientBucket",
@@ -51,11 +54,13 @@ __all__ = [
     "TiedSums",
     "TreeSum",
     "Views",
+    "delta_room_nbytes",
     "gathering",
     "insert",
     "redistribute",
     "sent_nbytes",
     "sum_over_copies",
+    "tell_sizes",
     "tree_reduce_scatter",
     "unit_title",
 ]

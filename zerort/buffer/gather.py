@@ -2,6 +2,7 @@
 
     PlainGather    all_gather                                                 nothing moves where ranks share memory
     CodedGather    encode my range ── all_gather of codes ──> decode them all    every rank has the same bits, mine too
+    DeltaGather    only what has changed of the ranges travels                   delta_gather.py
 
 Blocks lie by global element index, and ranges begin at multiples of them: the decoded whole does not depend on how
 ranks cut it (decision 0126).
@@ -10,6 +11,7 @@ ranks cut it (decision 0126).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -27,11 +29,22 @@ __all__ = ["PLAIN", "CodedGather", "PlainGather", "RangeGather"]
 class RangeGather(Protocol):
     """How ranges become the whole."""
 
+    needs_base: bool
+    """Whether ``out`` has to hold the whole of before, the same on every rank: zeros at first."""
+
     def room_nbytes(self, partition: Partition) -> int:
         """Return the bytes of memory that it takes besides the whole."""
 
     def moves(self, group: Group) -> bool:
         """Say whether ranges that ranks have written to one memory have to move all the same."""
+
+    def measure(self, mine: Array, before: Array) -> int | None:
+        """Return how many bytes this rank is going to send of its range; None: the others know without being told.
+
+        Args:
+            mine: Its range.
+            before: The same of the whole of before.
+        """
 
     def start(
         self,
@@ -43,6 +56,7 @@ class RangeGather(Protocol):
         name: str,
         padding: int,
         traffic: Counter[str] | None,
+        told: Sequence[int] | None = None,
     ) -> Ticket[Array]:
         """Bring all ranks' ranges to ``out``; every rank calls this.
 
@@ -54,11 +68,14 @@ class RangeGather(Protocol):
             name: What to call it in errors and traces.
             padding: Elements at the end of the whole that are not counted.
             traffic: Where moved bytes are counted, by collective.
+            told: What every rank had `measure`d, if they have told each other.
         """
 
 
 class PlainGather:
     """Ranges travel as they are."""
+
+    needs_base = False
 
     def room_nbytes(self, partition: Partition) -> int:
         """Return 0: they go where they belong."""
@@ -67,6 +84,10 @@ class PlainGather:
     def moves(self, group: Group) -> bool:
         """Say whether ranks do not share memory."""
         return not group.one_memory
+
+    def measure(self, mine: Array, before: Array) -> int | None:
+        """Return None: that depends on the partition alone."""
+        return None
 
     def start(
         self,
@@ -78,6 +99,7 @@ class PlainGather:
         name: str,
         padding: int,
         traffic: Counter[str] | None,
+        told: Sequence[int] | None = None,
     ) -> Ticket[Array]:
         """Bring all ranks' ranges to ``out``."""
         return redistribute(
@@ -106,6 +128,7 @@ class CodedGather:
     """Memory of this rank's own for the codes of the whole."""
     uncoded: Counter[str]
     """Where bytes are counted that would have moved without it, by collective."""
+    needs_base = False
 
     def room_nbytes(self, partition: Partition) -> int:
         """Return the bytes of the codes of the whole."""
@@ -114,6 +137,10 @@ class CodedGather:
     def moves(self, group: Group) -> bool:
         """Say that they move: ranks compute with what was decoded, not with what lies in the memory they share."""
         return True
+
+    def measure(self, mine: Array, before: Array) -> int | None:
+        """Return None: that depends on the partition alone."""
+        return None
 
     def start(
         self,
@@ -125,6 +152,7 @@ class CodedGather:
         name: str,
         padding: int,
         traffic: Counter[str] | None,
+        told: Sequence[int] | None = None,
     ) -> Ticket[Array]:
         """Bring what is decoded of all ranks' ranges to ``out``.
 

@@ -15,7 +15,7 @@ that the whole array has there, so results do not depend on how ranks cut an arr
 
 from __future__ import annotations
 
-from zerort.codec.delta import apply_delta, encode_delta
+from zerort.codec.delta import DeltaSize, apply_delta, delta_nbytes, encode_delta, measure_delta
 from zerort.codec.formats import BFLOAT16, FORMATS, INT4, INT8, Format, find_format
 from zerort.codec.planes import join_planes, split_planes
 from zerort.codec.rounding import Stochastic
@@ -32,13 +32,16 @@ __all__ = [
     "ROWS",
     "BlockRows",
     "Coded",
+    "DeltaSize",
     "Format",
     "LargestFormat",
     "Stochastic",
     "SummandFormat",
     "apply_delta",
+    "delta_nbytes",
     "encode_delta",
     "find_format",
     "join_planes",
+    "measure_delta",
     "split_planes",
 ]

@@ -13,7 +13,7 @@ delta that is applied twice does no harm, and errors do not add up. Host arrays 
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from zerort import native
 from zerort.errors import CallError
 from zerort.typing import Array
 
-__all__ = ["HEADER_NBYTES", "apply_delta", "encode_delta"]
+__all__ = ["HEADER_NBYTES", "DeltaSize", "apply_delta", "delta_nbytes", "encode_delta", "measure_delta"]
 
 _GAPS, _BITMAP, _ALL = 0, 1, 2
 _HEADER = struct.Struct("<BB6xQQ")
@@ -29,12 +29,24 @@ HEADER_NBYTES = _HEADER.size
 """Bytes of a delta without changes."""
 
 
-def encode_delta(base: Array, now: Array) -> Array:
-    """Return the changes from ``base`` to ``now`` as bytes.
+class DeltaSize(NamedTuple):
+    """What a delta takes."""
 
-    Args:
-        base: 1-D, contiguous, elements of 1, 2, 4 or 8 bytes.
-        now: The same dtype and length. Compared and carried as bits: NaN and -0.0 too.
+    way: int
+    """How positions are written."""
+    changed: int
+    """Elements that differ."""
+    nbytes: int
+    """Bytes of the delta, its header included."""
+
+
+def delta_nbytes(numel: int, itemsize: int) -> int:
+    """Return the bytes of a delta of an array at their most."""
+    return HEADER_NBYTES + numel * itemsize
+
+
+def measure_delta(base: Array, now: Array) -> DeltaSize:
+    """Return what the changes from ``base`` to ``now`` take, of arrays as `encode_delta` takes them.
 
     Raises:
         ValueError: If the arrays are not alike.
@@ -48,10 +60,27 @@ def encode_delta(base: Array, now: Array) -> Array:
         _ALL: numel * itemsize,
     }
     way = min(sizes, key=lambda one: (sizes[one], one))
-    payload = np.empty(HEADER_NBYTES + sizes[way], np.uint8)
-    count = numel if way == _ALL else changed
-    payload[:HEADER_NBYTES] = np.frombuffer(_HEADER.pack(way, itemsize, numel, count), np.uint8)
-    values, positions = _parts(payload, count, itemsize)
+    return DeltaSize(way, changed, HEADER_NBYTES + sizes[way])
+
+
+def encode_delta(base: Array, now: Array, *, size: DeltaSize | None = None, out: Array | None = None) -> Array:
+    """Return the changes from ``base`` to ``now`` as bytes.
+
+    Args:
+        base: 1-D, contiguous, elements of 1, 2, 4 or 8 bytes.
+        now: The same dtype and length. Compared and carried as bits: NaN and -0.0 too.
+        size: What `measure_delta` said of these very arrays, if it was asked.
+        out: Where to put them: uint8, of the delta's bytes, at an address that 8 divides; new memory if None.
+
+    Raises:
+        ValueError: If the arrays are not alike, or not those that were measured.
+    """
+    way, changed, nbytes = measure_delta(base, now) if size is None else size
+    before, after = _bits(base), _bits(now)
+    payload = np.empty(nbytes, np.uint8) if out is None else out
+    count = after.size if way == _ALL else changed
+    payload[:HEADER_NBYTES] = np.frombuffer(_HEADER.pack(way, after.itemsize, after.size, count), np.uint8)
+    values, positions = _parts(payload, count, after.itemsize)
     if way == _ALL:
         values[:] = after
     else:

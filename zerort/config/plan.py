@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from zerort.config.budget import Budget
 from zerort.config.residence import ZERO, Residence, Tier
@@ -51,29 +51,41 @@ class Plan:
     state: Residence
     """The optimizer's state, master weights included."""
 
+    secondary: Literal["host"] | None = None
+    """Where gathered parameters stay until the next update, beside the shards at rest: ``"host"``, once on each, so
+    that backward crosses no wire. None: nowhere."""
+
     @classmethod
     def zero(
-        cls, stage: int, *, parameter: Tier = Tier.DEVICE, gradient: Tier = Tier.DEVICE, state: Tier = Tier.DEVICE
+        cls,
+        stage: int,
+        *,
+        parameter: Tier = Tier.DEVICE,
+        gradient: Tier = Tier.DEVICE,
+        state: Tier = Tier.DEVICE,
+        secondary: Literal["host"] | None = None,
     ) -> Plan:
         """Look up a ZeRO stage and say in which tier each part rests.
 
         ``Plan.zero(2, state=Tier.HOST)`` is ZeRO-Offload; ``Plan.zero(3, parameter=Tier.NVME, gradient=Tier.HOST,
-        state=Tier.NVME)`` is ZeRO-Infinity.
+        state=Tier.NVME)`` is ZeRO-Infinity; ``Plan.zero(3, secondary="host")`` is hpZ of ZeRO++.
 
         Args:
             stage: A row of `ZERO`.
             parameter: Where parameters rest.
             gradient: Where gradients rest.
             state: Where optimizer state rests.
+            secondary: ``"host"``: gathered parameters stay once on each host until the next update.
 
         Raises:
-            PlanError: There is no such row.
+            PlanError: There is no such row, or no such plan.
         """
         row = ZERO.get(stage) if isinstance(stage, int) and not isinstance(stage, bool) else None
         if row is None:
             raise PlanError(f"Expected a ZeRO stage out of {', '.join(map(str, ZERO))}; got {stage!r}.")
         tiers = (parameter, gradient, state)
-        return cls(*(Residence(placement, tier=tier) for placement, tier in zip(row, tiers, strict=True)))
+        parts = (Residence(placement, tier=tier) for placement, tier in zip(row, tiers, strict=True))
+        return cls(**dict(zip(_PARTS, parts, strict=True)), secondary=secondary)
 
     @staticmethod
     def fit(*, device: str | int = 0, host: str | int = 0, nvme: str | int = 0, stage: int = 3) -> Budget:
@@ -115,9 +127,35 @@ class Plan:
             if residence.tier is Tier.NVME and residence.placement not in allowed:
                 raise PlanError(f"Expected the {part} on NVME to be SHARDED, got {residence.placement}. {cure}")
 
+        if self.secondary not in (None, "host"):
+            raise PlanError(f"Expected secondary to be 'host', or None for no second copy, got {self.secondary!r}.")
+        if self.secondary is not None and self.parameter.placement is not Placement.SHARDED:
+            raise PlanError(
+                f"Expected SHARDED parameters with secondary='host', got {self.parameter.placement} ones, which every "
+                "rank keeps whole. Use zr.Plan.zero(3), or leave secondary= out."
+            )
+        if self.secondary is not None and self.parameter.tier is Tier.NVME:
+            raise PlanError(
+                "Expected parameters in memory with secondary='host', which keeps the whole model there on each host, "
+                "got parameters on NVME. Use parameter=Tier.DEVICE, or leave secondary= out."
+            )
+
+    def check_device(self, *, on_gpus: bool) -> None:
+        """Raise unless ranks that compute on GPUs, or on the host, can have it.
+
+        Raises:
+            PlanError: They cannot.
+        """
+        if self.secondary is not None and on_gpus:
+            raise PlanError(
+                "Expected ranks that compute on the host with secondary='host', got GPUs, which share no memory to "
+                "keep it in. Leave secondary= out."
+            )
+
     def describe(self, *, gpus: bool) -> str:
         """Say what lives where on ranks that compute on GPUs, or on the host: there is one memory then."""
-        return " | ".join(f"{part} {getattr(self, part).describe(gpus=gpus)}" for part in _PARTS)
+        parts = [f"{part} {getattr(self, part).describe(gpus=gpus)}" for part in _PARTS]
+        return " | ".join(parts + ["gathered parameters on each host"] * (self.secondary is not None))
 
     def __str__(self) -> str:
         return self.describe(gpus=True)

@@ -7,10 +7,13 @@ from typing import Final, Literal
 
 from zerort.errors import CallError
 
-__all__ = ["WIRE_FORMATS", "TopK", "Wire"]
+__all__ = ["GATHER_FORMATS", "WIRE_FORMATS", "TopK", "Wire"]
 
 WIRE_FORMATS: Final = ("int8", "int4", "bfloat16")
 """What values can travel as."""
+
+GATHER_FORMATS: Final = (*WIRE_FORMATS, "delta")
+"""What parameters can travel as: also as what has changed of them."""
 
 _ALSO: Final = {"bf16": "bfloat16"}
 
@@ -38,16 +41,20 @@ class TopK:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """How values travel: in fewer bytes, with an error of at most half a step of their block.
+    """How values travel: in fewer bytes, with an error of at most half a step of their block; deltas have none.
 
     >>> Wire(gather="int8", reduce="int4")
     Wire(gather='int8', reduce='int4', feedback=False, over='hosts')
     """
 
-    gather: Literal["int8", "int4", "bfloat16", "bf16"] | None = None
+    gather: Literal["int8", "int4", "bfloat16", "bf16", "delta"] | None = None
     """What gathered parameters travel as: ``"int8"`` (0.254 of float32's bytes), ``"int4"`` (0.129) or ``"bfloat16"``.
-    Every rank computes with the decoded values, the owner of a shard, too; updates go to the exact shard. None: as they
-    are."""
+    Every rank computes with the decoded values, the owner of a shard, too; updates go to the exact shard.
+
+    ``"delta"``, for parameters of 16 bits: after an update only the elements whose bits have changed travel, once.
+    Lossless. Each host keeps the whole model between steps, which they are applied to.
+
+    None: as they are."""
 
     reduce: Literal["int8", "int4", "bfloat16", "bf16"] | TopK | None = None
     """What gradients travel as, from each sender to the owner of a shard, who decodes them and sums them in float32, in
@@ -62,20 +69,20 @@ class Wire:
 
     over: Literal["hosts", "all"] = "hosts"
     """Between which ranks: ``"hosts"``, only where ranks do not all share memory, or with `virtual_shards`, whose bits
-    do not depend on ranks; ``"all"``, everywhere, also on one rank."""
+    do not depend on ranks (those of deltas never do); ``"all"``, everywhere, also on one rank."""
 
     def __post_init__(self) -> None:
         if self.gather is None and self.reduce is None:
             raise CallError("Expected Wire(gather=), Wire(reduce=) or both, got neither. Leave wire= out instead.")
-        for field in ("gather", "reduce"):
+        for field, formats in (("gather", GATHER_FORMATS), ("reduce", WIRE_FORMATS)):
             given = getattr(self, field)
             name = _ALSO.get(given, given) if isinstance(given, str) else given
             object.__setattr__(self, field, name)
-            is_named = type(name) in (str, type(None)) and name in (None, *WIRE_FORMATS)
+            is_named = type(name) in (str, type(None)) and name in (None, *formats)
             if not is_named and not (field == "reduce" and isinstance(name, TopK)):
                 others = ", or zr.TopK(0.01)" * (field == "reduce")
                 raise CallError(
-                    f"Expected Wire({field}=) to be one of {', '.join(map(repr, WIRE_FORMATS))}{others}, got {name!r}. "
+                    f"Expected Wire({field}=) to be one of {', '.join(map(repr, formats))}{others}, got {name!r}. "
                     "Leave it out for values that travel as they are."
                 )
         if self.feedback is None:
@@ -95,4 +102,5 @@ class Wire:
             one_memory: Whether they share memory, in which nothing travels.
             virtual_shards: Micro-batches of a step in deterministic mode, in which every number of ranks codes alike.
         """
-        return self.over == "all" or not one_memory or virtual_shards is not None
+        is_lossy = self.gather not in (None, "delta") or self.reduce is not None
+        return self.over == "all" or not one_memory or (is_lossy and virtual_shards is not None)

@@ -200,6 +200,7 @@ def _prepare(
             f"Expected one weight for each of {ranks.shard.size} ranks that share the model, got "
             f"{len(settings.shard_weights)}: {settings.shard_weights!r}."
         )
+    plan.check_device(on_gpus=on_gpus)
     check_frozen_format(settings.frozen_format, on_gpus=on_gpus)
     if settings.wire is not None:
         _check_wire(ranks, plan, settings, settings.wire)
@@ -259,6 +260,11 @@ def _check_wire(ranks: Mesh, plan: Plan, settings: RuntimeOptions, wire: Wire) -
         raise PlanError(
             f"Expected a plan that shards parameters with Wire(gather={wire.gather!r}), got {plan.parameter.placement} "
             "ones, which every rank keeps whole. Use zr.Plan.zero(3), or leave gather= out."
+        )
+    if wire.gather == "delta" and plan.parameter.tier is Tier.NVME:
+        raise PlanError(
+            "Expected parameters in memory with Wire(gather='delta'), which keeps the whole model there on each host, "
+            "got parameters on NVME. Use parameter=Tier.DEVICE, or leave gather= out."
         )
     if wire.reduce is None:
         return

@@ -116,7 +116,7 @@ class StepReport:
 
     wire: str = ""
     """What travelled as codes, which changes the results, such as ``"gather int8, reduce int4"``, and whether they
-    depend on the number of ranks; empty if nothing did."""
+    depend on the number of ranks; ``"gather delta (lossless)"`` changes none. Empty if nothing did."""
 
     state: str = ""
     """The form that optimizer state is kept in where that changes the results: ``"int8 moments"``; else empty."""
@@ -185,6 +185,10 @@ class MemoryReport:
     gathered: int = 0
     """Slots for gathered units, and for their codes while these travel: reserved, whether in use or not."""
 
+    host_copy: int = 0
+    """Whole parameters that stay on this host between gathers, once for all of its ranks that share memory: the base of
+    ``Wire(gather="delta")``, or ``Plan.zero(3, secondary="host")``."""
+
     gathered_peak: int = 0
     """Most bytes of gathered units that were in slots at once. 0 where ranks share memory: a gather takes none."""
 
@@ -201,8 +205,8 @@ class MemoryReport:
 
     def __str__(self) -> str:
         parts = ["parameter", "gradient", "state", "buckets", "gathered"]
-        parts += [part for part in ("streaming", "nvme") if getattr(self, part)]
-        return ", ".join(f"{part} {format_bytes(getattr(self, part))}" for part in parts)
+        parts += [part for part in ("host_copy", "streaming", "nvme") if getattr(self, part)]
+        return ", ".join(f"{part.replace('_', ' ')} {format_bytes(getattr(self, part))}" for part in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,6 +210,11 @@ def test_codes_at_rest_and_masks_are_refused(gpus):
         zr.open(group=gpus, optimizer=zr.AdamW(lr=1e-3), param_groups=groups)
 
 
+def test_what_stays_in_the_memory_of_a_host_is_refused(gpus):
+    with pytest.raises(PlanError, match=r"Expected ranks that compute on the host with secondary='host', got GPUs"):
+        zr.open(zr.Plan.zero(3, secondary="host"), group=gpus)
+
+
 def _shapes(unit):
     return [(name, gpu_runs.SHAPES[name]) for name in unit.trainable]
 

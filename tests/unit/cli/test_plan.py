@@ -148,6 +148,29 @@ def test_without_a_budget_every_plan_is_answered(
     assert [line[0] for line in lines if line[:1] and line[0].startswith("zero")] == ["zero1"]
 
 
+def test_a_second_copy_is_planned_for_where_machines_share_no_memory(
+    params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "plans.json"
+    code, lines = plan(capsys, params, "--ranks", "4", "--machines", "2", "--micro-steps", "2", "--json", str(out))
+    assert code == 0
+    told, model = json.loads(out.read_text())["plans"], read_model(params)
+    expected = zr.forecast(
+        model,
+        plan=zr.Plan.zero(3, secondary="host"),
+        optimizer=zr.AdamW(lr=1e-3),
+        size=4,
+        frozen={unit: unit == "ids" for unit in model},
+        one_memory=False,
+        micro_steps=2,
+    )
+    assert expected.host_copy > 0 == expected.gathered
+    assert all(getattr(expected, part) == nbytes for part, nbytes in told["zero3-secondary"].items())
+    assert [line[0] for line in lines if line[:1] == ["zero3-secondary:"]][:1] == ["zero3-secondary:"]
+    plan(capsys, params, "--ranks", "4", "--json", str(out))
+    assert "zero3-secondary" not in json.loads(out.read_text())["plans"]
+
+
 def test_a_gpu_for_each_rank_is_planned_for(params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "plans.json"
     code, lines = plan(capsys, params, "--ranks", "3", "--device", "cuda", "--dtype", "float16", "--json", str(out))

@@ -16,7 +16,8 @@ TINY = ["bench", "wire", "--numel", "20K", "--seconds", "0.005"]
 def test_every_codec_is_a_row_with_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "result.json"
     assert main([*TINY, "--json", str(path)]) == 0
-    rows = {row["codec"]: row for row in json.loads(path.read_text())["rows"]}
+    found = json.loads(path.read_text())
+    rows = {row["codec"]: row for row in found["rows"]}
     assert rows["int8"]["part"] == pytest.approx(0.254, rel=0.01)
     assert rows["int4"]["part"] == pytest.approx(0.129, rel=0.01)
     assert rows["delta, 1% changed"]["part"] <= 0.016 + 0.01
@@ -25,6 +26,9 @@ def test_every_codec_is_a_row_with_its_figures(tmp_path: Path, capsys: pytest.Ca
         assert row["decode_ratio"] == pytest.approx(row["memcpy_ms"] / row["decode_ms"])
         assert row["error"] <= 1.0
         assert (row["error"] == 0) == name.startswith(("delta", "byte"))
+    assert [row["lr"] for row in found["shares"]] == [1e-6, 1e-5, 3e-4]
+    assert 0 < found["shares"][0]["changed"] < found["shares"][1]["changed"] < found["shares"][2]["changed"] < 1
+    assert all(row["part"] <= row["bound"] for row in found["shares"])
     out = capsys.readouterr().out
     assert all(name in out for name in rows)
     assert "wrong values: 0" in out

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerort import native
-from zerort.codec import apply_delta, encode_delta, join_planes, split_planes
+from zerort.codec import apply_delta, delta_nbytes, encode_delta, join_planes, measure_delta, split_planes
 from zerort.codec.delta import HEADER_NBYTES
 from zerort.errors import CallError
 from zerort.native import reference
@@ -55,6 +55,19 @@ def test_a_delta_is_as_small_as_promised(share):
     assert part <= 1.01
     if share == 0:
         assert part * now.nbytes == HEADER_NBYTES
+
+
+@pytest.mark.parametrize("share", [0, 0.01, 0.2, 1])
+def test_a_delta_goes_where_it_was_measured_for(share):
+    base, now = pair(3_001, share)
+    size = measure_delta(base, now)
+    assert size.changed == np.count_nonzero(base.view(np.uint16) != now.view(np.uint16))
+    room = np.zeros(delta_nbytes(now.size, now.itemsize) + 8, np.uint8)
+    assert size.nbytes <= delta_nbytes(now.size, now.itemsize)
+    payload = encode_delta(base, now, size=size, out=room[: size.nbytes])
+    assert payload.tobytes() == encode_delta(base, now).tobytes() == room[: size.nbytes].tobytes()
+    assert not room[size.nbytes :].any()
+    assert rebuilt(base, payload).tobytes() == now.tobytes()
 
 
 @settings(max_examples=80, deadline=None)

@@ -64,6 +64,28 @@ def test_a_refusal_says_what_is_wrong_and_how_to_cure_it(row: tuple[Placement, .
         Plan(*map(Residence, row))
 
 
+@pytest.mark.parametrize(
+    ("stage", "settings", "message"),
+    [
+        (3, {"secondary": "node"}, r"Expected secondary to be 'host', or None for no second copy, got 'node'\."),
+        (2, {"secondary": "host"}, r"Expected SHARDED parameters with secondary='host', got REPLICATED ones, .*zero"),
+        (
+            3,
+            {"secondary": "host", "parameter": Tier.NVME},
+            r"Expected parameters in memory with secondary='host'.*NVME",
+        ),
+    ],
+)
+def test_a_second_copy_is_of_shards_in_memory(stage: int, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Plan.zero(stage, **settings)
+    plan = Plan.zero(3, secondary="host")
+    assert str(plan) == f"{Plan.zero(3)} | gathered parameters on each host"
+    assert eval(repr(plan), {**vars(config), "Placement": Placement}) == plan != Plan.zero(3)
+    with pytest.raises(PlanError, match=r"Expected ranks that compute on the host with secondary='host', got GPUs"):
+        plan.check_device(on_gpus=True)
+
+
 @pytest.mark.parametrize("stage", [4, -1, "3", None])
 def test_unknown_stages_are_refused(stage: int) -> None:
     with pytest.raises(PlanError, match=rf"^Expected a ZeRO stage out of 0, 1, 2, 3; got {stage!r}\."):

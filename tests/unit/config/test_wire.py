@@ -9,6 +9,7 @@ from zerort.codec import FORMATS
 from zerort.config.wire import WIRE_FORMATS
 from zerort.engine.wire.coding import Coding
 from zerort.errors import CallError
+from zerort.layout.flat import ALIGNMENT
 
 
 def test_a_wire_names_codecs_that_there_are() -> None:
@@ -22,13 +23,20 @@ def test_a_wire_names_codecs_that_there_are() -> None:
     ("fields", "message"),
     [
         ({}, "Expected Wire(gather=), Wire(reduce=) or both, got neither. Leave wire= out instead."),
-        ({"gather": "fp8"}, "Expected Wire(gather=) to be one of 'int8', 'int4', 'bfloat16', got 'fp8'."),
-        ({"gather": 8}, "Expected Wire(gather=) to be one of 'int8', 'int4', 'bfloat16', got 8."),
+        ({"gather": "fp8"}, "Expected Wire(gather=) to be one of 'int8', 'int4', 'bfloat16', 'delta', got 'fp8'."),
+        ({"gather": 8}, "Expected Wire(gather=) to be one of 'int8', 'int4', 'bfloat16', 'delta', got 8."),
         (
             {"reduce": "fp8"},
             "Expected Wire(reduce=) to be one of 'int8', 'int4', 'bfloat16', or zr.TopK(0.01), got 'fp8'.",
         ),
-        ({"gather": zr.TopK(0.1)}, "Expected Wire(gather=) to be one of 'int8', 'int4', 'bfloat16', got TopK(0.1)."),
+        (
+            {"gather": zr.TopK(0.1)},
+            "Expected Wire(gather=) to be one of 'int8', 'int4', 'bfloat16', 'delta', got TopK(0.1).",
+        ),
+        (
+            {"reduce": "delta"},
+            "Expected Wire(reduce=) to be one of 'int8', 'int4', 'bfloat16', or zr.TopK(0.01), got 'delta'.",
+        ),
         ({"gather": "int8", "feedback": True}, "Expected Wire(feedback=True) with reduce=, whose losses"),
         ({"reduce": "int8", "feedback": 1}, "Expected Wire(feedback=True) with reduce=, whose losses"),
         ({"gather": "int8", "over": "nodes"}, "Expected Wire(over=) to be 'hosts' or 'all', got 'nodes'."),
@@ -68,6 +76,26 @@ def test_shared_memory_is_not_coded_unless_all_is(over, one_memory, virtual_shar
     coding = Coding.of(wire, one_memory=one_memory, virtual_shards=virtual_shards)
     assert (coding is not None) == codes
     assert Coding.of(None, one_memory=False, virtual_shards=8) is None
+
+
+@pytest.mark.parametrize(
+    ("over", "one_memory", "virtual_shards", "sends"),
+    [("hosts", True, None, False), ("hosts", True, 8, False), ("hosts", False, 8, True), ("all", True, None, True)],
+)
+def test_deltas_are_exact_and_so_only_where_bytes_travel(over, one_memory, virtual_shards, sends) -> None:
+    coding = Coding.of(zr.Wire(gather="delta", over=over), one_memory=one_memory, virtual_shards=virtual_shards)
+    assert (coding is not None) == sends
+    if coding is not None:
+        assert [coding.sends_deltas(dtype) for dtype in ("bfloat16", "float16", "int32")] == [True, True, False]
+        assert coding.alignment == ALIGNMENT  # as without: deltas have no blocks
+
+
+def test_deltas_beside_sums_that_are_coded_in_shared_memory_too_are_not_sent() -> None:
+    wire = zr.Wire(gather="delta", reduce="int8")
+    coding = Coding.of(wire, one_memory=True, virtual_shards=8)
+    assert coding is not None
+    assert not coding.sends_deltas("bfloat16")
+    assert coding.describe(gathered=["bfloat16"], reduced=["float32"]) == "reduce int8"
 
 
 def test_options_refuse_what_is_no_wire() -> None:

@@ -107,9 +107,12 @@ def _within_budget(
 def _under_every_plan(screen: Screen, options: argparse.Namespace, model: Model) -> dict[str, Any]:
     """Show what the model takes of memory under each plan, and return it for JSON."""
     found = {}
-    for stage in ZERO if options.stage is None else (options.stage,):
-        forecasts = _forecasts(options, model, Plan.zero(stage))
-        found[f"zero{stage}"] = max((one.memory for one in forecasts), key=_in_memory)
+    plans = {f"zero{stage}": Plan.zero(stage) for stage in (ZERO if options.stage is None else (options.stage,))}
+    if "zero3" in plans and options.machines > 1 and not options.on_gpus:
+        plans["zero3-secondary"] = Plan.zero(3, secondary="host")
+    for name, plan in plans.items():
+        forecasts = _forecasts(options, model, plan)
+        found[name] = max((one.memory for one in forecasts), key=_in_memory)
     table = new_table("bytes of memory on the rank that takes most")
     for name in ("plan", *PARTS, "besides", "all"):
         table.add_column(name, justify="left" if name == "plan" else "right", no_wrap=True)
@@ -120,13 +123,14 @@ def _under_every_plan(screen: Screen, options: argparse.Namespace, model: Model)
     screen.print("")
     screen.print(table)
     screen.print("besides: gradient buckets and gathered units. Activations are your program's own.")
+    if "zero3-secondary" in found:
+        screen.print('zero3-secondary: secondary="host", whose whole parameters ranks of a machine share.')
     if options.micro_steps > 1:
         for name in found:
-            screen.print(f"{name}: {_summed(options, int(name.removeprefix('zero')))}")
+            screen.print(f"{name}: {_summed(options, int(name.removeprefix('zero').removesuffix('-secondary')))}")
     screen.print("What part of it goes to a disk within a budget: --host 8GiB --nvme 200GiB")
-    return {
-        "plans": {name: {part: getattr(memory, part) for part in (*PARTS, *_WORKING)} for name, memory in found.items()}
-    }
+    told = (*PARTS, *_WORKING, "host_copy")
+    return {"plans": {name: {part: getattr(memory, part) for part in told} for name, memory in found.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,7 @@ class _Forecast:
 
 
 def _in_memory(memory: MemoryReport) -> int:
-    return memory.at_rest + memory.buckets + memory.gathered + memory.streaming
+    return memory.at_rest + memory.buckets + memory.gathered + memory.host_copy + memory.streaming
 
 
 def _micro_steps(options: argparse.Namespace) -> int:

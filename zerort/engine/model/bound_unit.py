@@ -51,7 +51,7 @@ class BoundUnit:
         self._holders = 0
         self._gathered = ExitStack()
         sections = () if unit is None else unit.sections
-        self.is_resident = not any(section.parameters.needs_room for section in sections)
+        self.is_resident = all(section.parameters.is_resident for section in sections)
         """Whether the whole unit always lies where this rank can read it, at one address."""
         self.places: Mapping[str, TensorPlace] = {} if unit is None else _places_of(unit)
         """Where its own tensors lie, by local name."""

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from zerort.buffer import (
     PLAIN,
     CodedGather,
+    DeltaGather,
     RangeGather,
 )
 from zerort.comm.agreed import raise_together
@@ -87,6 +88,8 @@ class Section(SectionGradients):
             gather=self._gather_of(self.layout.dtype),
             rows=self._rows,
             uncoded=context.ledger.uncoded,
+            secondary=context.plan.secondary is not None,
+            copy=None if before is None else before.parameters.copy,
         )
         if self._optimizers is None:
             return
@@ -115,6 +118,8 @@ class Section(SectionGradients):
     def _gather_of(self, dtype: str) -> RangeGather:
         """Return how its ranges become the whole."""
         context = self._context
+        if context.coding is not None and context.coding.sends_deltas(dtype) and self._rows is None:
+            return DeltaGather(context.slots.codes, context.ledger.uncoded)
         format = None if context.coding is None else context.coding.gather_format(dtype)
         if format is None or self._rows is not None:  # what rests as codes travels as these
             return PLAIN

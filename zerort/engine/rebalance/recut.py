@@ -168,4 +168,4 @@ def _give_back(context: Context, section: Section, *, beside: Section) -> None:
         if isinstance(column.memory, np.ndarray):
             context.host.free(column.memory)
     if section.parameters.at_rest is None:
-        section.parameters.close()
+        section.parameters.close_range()

@@ -22,6 +22,7 @@ from zerort.config import Tier
 from zerort.engine.residence.choose import SectionResidence, reach_of
 from zerort.engine.residence.chunked_array import ChunkedArray, cut_chunks
 from zerort.engine.residence.coded_parameters import CodedParameters
+from zerort.engine.residence.copied import CopiedParameters
 from zerort.engine.residence.host_memory import HostMemory
 from zerort.engine.residence.parameters import Parameters, ReplicatedParameters, ShardedParameters
 from zerort.errors import PlanError
@@ -91,6 +92,8 @@ class Backings:
         gather: RangeGather = PLAIN,
         rows: BlockRows | None = None,
         uncoded: Counter[str] | None = None,
+        secondary: bool = False,
+        copy: Array | None = None,
     ) -> Parameters:
         """Return a section's parameters, zeros where they are in memory. Every rank calls this.
 
@@ -105,6 +108,8 @@ class Backings:
             gather: How SHARDED ranges become the whole.
             rows: Blocks that they rest in, being frozen; None: as they are computed with.
             uncoded: Where bytes are counted that would have moved without these, by collective.
+            secondary: Whether the whole stays on each host until ranges change, if it is not at rest there.
+            copy: Memory for that, if there is some: of another partition.
         """
         group, dtype, window = self.group, numpy_dtype(layout.dtype), None
         cuts = self.cuts_of(partition.counts[group.rank], residence)
@@ -128,6 +133,12 @@ class Backings:
             return ReplicatedParameters(
                 layout, partition, array=array, cuts=cuts, group=group, name=name, traffic=traffic
             )
+        keeps_copy = (secondary or gather.needs_base) and gather.moves(group)
+        if keeps_copy and residence.parameter not in self.reach:
+            raise PlanError(
+                f"Expected parameters of which a copy stays on each host where computing happens, got them on "
+                f"{residence.parameter.name}."
+            )
         if residence.parameter not in self.reach:
             array = self.offloaded(f"{name}/parameter", cuts, layout.dtype, tier=residence.parameter)
         else:
@@ -138,6 +149,13 @@ class Backings:
             else:
                 memory = group.zeros(partition.counts[group.rank], dtype, name=name)
             array = ChunkedArray(name, cuts, memory, device=group.device)
+        if keeps_copy:
+            rest = [0] * (group.size - 1)
+            if copy is None:
+                copy = group.zeros_shared([layout.numel, *rest], dtype, name=name).full
+            return CopiedParameters(
+                layout, partition, array=array, copy=copy, group=group, name=name, traffic=traffic, gather=gather
+            )
         return ShardedParameters(
             layout, partition, array=array, window=window, group=group, name=name, traffic=traffic, gather=gather
         )

@@ -9,6 +9,7 @@
     REPLICATED   the whole                                 nothing; after a change all ranges travel once
     SHARDED      its range, in a window of all ranks       nothing: the window is the whole (decision 0018)
     SHARDED      its range, where computing happens        an all_gather to ``out``
+    SHARDED      its range, and the whole on each host     nothing; after a change all ranges travel once (copied.py)
     SHARDED      its range, on the host of a GPU           a copy to its place in ``out``, then an all_gather in place
     SHARDED      its range, on a disk                      a read to its place in ``out``; once no rank has an error,
                                                            an all_gather in place, unless ranks share ``out``
@@ -106,6 +107,16 @@ class Parameters(ABC):
         """Whether `start` needs memory to put the whole into; the same on every rank."""
 
     @property
+    def is_resident(self) -> bool:
+        """Whether the whole is always there, at one address: no gather of it begins when somebody asks for it."""
+        return not self.needs_room
+
+    @property
+    def copy(self) -> Array | None:
+        """A copy of the whole that stays on this host, beside what this rank holds at rest; None: there is none."""
+        return None
+
+    @property
     @abstractmethod
     def can_fail(self) -> bool:
         """Whether ranks compare `local_error` before `finish`: they read from disks. The same on every rank."""
@@ -135,6 +146,11 @@ class Parameters(ABC):
         """Bytes that this rank holds in memory at rest: its own range of a window that ranks share, not all of it."""
         nbytes: int = self.array.memory.nbytes
         return nbytes
+
+    @property
+    def copy_nbytes(self) -> int:
+        """Bytes of the copy, which ranks of a host may share."""
+        return 0 if self.copy is None else int(self.copy.nbytes)
 
     # -- the whole -------------------------------------------------------------------------------------------------
 
@@ -181,8 +197,8 @@ class Parameters(ABC):
     def release(self) -> None:
         """Let the whole go, if it is apart from what rests. Views of it must not be used any more."""
 
-    def _gather(self, mine: Array, *, out: Array) -> Ticket[Array]:
-        """Bring all ranks' ranges to ``out``; every rank calls this."""
+    def _gather(self, mine: Array, *, out: Array, told: Sequence[int] | None = None) -> Ticket[Array]:
+        """Bring all ranks' ranges to ``out``; every rank calls this. ``told``: see `RangeGather.start`."""
         return self._gathers.start(
             self._group,
             mine,
@@ -191,6 +207,7 @@ class Parameters(ABC):
             name=self.name,
             padding=self.layout.numel - self.layout.end,
             traffic=self._traffic,
+            told=told,
         )
 
     # -- new values ------------------------------------------------------------------------------------------------
@@ -226,6 +243,13 @@ class Parameters(ABC):
         """Bring ranges that ranks have written since `changed` to all who hold the whole. Every rank calls this."""
         return Done(None) if self.at_rest is None else self.start()
 
+    def measure(self) -> int | None:
+        """Return the bytes that this rank is going to send of what has changed; None: nobody has to be told."""
+        return None
+
+    def expect(self, told: Sequence[int]) -> None:  # noqa: B027 (most have nobody to tell)
+        """Note what all ranks have measured."""
+
     @abstractmethod
     def updated(self, written: Sequence[Ticket[Any]]) -> None:
         """Order the next gather after ``written``: the copies of updated chunks back to the tier that they rest in."""
@@ -233,6 +257,10 @@ class Parameters(ABC):
     def close(self) -> None:
         """Give the memory back that came from the group; that of a host or a store is closed by its owner."""
         self.release()
+
+    def close_range(self) -> None:
+        """Give back what another cut of the same values does not share with this one, whose whole is not at rest."""
+        self.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.layout.numel} x {self.layout.dtype})"

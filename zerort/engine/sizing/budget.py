@@ -131,7 +131,8 @@ class _List:
             where, more = "with nothing on a disk", "more memory, or some of a disk (nvme)"
         return (
             f"Expected at least {format_bytes(enough)} of memory per rank, {where}: "
-            f"gradient buckets {format_bytes(working.buckets)}, gathered units {format_bytes(working.gathered)}, "
+            f"gradient buckets {format_bytes(working.buckets)}, gathered units "
+            f"{format_bytes(working.gathered + working.host_copy)}, "
             f"chunks on their way {format_bytes(working.streaming)}, what stays in memory {format_bytes(at_rest)}; got "
             f"{format_bytes(self.capacity.device)}. Allow {more}, cut the model into smaller units, open the "
             "runtime with fewer buckets or a smaller prefetch, or announce all units before the first is registered: "

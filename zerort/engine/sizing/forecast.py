@@ -86,11 +86,13 @@ def forecast(
         offload: How values stream between memory and a disk; as the environment says if None.
 
     Raises:
-        PlanError: The model does not fit into the budget.
+        PlanError: The model does not fit into the budget, or the device cannot have the plan.
     """
     if device not in ("host", "cuda"):
         raise CallError(f"Expected device to be 'host' or 'cuda', got {device!r}.")
     on_gpus = device == "cuda"
+    if isinstance(plan, Plan):
+        plan.check_device(on_gpus=on_gpus)
     check_frozen_format(frozen_format, on_gpus=on_gpus)
     model_spec = ModelSpec(
         units=units,
@@ -171,6 +173,7 @@ class MemoryForecast:
             **at_rest,
             buckets=working.buckets,
             gathered=working.gathered,
+            host_copy=working.host_copy,
             streaming=working.streaming,
             nvme=sum(below.values()),
         )

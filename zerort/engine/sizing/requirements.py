@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from zerort.buffer import Leaves, Routes, Senders, sent_nbytes, unit_title
+from zerort.buffer import Leaves, Routes, Senders, delta_room_nbytes, sent_nbytes, unit_title
 from zerort.config import Plan, Tier
 from zerort.engine.model.division import Division, cut_over, divide, needs_whole_tensors
 from zerort.engine.model.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
@@ -59,6 +59,8 @@ class SectionSize:
     """Codes of all ranks that come to its gathered form to be decoded, unless they are in reach."""
     codes: int = 0
     """Codes of all ranks' parameters, while they travel; 0 if these travel as they are."""
+    copied: int = 0
+    """Parameters of all ranks together, if they stay on each host between gathers where ranks do not share memory."""
     sent: int = 0
     """Codes of gradients that the rank sends and gets, while they travel; 0 if these travel as they are."""
     residual: int = 0
@@ -233,6 +235,7 @@ class ModelSpec:
         at_rest = mine if self._is_sharded("parameter") else layout.numel
         gathered = layout.nbytes if self._is_sharded("parameter") else 0
         codes = self._codes(part.dtype, partition) if gathered else 0
+        copied = gathered if self._keeps_copy(part.dtype) else 0
         width = itemsize(part.dtype)
         if part.rows is not None:
             return self._coded_size(unit, part, layout, numel=mine, at_rest=at_rest)
@@ -243,9 +246,10 @@ class ModelSpec:
                 parameter=width * at_rest,
                 whole=gathered,
                 codes=codes,
+                copied=copied,
                 numel=mine,
                 columns={"parameter": (width,)},
-                movable=frozenset(filter(self._is_sharded, PARTS)),
+                movable=frozenset(filter(self._is_sharded, PARTS)) - self._pinned(part),
             )
         leaves = self._leaves()
         is_whole = self.keeps_whole
@@ -266,6 +270,7 @@ class ModelSpec:
             state=max(state_nbytes(part, layout, self._owned(layout, partition, rank)) for rank in ranks),
             whole=gathered,
             codes=codes,
+            copied=copied,
             sent=max(self._sent(summed_in, partition, rank) for rank in ranks),
             residual=max(self._residual(summed_in, layout.numel, rank) for rank in ranks),
             bucket=element * layout.numel if in_slots else 0,
@@ -306,8 +311,20 @@ class ModelSpec:
 
     def _codes(self, dtype: str, partition: Partition) -> int:
         """Return the bytes that parameters take as codes."""
+        if self._sends_deltas(dtype):
+            return delta_room_nbytes(partition.counts)
         format = None if self.coding is None else self.coding.gather_format(dtype)
         return 0 if format is None else sum(map(format.nbytes, partition.counts))
+
+    def _sends_deltas(self, dtype: str) -> bool:
+        return self.coding is not None and self.coding.sends_deltas(dtype)
+
+    def _keeps_copy(self, dtype: str) -> bool:
+        return self.plan.secondary is not None or self._sends_deltas(dtype)
+
+    def _pinned(self, part: Division) -> frozenset[str]:
+        """Return the parts of a section that stay in memory because a copy of the whole is there."""
+        return frozenset({"parameter"} if self._keeps_copy(part.dtype) else ())
 
     def _sent(self, summed_in: str, partition: Partition, rank: int) -> int:
         """Return the bytes of the codes of gradients that a rank sends and gets."""
@@ -336,7 +353,7 @@ class ModelSpec:
         if any(needs_whole_tensors(one) for one in part.optimizers.values()):
             return frozenset()
         stays = {"gradient"} if is_whole else set()
-        return frozenset(filter(self._is_sharded, PARTS)) - stays
+        return frozenset(filter(self._is_sharded, PARTS)) - stays - self._pinned(part)
 
     def _tied_sums(self, layout: FlatLayout, partition: Partition, rank: int) -> int:
         """Return the elements that ``rank`` keeps of other units' fixed trees of some tensors."""

@@ -7,6 +7,7 @@
     gathered    units whose parameters are not where all ranks see them     `prefetch` + 1 slots of the largest unit
                 codes of parameters, while they travel                      as many of the largest section
                 what is decoded from codes that rest, and these, unless they are in reach: part of the unit
+    host_copy   whole parameters that stay on each host between gathers     once for all of its ranks
     streaming   what passes through on its way from a disk and back         `depth` slots of a chunk
                 on GPUs also what passes between them and their hosts       3 slots of a chunk
 
@@ -45,13 +46,15 @@ class WorkingSize:
     """Gradient buckets in flight."""
     gathered: int = 0
     """Slots of gathered units."""
+    host_copy: int = 0
+    """Whole parameters that stay between gathers."""
     streaming: int = 0
     """Slots of what streams between a disk and memory."""
 
     @property
     def nbytes(self) -> int:
         """All of it."""
-        return self.buckets + self.gathered + self.streaming
+        return self.buckets + self.gathered + self.host_copy + self.streaming
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,7 @@ class WorkingMemory:
             + sum(one.residual for one in self.sizes),
             gathered=self._gathered({unit: self._whole(sections) for unit, sections in units.items()})
             + self._gathered({unit: max(size.codes for size, _ in sections) for unit, sections in units.items()}),
+            host_copy=sum(size.copied for size in self.sizes if self._is_copied(size)),
             streaming=self.depth * max(map(self.streamed, self.sizes, tiers), default=0)
             + STAGING_DEPTH * max(map(self.staged, self.sizes, tiers), default=0),
         )
@@ -145,9 +149,13 @@ class WorkingMemory:
         total = 0
         for size, one in unit:
             is_apart = one.parameter not in self.reach or not self.one_memory
-            if is_apart or size.codes or size.is_decoded:
+            if (is_apart or size.codes or size.is_decoded) and not self._is_copied(size):
                 total += _round_up(size.whole + size.decoded_from * is_apart, _CACHE_LINE)
         return total
+
+    def _is_copied(self, size: SectionSize) -> bool:
+        """Say whether all of a section stays on each host: where it would travel otherwise."""
+        return size.copied > 0 and (not self.one_memory or size.codes > 0)
 
     def streamed(self, size: SectionSize, tiers: SectionResidence) -> int:
         """Return what a chunk of a section takes in memory on its way from a disk and back; 0 if nothing of it does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
+from zerort.engine.residence.copied import announce_changes
 from zerort.layout import Collective, Placement, transition
 
 __all__ = ["refresh"]
@@ -15,6 +16,11 @@ def refresh(context: Context, sections: list[Section]) -> None:
         for section in sections:
             section.parameters.changed()
             section.parameters.start()  # travels while the next step begins; its first gather waits for it
-    elif context.plan.parameter.placement is Placement.SHARDED and context.mesh.shard.one_memory:
+    elif context.plan.parameter.placement is Placement.SHARDED:
+        for section in sections:
+            section.parameters.changed()
+        announce_changes(context.mesh.shard, [section.parameters for section in sections], traffic=context.ledger.moved)
+        if not context.mesh.shard.one_memory:
+            return
         # not-gpu: ranks that share memory
         context.mesh.shard.barrier(name="refresh").wait()  # one for all units: their gathers need none any more

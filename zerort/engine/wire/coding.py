@@ -29,8 +29,9 @@ UNCODED_OVER_COPIES: Final = "gradients travel uncoded over copies of the model"
 # Formats that each dtype of parameters can be gathered in; None: as it is, which is as short and exact.
 _GATHERED: Final[dict[str, dict[str, Format | None]]] = {
     "float32": {"int8": FORMATS["int8"], "int4": FORMATS["int4"], "bfloat16": FORMATS["bfloat16"]},
-    "bfloat16": {"int8": FORMATS["int8"], "int4": FORMATS["int4"], "bfloat16": None},
-    "float16": {"int8": FORMATS["int8"]},  # the scale of int4 is rounded up: its largest values would overflow
+    "bfloat16": {"int8": FORMATS["int8"], "int4": FORMATS["int4"], "bfloat16": None, "delta": None},
+    # The scale of int4 is rounded up: the largest values of float16 would overflow.
+    "float16": {"int8": FORMATS["int8"], "delta": None},
 }
 
 # Of gradients, which are summed in float32.
@@ -50,6 +51,8 @@ class Coding:
     """Whether each virtual shard sends its own gradients: results do not depend on the number of ranks."""
     may_skip: bool = False
     """Whether a step may be skipped: what coding has lost is then as it was before."""
+    by_delta: bool = False
+    """Whether parameters travel as what has changed of them."""
 
     @classmethod
     def of(
@@ -65,14 +68,17 @@ class Coding:
         """
         if wire is None or not wire.codes(one_memory=one_memory, virtual_shards=virtual_shards):
             return None
-        return cls(wire, virtual_shards is not None, may_skip)
+        by_delta = wire.gather == "delta" and (wire.over == "all" or not one_memory)  # exact, so nowhere else
+        return cls(wire, virtual_shards is not None, may_skip, by_delta)
 
     @property
     def alignment(self) -> int:
         """Elements that tensors and shards begin at multiples of: the least common multiple of all formats' blocks.
 
-        So every payload but the last begins at a multiple of four bytes.
+        So every payload but the last begins at a multiple of four bytes. Deltas have no blocks.
         """
+        if self.wire.gather == "delta" and self.wire.reduce is None:
+            return ALIGNMENT
         largest = LARGEST_BLOCK if isinstance(self.wire.reduce, TopK) else 1
         return math.lcm(ALIGNMENT, largest, *(one.block for one in FORMATS.values()))
 
@@ -90,6 +96,10 @@ class Coding:
     def gather_format(self, dtype: str) -> Format | None:
         """Return what parameters of a dtype travel in; None: as they are, being exact and as short, or no numbers."""
         return _GATHERED.get(dtype, {}).get(self.wire.gather or "")
+
+    def sends_deltas(self, dtype: str) -> bool:
+        """Say whether parameters of a dtype travel as what has changed of them."""
+        return self.by_delta and "delta" in _GATHERED.get(dtype, {})
 
     def reduce_format(self, dtype: str) -> SummandFormat | None:
         """Return what gradients that are summed in a dtype travel in; None: as they are."""
@@ -130,9 +140,11 @@ class Coding:
             copies: Copies of the model, over which sums of shards travel as they are.
             ties: Whether units hand in gradients of others' tensors, which travel as they are, too.
         """
-        gathers = any(self.gather_format(dtype) is not None for dtype in gathered)
+        dtypes = list(gathered)
+        gathers = any(self.gather_format(dtype) is not None or self.sends_deltas(dtype) for dtype in dtypes)
         reduces = any(self.reduce_format(dtype) is not None for dtype in reduced)
-        coded = [f"gather {self.wire.gather}"] * gathers + [f"reduce {self.wire.reduce}"] * reduces
+        exactly = " (lossless)" * (self.wire.gather == "delta")
+        coded = [f"gather {self.wire.gather}{exactly}"] * gathers + [f"reduce {self.wire.reduce}"] * reduces
         coded += ["feedback"] * (reduces and bool(self.wire.feedback))
         text = ", ".join(coded) + "; results depend on the number of ranks" * (reduces and not self.by_shard)
         text += f"; {UNCODED_OVER_COPIES}" * (reduces and copies > 1)
@@ -144,6 +156,8 @@ def _check(verb: str, wanted: str | TopK | None, dtype: str, legal: Collection[s
         return
     names = " or ".join(repr(name) for name in FORMATS if name in legal)
     cure = f"Use Wire({verb}={names})." if names else "Convert it to float32, or leave wire= out."
+    if wanted == "delta":
+        cure = "Convert it to bfloat16 or float16, or leave gather= out."
     raise CallError(
         f"Expected {what} in a dtype that can travel as {wanted}, as Wire({verb}={wanted!r}) says, got {dtype}. {cure}"
     )

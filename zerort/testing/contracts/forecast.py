@@ -43,7 +43,7 @@ _MODEL = {
 _GROUPS = (ParameterGroup("embed.*", master="remainder", moments="int8"), ParameterGroup("block.*", moments="int8"))
 _FROZEN = {"block": "base", "head": "base"}
 _TIES = {"head": {"out": ("embed", "table")}, "tail": {"a": ("head", "out"), "b": ("block", "w")}}
-_COUNTED = ("parameter", "gradient", "state", "buckets", "gathered", "streaming", "nvme")
+_COUNTED = ("parameter", "gradient", "state", "buckets", "gathered", "host_copy", "streaming", "nvme")
 
 
 def _plans(stage: int) -> Iterator[Plan]:

@@ -130,6 +130,8 @@ class ParametersContract:
     """What all `Parameters` hold. Subclasses provide the fixture ``backings``."""
 
     layout = FlatLayout.build({"w": (60, 70), "b": (70,), "scale": ()}, alignment=8)
+    secondary = False
+    """Whether the whole stays on each host between gathers: for shards in memory only, other cases are skipped."""
 
     @contextlib.contextmanager
     def parameters(
@@ -137,6 +139,8 @@ class ParametersContract:
     ) -> Iterator[Parameters]:
         """Make parameters of zeros, cut unevenly; with three ranks or more the last has nothing."""
         group = backings.group
+        if self.secondary and (placement is not Placement.SHARDED or tier is Tier.NVME):
+            pytest.skip("second copies are of shards in memory")
         weights = [3, *[2] * (group.size - 2), 0][: group.size] if group.size > 2 else [3, 2][: group.size]
         if group.prefers_equal_counts:
             partition = Partition.build(self.layout.numel, group.size)
@@ -149,6 +153,7 @@ class ParametersContract:
             residence=_residence(tier),
             name=f"parameters {next(_NAMES)}",
             traffic=traffic,
+            secondary=self.secondary,
         )
         _create(backings, made.array)
         yield made

@@ -1,4 +1,4 @@
-"""``zerort bench wire``: speed and error of the codecs.
+"""``zerort bench wire``: speed and error of the codecs, and what an update changes.
 
-arguments.py has the command line, command.py the benchmark.
+arguments.py has the command line, command.py the benchmark, shares.py the elements that an update changes.
 """

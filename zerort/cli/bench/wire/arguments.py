@@ -11,7 +11,7 @@ __all__ = ["add_bench_wire"]
 
 _WIRE = """\
 Measure the codecs on one thread: encoding and decoding against a memcpy of the same values, bytes, and the largest
-error against its bound.
+error against its bound. Then what share of a small model an update changes, by learning rate: what deltas send.
 
 examples:
   zerort bench wire

@@ -16,6 +16,7 @@ import numpy as np
 from zerort import native
 from zerort.cli.bench.harness import Benchmark, Result, wrong_line
 from zerort.cli.bench.timing import time_interleaved
+from zerort.cli.bench.wire.shares import LEARNING_RATES, share_table, shares_of
 from zerort.cli.machine import available_nbytes
 from zerort.cli.screen import new_table
 from zerort.codec import FORMATS, Format, Stochastic, apply_delta, encode_delta, join_planes, split_planes
@@ -91,7 +92,7 @@ class _WireBenchmark(Benchmark):
         rows: list[WireRow] = []
         roundings = [(format, None) for format in FORMATS.values()]
         coded = [(format, Stochastic(1)) for format in FORMATS.values() if format.bits < 16]
-        with self.screen.bar(len(roundings) + len(coded) + len(_CHANGED) + 1) as bar:
+        with self.screen.bar(len(roundings) + len(coded) + len(_CHANGED) + len(LEARNING_RATES)) as bar:
             for format, rounding in (*roundings, *coded):
                 bar.step(format.name)
                 rows.append(_format_row(format, rounding, values, seconds))
@@ -103,9 +104,14 @@ class _WireBenchmark(Benchmark):
                 rows.append(_delta_row(half, share, seconds))
                 bar.step("delta", advance=1)
             rows.append(_planes_row(half, seconds))
-        wrong = sum(row.error > 1.0 for row in rows)
+            shares = []
+            for lr in LEARNING_RATES:
+                bar.step(f"updates, {lr:g}")
+                shares.append(shares_of(lr))
+                bar.step(f"updates, {lr:g}", advance=1)
+        wrong = sum(row.error > 1.0 for row in rows) + sum(row.part > row.bound for row in shares)
         return Result(
-            tables=[_table(rows)],
+            tables=[_table(rows), share_table(shares)],
             legend=[
                 "# one thread; medians of 7 interleaved repetitions. GB/s of decoded values; / memcpy of these, in the "
                 "same repetitions.",
@@ -113,7 +119,7 @@ class _WireBenchmark(Benchmark):
                 "stochastic; bfloat16: half its spacing).",
                 wrong_line("values", wrong),
             ],
-            figures={"rows": [row.as_json() for row in rows]},
+            figures={"rows": [row.as_json() for row in rows], "shares": [row.as_json() for row in shares]},
             failed=wrong > 0,
         )
 
