@@ -74,3 +74,30 @@ def test_ranks_with_different_numbers_of_batches_end_together(group):
     found, updates = joined(group, every[group.rank])
     assert updates == max(counts)
     np.testing.assert_allclose(found, expected, rtol=OVER_STEPS, atol=OVER_STEPS)
+
+
+@pytest.mark.slow
+def test_a_rank_with_more_work_is_given_less(options):
+    """Rank 0 computes each of its samples twenty times; the decision is asserted, not the speed."""
+    with (
+        open_group(options=options) as group,
+        zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=0.1), group=group) as rt,
+    ):
+        line = rt.register("line", {"w": np.zeros(6)})
+        for indices in rt.take(ORDER):
+            for _ in range(len(indices) * (20 if rt.rank == 0 else 1)):
+                np.linalg.norm(np.ones((60, 60)), 2)
+            with line.gathered() as p:
+                error = X[indices] @ p["w"] - Y[indices]
+            line.reduce({"w": error @ X[indices]})
+            rt.step(weight=len(indices))
+        done = rt.rebalance("auto")
+        assert len(set(WORLD.allgather(str(done)))) == 1
+        if rt.size == 1:
+            assert done.why.startswith("kept")
+            return
+        assert done.shares is not None
+        assert done.shares[0] < min(done.shares[1:])
+        assert "rank 0 takes" in done.why
+        taken = WORLD.allgather(len(next(rt.take(ORDER, epochs=2))))
+        assert taken[0] < max(taken[1:])

@@ -64,6 +64,8 @@ class RunState:
     """How many bytes sections take, for what is reserved and decided."""
     shares: tuple[float, ...] | None = None
     """How much of a batch each rank takes, in proportion, if that is not as sections are cut."""
+    move_speed: float | None = None
+    """Bytes per second that the last shards moved with, when they were cut anew; the same on every rank."""
     updates: int = 0
     """Updates done so far; the same on every rank."""
     is_new: bool = True
@@ -91,10 +93,9 @@ class RunState:
     is_inherited: bool = False
     """Whether this process is a forked child of the one that opened the runtime."""
 
-    def commit_batches(self) -> None:
-        """Count the batches that a step was made of as used."""
-        for cursor in self.cursors.values():
-            cursor.commit()
+    def commit_batches(self) -> int:
+        """Count the batches that a step was made of as used; return how many of their samples were this rank's."""
+        return sum(cursor.commit() for cursor in self.cursors.values())
 
     def release_lease(self) -> None:
         """Let another run keep its steps where this one did."""
