@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from zerort import trace
-from zerort.comm.agreed import agreed, expect_same, raise_together
+from zerort.comm.agreed import agreed, expect_same, gather_json, raise_together
 from zerort.config import Tier
 from zerort.data.share import check_weights
 from zerort.engine.context import Context
@@ -78,8 +78,7 @@ def recut(context: Context, units: Units, weights: Sequence[float] | None) -> Re
     context.run.shares = None
     _reserve(context, units)
     context.pace.restart()
-    took = np.array([time.perf_counter() - began])
-    seconds = float(context.world.all_gather(took, name="rebalance").wait().max())  # not-gpu: arrays of the host
+    seconds = max(gather_json(context.world, time.perf_counter() - began, name="rebalance"))
     if nbytes >= _MEASURABLE:
         context.run.move_speed = nbytes / seconds
     return Rebalanced(changed=bool(moving), shard_weights=given, nbytes=nbytes, seconds=seconds)
