@@ -123,7 +123,7 @@ def test_shares_that_may_not_change_leave_shards_to_relieve_a_slow_rank():
     decision = decide(now)
     assert decision.shares is None
     assert decision.shards == (0.25, 0.75)  # 1 + 0.25 on one, 0.5 + 0.75 on the other
-    assert decision.after == pytest.approx(1.25)
+    assert decision.seconds_then == pytest.approx(1.25)
     assert decision.why.startswith("shards relieve who computes longest, which moves 256KiB; rank 0 takes 1.5 s")
     kept = decide(replace(now, nbytes=1 << 40))
     assert kept.shards is None

@@ -87,7 +87,7 @@ def rebalance_auto(
         if context.options.virtual_shards is None:
             run.shares = decision.shares or now.shares  # which would follow the new shards
         context.pace.restart()
-    steps = (decision.before, decision.after) if decision.before else None
+    steps = (decision.seconds_now, decision.seconds_then) if decision.seconds_now else None
     return replace(done, changed=changed, shares=run.shares, step_seconds=steps, why=decision.why)
 
 

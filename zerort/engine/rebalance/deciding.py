@@ -117,9 +117,9 @@ class Decision:
     """How much of a batch each rank is to take; None: as now."""
     shards: tuple[float, ...] | None = None
     """How much of the model each rank of a copy is to have; None: as now."""
-    before: float = 0.0
+    seconds_now: float = 0.0
     """Seconds of a step as things are, by what was measured."""
-    after: float = 0.0
+    seconds_then: float = 0.0
     """Seconds of a step then."""
     why: str
     """In words."""
@@ -147,7 +147,7 @@ def decide(now: Situation) -> Decision:
     if relief is None and before - after < margin * before:
         saved = f"a step would take {after:.3g} s instead of {before:.3g} s, less than {margin:.0%} less"
         fixed = _phrases(now.fixed_shares and f"shares stay, {now.fixed_shares}", rejected)
-        return Decision(before=before, after=before, why=f"kept: {saved}{fixed}")
+        return Decision(seconds_now=before, seconds_then=before, why=f"kept: {saved}{fixed}")
     moves, deals = shards != now.shards, shares != now.shares
     slow = max(range(len(now.ranks)), key=lambda rank: model.rank_seconds(rank, now.shares, now.shards))
     others = [model.rank_seconds(rank, now.shares, now.shards) for rank in range(len(now.ranks)) if rank != slow]
@@ -157,8 +157,8 @@ def decide(now: Situation) -> Decision:
     return Decision(
         shares=shares if deals else None,
         shards=shards if moves else None,
-        before=before,
-        after=after,
+        seconds_now=before,
+        seconds_then=after,
         why="; ".join(filter(None, [reason, waits])) + _phrases(rejected),
     )
 
