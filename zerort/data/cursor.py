@@ -61,6 +61,11 @@ class Cursor:
         """Where the next batch begins."""
         return self._ends[-1][0] if self._ends else self.taken
 
+    @property
+    def due(self) -> int:
+        """How many samples of the batch that the next step uses are this rank's."""
+        return self._ends[0][1] if self._ends else 0
+
     def pull(self, end: int, *, mine: int = 0) -> None:
         """Take note that a batch up to ``end`` is on its way, of which this rank has ``mine`` samples."""
         if not self._runs_ahead:

@@ -10,6 +10,7 @@ it is made of can be read, and tested, without them. Next in reading order: `mod
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from zerort.engine.sizing.planner import BudgetPlanner
 from zerort.engine.sizing.table import SizeTable
 from zerort.engine.sizing.working import offload_within
 from zerort.engine.step.facts.pace import Pace
+from zerort.engine.step.facts.peaks import Peaks
 from zerort.engine.step.update_guard import UpdateGuard
 from zerort.engine.stopping import Stopping
 from zerort.engine.wire.coding import Coding
@@ -151,6 +153,8 @@ class Context:
     """Signals that ask the run to stop."""
     pace: Pace
     """Which rank is slow."""
+    peaks: Peaks | None
+    """How much memory steps take; None: nobody wants to know."""
     run: RunState
     """What changes while the runtime is open."""
 
@@ -231,6 +235,9 @@ class Context:
             tiers_of=(lambda section: SectionResidence.of(plan)) if planner is None else planner.of,
             stopping=Stopping(f"rank {mesh.world.rank}"),
             pace=Pace(ledger, rank=mesh.world.rank, size=mesh.world.size),
+            peaks=None
+            if options.history is None
+            else Peaks(os.fspath(options.history), device=shard.device, rank=mesh.world.rank),
             run=RunState(
                 cut=cut_over(
                     shard.size,

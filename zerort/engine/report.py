@@ -199,6 +199,11 @@ class MemoryReport:
         """Bytes at rest in memory: parameters, gradients and state."""
         return self.parameter + self.gradient + self.state
 
+    @property
+    def in_memory(self) -> int:
+        """Bytes of memory: at rest, in slots, and on their way."""
+        return self.at_rest + self.buckets + self.gathered + self.streaming
+
     def __str__(self) -> str:
         parts = ["parameter", "gradient", "state", "buckets", "gathered"]
         parts += [part for part in ("streaming", "nvme") if getattr(self, part)]

@@ -47,6 +47,7 @@ from zerort.typing import Array
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from zerort.engine.sizing.predicting import Prediction
     from zerort.publish import Feed
 
 __all__ = ["Runtime"]
@@ -161,9 +162,16 @@ class Runtime(RuntimeProperties):
         Raises:
             CallError: The order is not the one that this run, or the checkpoint that was loaded, has begun; on every
                 rank.
+
+        A runtime with ``history=`` warns once if steps of these batches are predicted not to fit into memory.
         """
         self.context.check_open("take")
-        return take(self.context, order, epochs=epochs, shares=shares)
+        taking = take(self.context, order, epochs=epochs, shares=shares)
+        if self.context.peaks is not None:
+            from zerort.engine.sizing.predicting import warn_unless_fits
+
+            warn_unless_fits(self.context, self.units, batch=taking.batch / self.micro_steps)
+        return taking
 
     def join(self, batches: Iterable[Batch]) -> Joining[Batch]:
         """Return a loop over this rank's batches that ends on all ranks at once. Every rank calls this.
@@ -382,6 +390,27 @@ class Runtime(RuntimeProperties):
     def memory(self) -> MemoryReport:
         """Return how many bytes this rank holds, counted from its arrays."""
         return memory_of(self.context, self.units)
+
+    def predict(self, *, batch: float | None = None, plan: Plan | Budget | None = None) -> Prediction:
+        """Return what a step will take of memory, with an interval: also for batch sizes and plans that were not run.
+
+        From the layout, which is counted, and from peaks of past steps of this model: for a runtime with ``history=``.
+        On GPUs it is the GPU's memory, else that of the process, of which shared pages count in parts. Every rank calls
+        this.
+
+        Args:
+            batch: Samples that a rank computes at once, in a micro-step: those of `take`, or of ``weight=`` without;
+                None: as many as the largest there was.
+            plan: What is to lie where, with the options of this runtime; None: what does.
+
+        Raises:
+            CallError: There is no history, or nothing of this model in it; on every rank.
+            PlanError: A budget does not hold the model; on every rank.
+        """
+        from zerort.engine.sizing.predicting import predict  # here: few runs need it
+
+        self.context.check_open("predict")
+        return predict(self.context, self.units, batch=batch, plan=plan)
 
     # -- open and closed -------------------------------------------------------------------------------------------
 

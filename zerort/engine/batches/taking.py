@@ -63,6 +63,11 @@ class Taking(Iterator[NDArray[np.int64]]):
             raise CallError("Expected the length of a loop that ends, got one over endless epochs (epochs=None).")
         return self._order.batch_count(self._cursor.pulled, self._until)
 
+    @property
+    def batch(self) -> int:
+        """How many samples of a whole batch are this rank's."""
+        return sum(end - begin for begin, end in self._share().of(self._order.batch))
+
     def __next__(self) -> NDArray[np.int64]:
         cursor, order = self._cursor, self._order
         if cursor.loop != self._loop:
