@@ -119,10 +119,14 @@ def steps(rt, count, *, batch=1):
         rt.step(weight=batch)
 
 
+TIES = {"b": {"t": ("a", "w"), "s": ("a", "v")}}
+
+
 def registered(group, path, **options):
     rt = zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=0.1), group=group, history=path, **options)
-    first = rt.register("a", {"w": np.ones((64, 65), np.float32)})
-    rt.register("b", {"w": np.ones(5000, np.float32), "c": np.ones(3)}, ties={"t": (first, "w")}, frozen="c")
+    first = rt.register("a", {"w": np.ones((64, 65), np.float32), "v": np.ones(7, np.float32)})
+    ties = {"t": (first, "w"), "s": (first, "v")}
+    rt.register("b", {"w": np.ones(5000, np.float32), "c": np.ones(3)}, ties=ties, frozen="c")
     return rt
 
 
@@ -134,7 +138,7 @@ def test_layouts_of_other_plans_are_those_of_a_forecast(tmp_path):
                 rt.units["a"].reduce({"w": np.ones((64, 65), "f4")})
                 rt.step(weight=4)
             units = {name: unit.tensors for name, unit in rt.units.items()}
-            asked = {"optimizer": zr.AdamW(lr=0.1), "size": 2, "frozen": {"b": "c"}, "ties": {"b": {"t": ("a", "w")}}}
+            asked = {"optimizer": zr.AdamW(lr=0.1), "size": 2, "frozen": {"b": "c"}, "ties": TIES}
             plans = [zr.Plan.zero(stage) for stage in range(4)]
             every = [rt.predict(plan=plan) for plan in plans]
             told = [
