@@ -1,5 +1,8 @@
 """Ranks with different numbers of samples, in processes of their own: weighted steps over one order, and of batches."""
 
+import socket
+import time
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -78,14 +81,14 @@ def test_ranks_with_different_numbers_of_batches_end_together(group):
 
 @pytest.mark.slow
 def test_a_rank_with_more_work_is_given_less(options):
-    """Rank 0 computes each of its samples twenty times; the decision is asserted, not the speed."""
+    """Rank 0 computes each of its samples forty times; the decision is asserted, not the speed."""
     with (
         open_group(options=options) as group,
         zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=0.1), group=group) as rt,
     ):
         line = rt.register("line", {"w": np.zeros(6)})
         for indices in rt.take(ORDER):
-            for _ in range(len(indices) * (20 if rt.rank == 0 else 1)):
+            for _ in range(len(indices) * (40 if rt.rank == 0 else 1)):
                 np.linalg.norm(np.ones((60, 60)), 2)
             with line.gathered() as p:
                 error = X[indices] @ p["w"] - Y[indices]
@@ -96,8 +99,30 @@ def test_a_rank_with_more_work_is_given_less(options):
         if rt.size == 1:
             assert done.why.startswith("kept")
             return
-        assert done.shares is not None
+        assert done.shares is not None, done
         assert done.shares[0] < min(done.shares[1:])
         assert "rank 0 takes" in done.why
         taken = WORLD.allgather(len(next(rt.take(ORDER, epochs=2))))
         assert taken[0] < max(taken[1:])
+
+
+@pytest.mark.slow
+def test_a_rank_at_half_speed_is_named_within_20_steps(options):
+    with (
+        open_group(options=options) as group,
+        zr.open(plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=0.1), group=group) as rt,
+    ):
+        line = rt.register("line", {"w": np.zeros(6)})
+        slow, named = rt.size - 1, []
+        for number in range(20):
+            time.sleep(0.08 if rt.rank == slow else 0.04)  # its computing
+            line.reduce({"w": np.ones(6)})
+            report = rt.step()
+            if report.straggler:
+                named.append((number, report.straggler))
+        assert len(set(WORLD.allgather(str(named)))) == 1
+        if rt.size == 1:
+            assert not named
+            return
+        assert named[0][0] >= 10  # not for a few steps
+        assert {who for _, who in named} == {f"rank {slow} on {socket.gethostname()} (host)"}

@@ -133,9 +133,10 @@ def decide(now: Situation) -> Decision:
     if measured < LEAST_STEPS and relief is None:
         return Decision(why=f"kept: {measured} steps were measured since the last change, {LEAST_STEPS} are needed")
     before = model.seconds(now.shares, now.shards)
-    # The slowest of many ranks is so many standard errors too slow by chance, about once in _ODDS calls.
+    # The slowest of many ranks is so many standard errors too slow by chance, about once in _ODDS calls. Those of ranks
+    # that take little time themselves, though they may vary a lot, do not matter as much.
     errors = math.sqrt(2 * math.log(_ODDS * len(now.ranks)))
-    margin = max(_WORTH, errors * max(one.error for one in now.ranks))
+    margin = max(_WORTH, errors * max(one.error * one.compute for one in now.ranks) / max(before, 1e-12))
     shards, reason = relief or (now.shards, "")
     shares = model.best_shares(shards)
     rejected = ""
@@ -145,7 +146,7 @@ def decide(now: Situation) -> Decision:
         shards, shares, reason, rejected = _best_move(now, model, shares, margin=margin)
     after = model.seconds(shares, shards)
     if relief is None and before - after < margin * before:
-        saved = f"a step would take {after:.3g} s instead of {before:.3g} s, less than {margin:.0%} less"
+        saved = f"a step would take {after:.3g} s instead of {before:.3g} s, and has to gain {margin:.0%}"
         fixed = _phrases(now.fixed_shares and f"shares stay, {now.fixed_shares}", rejected)
         return Decision(seconds_now=before, seconds_then=before, why=f"kept: {saved}{fixed}")
     moves, deals = shards != now.shards, shares != now.shares

@@ -34,8 +34,10 @@ _LEAST: Final = 0.05
 """How far off a prediction of anything may be, as a part of it."""
 _UNSEEN: Final = 0.25
 """How far off the activations of another batch size may be, if steps of one size alone were seen."""
+_ALIKE: Final = 0.01
+"""How far apart layouts of one plan may be, as a part of it."""
 _OTHER_PLAN: Final = 0.1
-"""How far off the difference of two layouts may be."""
+"""How far off the difference of two layouts may be; besides, all of a step is under a plan that was not run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +112,9 @@ def prediction(peaks: Sequence[Peak], *, batch: float, plan: str, layout: int, r
         room: Bytes that a rank can have.
     """
     rest, error = besides(peaks, batch)
-    error += _OTHER_PLAN * min(abs(layout - one.layout) for one in peaks)
     likely = layout + rest
+    unlike = min(abs(layout - one.layout) for one in peaks)
+    error += _OTHER_PLAN * unlike + _LEAST * likely * (unlike > _ALIKE * layout)
     return Prediction(
         batch=batch,
         plan=plan,
