@@ -24,7 +24,7 @@ from zerort.engine.context import Context
 from zerort.engine.model.units import Units
 from zerort.engine.rebalance.deciding import Measured, Place, Situation, decide
 from zerort.engine.rebalance.recut import check_between_steps
-from zerort.engine.rebalance.room import columns_by_kind
+from zerort.engine.rebalance.room import columns_by_kind, width_of
 from zerort.engine.report import Rebalanced
 from zerort.engine.step.facts.pace import OwnTime
 from zerort.errors import CallError, DeviceMemoryError, PlanError
@@ -98,7 +98,7 @@ def _situation(context: Context, units: Units, *, payback_steps: int) -> Situati
     on_device = on_host = on_disk = device_most = host_most = disk_most = 0
     for section in sections:
         device, pinned, stored = (
-            section.layout.numel * sum(one.dtype.itemsize for one in columns)
+            int(section.layout.numel * sum(width_of(one, section) for one in columns))
             for columns in columns_by_kind(context, section)
         )
         on_device, on_host, on_disk = on_device + device, on_host + pinned, on_disk + stored

@@ -22,7 +22,7 @@ from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.errors import DeviceMemoryError, PlanError
 from zerort.layout import Partition, Placement
 
-__all__ = ["columns_by_kind", "expect_room"]
+__all__ = ["columns_by_kind", "expect_room", "width_of"]
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ def expect_room(context: Context, sections: Sequence[Section], partitions: Seque
         numel = partition.counts[context.mesh.shard.rank]
         for peak, columns in zip((memory, host, disk), columns_by_kind(context, section), strict=True):
             old = sum(one.size * one.dtype.itemsize for one in columns)
-            new = int(numel * sum(_width_of(one, section) for one in columns))
+            new = int(numel * sum(width_of(one, section) for one in columns))
             # Files of the last step keep their room until the next one is kept.
             peak.pass_by(old, new, keeps_old=peak is disk and context.options.last_step is not None)
     what = "shards that are cut anew"
@@ -79,7 +79,7 @@ def columns_by_kind(
     )
 
 
-def _width_of(column: ChunkedArray, section: Section) -> Fraction:
+def width_of(column: ChunkedArray, section: Section) -> Fraction:
     """Return the bytes per element."""
     is_parameter = column is section.parameters.array
     return section.parameters.width if is_parameter else Fraction(column.dtype.itemsize)
