@@ -5,8 +5,8 @@
     mpirun -n 3 python examples/train_uneven.py --plot steps.png
 
 Documents lie in a memory-mapped file; `zr.data.Order` says which of them each step has, and each rank reads its own. A
-step divides by the tokens of all ranks, so it does not matter who has how many. Once a rank stays slow, the loop is
-begun anew with shares that follow the measured speeds: at the same document, and with the same training.
+step divides by the tokens of all ranks, so it does not matter who has how many. Once a rank stays slow,
+`rt.rebalance("auto")` gives it a smaller share of every batch, from the measured times: the training stays the same.
 """
 
 from __future__ import annotations
@@ -44,31 +44,25 @@ def train(rt: zr.Runtime, documents: np.ndarray, options: argparse.Namespace) ->
     """Take every document once per epoch; relieve a rank that stays slow."""
     console, tokens = console_of(rt), 0.0
     seconds: list[float] = []
-    shares: list[float] | None = None
     line = rt.register("line", {"w": np.zeros(WIDTH), "b": np.zeros(1)})
     order = zr.data.Order(length=len(documents), batch=options.batch, seed=7)
-    while True:
-        for indices in rt.take(order, epochs=options.epochs, shares=shares):
-            began = time.perf_counter()
-            x = documents[indices]  # (documents, tokens, numbers): read from the file
-            x = x[np.isfinite(x[..., 0])]  # (tokens, numbers): documents end where NaN begins
-            with line.gathered() as p:
-                error = x @ p["w"] + p["b"] - np.sin(x.sum(1))
-            time.sleep(len(indices) * options.milliseconds / 1e3 * (1 + (rt.rank == options.slow)))  # a larger model
-            line.reduce({"w": error @ x, "b": error.sum(keepdims=True)})  # of sums: the step divides
-            report = rt.step(weight=len(x))
-            seconds.append(time.perf_counter() - began)
-            tokens += report.weight or 0.0
-            if report.stop:
-                return
-            if report.straggler and shares is None:
-                speed = len(indices) / rt.waits()[rt.rank]["own"]
-                speeds = rt.group.all_gather(np.array([speed])).wait()
-                shares = [round(float(one), 3) for one in speeds / speeds.sum()]
-                console.print(f"step {len(seconds)}: {report.straggler} is slow; shares by speed: {shares}")
-                break  # and go on with the next document
-        else:
-            break
+    for indices in rt.take(order, epochs=options.epochs):
+        began = time.perf_counter()
+        x = documents[indices]  # (documents, tokens, numbers): read from the file
+        x = x[np.isfinite(x[..., 0])]  # (tokens, numbers): documents end where NaN begins
+        with line.gathered() as p:
+            error = x @ p["w"] + p["b"] - np.sin(x.sum(1))
+        time.sleep(len(indices) * options.milliseconds / 1e3 * (1 + (rt.rank == options.slow)))  # a larger model
+        line.reduce({"w": error @ x, "b": error.sum(keepdims=True)})  # of sums: the step divides
+        report = rt.step(weight=len(x))
+        seconds.append(time.perf_counter() - began)
+        tokens += report.weight or 0.0
+        if report.stop:
+            return
+        if report.straggler:
+            done = rt.rebalance("auto")  # says so if there is nothing to gain, or too little was measured yet
+            if done.changed:
+                console.print(f"step {len(seconds)}: {report.straggler} is slow; {done}")
     expected = options.epochs * int(np.isfinite(documents[..., 0]).sum())
     console.print(f"{rt.updates} steps, {tokens:.0f} of {expected} tokens, each once in an epoch")
     if options.plot and rt.rank == 0:

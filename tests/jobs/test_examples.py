@@ -174,7 +174,7 @@ def test_a_slow_rank_is_named_and_given_less(tmp_path):
     ]
     result = run_job(3, script, timeout=100)
     assert result.code == 0, result.output
-    assert re.search(r"step \d+: rank 1 on \S+ \(host\) is slow; shares by speed: \[", result.output), result.output
+    assert re.search(r"step \d+: rank 1 on \S+ \(host\) is slow; shards alike, shares ", result.output), result.output
     steps, tokens, expected = re.search(r"(\d+) steps, (\d+) of (\d+) tokens", result.output).groups()
     assert tokens == expected
     assert int(steps) == 48

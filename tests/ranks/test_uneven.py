@@ -1,5 +1,10 @@
 """Ranks with different numbers of samples, in processes of their own: weighted steps over one order, and of batches."""
 
+import socket
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -7,6 +12,7 @@ from mpi4py import MPI
 import zerort as zr
 from zerort.comm import Group, open_group
 from zerort.comm.bootstrap.opening import best_transport
+from zerort.engine.step.facts.pace import Pace
 from zerort.testing.tolerance import OVER_STEPS
 
 WORLD = MPI.COMM_WORLD
@@ -74,3 +80,55 @@ def test_ranks_with_different_numbers_of_batches_end_together(group):
     found, updates = joined(group, every[group.rank])
     assert updates == max(counts)
     np.testing.assert_allclose(found, expected, rtol=OVER_STEPS, atol=OVER_STEPS)
+
+
+@pytest.mark.slow
+def test_a_rank_with_more_work_is_given_less(options):
+    """Rank 0 computes each of its samples forty times; the decision is asserted, not the speed."""
+    with (
+        open_group(options=options) as group,
+        zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=0.1), group=group) as rt,
+    ):
+        line = rt.register("line", {"w": np.zeros(6)})
+        for indices in rt.take(ORDER):
+            for _ in range(len(indices) * (40 if rt.rank == 0 else 1)):
+                np.linalg.norm(np.ones((60, 60)), 2)
+            with line.gathered() as p:
+                error = X[indices] @ p["w"] - Y[indices]
+            line.reduce({"w": error @ X[indices]})
+            rt.step(weight=len(indices))
+        done = rt.rebalance("auto")
+        assert len(set(WORLD.allgather(str(done)))) == 1
+        if rt.size == 1:
+            assert done.why.startswith("kept")
+            return
+        assert done.shares is not None, done
+        assert done.shares[0] < min(done.shares[1:])
+        assert "rank 0 takes" in done.why
+        taken = WORLD.allgather(len(next(rt.take(ORDER, epochs=2))))
+        assert taken[0] < max(taken[1:])
+
+
+def test_a_rank_at_half_speed_is_named_within_20_steps(options):
+    """By a clock of each rank's own, on which the last one computes for twice as long, with a tenth of jitter."""
+    clock, jitter = [0], np.random.default_rng(WORLD.rank)
+    watch = SimpleNamespace(perf_counter_ns=lambda: clock[0])
+    with (
+        mock.patch.object(sys.modules[Pace.__module__], "time", watch),
+        open_group(options=options) as group,
+        zr.open(plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=0.1), group=group) as rt,
+    ):
+        line = rt.register("line", {"w": np.zeros(6)})
+        slow, named = rt.size - 1, []
+        for number in range(20):
+            clock[0] += int(1e13 * jitter.lognormal(0, 0.1)) * (2 if rt.rank == slow else 1)  # hours: waits are nothing
+            line.reduce({"w": np.ones(6)})
+            report = rt.step()
+            if report.straggler:
+                named.append((number, report.straggler))
+        assert len(set(WORLD.allgather(str(named)))) == 1
+        if rt.size == 1:
+            assert not named
+            return
+        assert named[0][0] >= 10  # not for a few steps
+        assert {who for _, who in named} == {f"rank {slow} on {socket.gethostname()} (host)"}

@@ -38,37 +38,47 @@ class Cursor:
         """Which loop over the order may go on: the last one, until a load moves the cursor."""
         self.pulls = 0
         """Batches that were pulled to be used by the very next step, none ahead."""
-        self._ends: deque[int] = deque()  # of batches that were pulled and not committed
+        self.follows = True
+        """Whether the loop takes the runtime's shares, whatever they are: it was given none of its own."""
+        self._ends: deque[tuple[int, int]] = deque()  # of batches that were pulled and not committed; and this rank's
         self._runs_ahead = False
 
-    def begin(self, *, runs_ahead: bool) -> int:
+    def begin(self, *, runs_ahead: bool, follows: bool = True) -> int:
         """Start a new loop over the order at `taken`, instead of the one before; return its number.
 
         Args:
             runs_ahead: Whether batches are pulled before they are used, one step for each; if not, a step uses the
                 last that was pulled.
+            follows: Whether the loop takes the runtime's shares, not its own.
         """
         self._ends.clear()
-        self._runs_ahead = runs_ahead
+        self._runs_ahead, self.follows = runs_ahead, follows
         self.loop += 1
         return self.loop
 
     @property
     def pulled(self) -> int:
         """Where the next batch begins."""
-        return self._ends[-1] if self._ends else self.taken
+        return self._ends[-1][0] if self._ends else self.taken
 
-    def pull(self, end: int) -> None:
-        """Take note that a batch up to ``end`` is on its way."""
+    @property
+    def due(self) -> int:
+        """How many samples of the batch that the next step uses are this rank's."""
+        return self._ends[0][1] if self._ends else 0
+
+    def pull(self, end: int, *, mine: int = 0) -> None:
+        """Take note that a batch up to ``end`` is on its way, of which this rank has ``mine`` samples."""
         if not self._runs_ahead:
             self._ends.clear()
             self.pulls += 1
-        self._ends.append(end)
+        self._ends.append((end, mine))
 
-    def commit(self) -> None:
-        """Count the batch of a step as used."""
-        if self._ends:
-            self.taken = self._ends.popleft()
+    def commit(self) -> int:
+        """Count the batch of a step as used; return how many of its samples were this rank's."""
+        if not self._ends:
+            return 0
+        self.taken, mine = self._ends.popleft()
+        return mine
 
     def restore(self, taken: int) -> None:
         """Go to another position: a checkpoint was loaded. Batches that loaders hold are void."""

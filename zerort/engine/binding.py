@@ -208,7 +208,12 @@ def attachment_of(rt: Runtime, kind: type[Attached], make: Callable[[Runtime], A
 
 def take_ahead(rt: Runtime, order: Order, *, epochs: int | None, shares: Sequence[float] | None) -> Taking:
     """Return a loop over an order for a loader that pulls batches before they are used; see `Runtime.take`."""
-    return take(rt.context, order, epochs=epochs, shares=shares, runs_ahead=True)
+    taking = take(rt.context, order, epochs=epochs, shares=shares, runs_ahead=True)
+    if rt.context.peaks is not None:
+        from zerort.engine.sizing.predicting import warn_unless_fits  # here: few runs need it
+
+        warn_unless_fits(rt.context, rt.units, batch=taking.batch / rt.micro_steps)
+    return taking
 
 
 def samples_taken(rt: Runtime, order: Order) -> int:

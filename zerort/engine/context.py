@@ -10,6 +10,7 @@ it is made of can be read, and tested, without them. Next in reading order: `mod
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from zerort.engine.sizing.planner import BudgetPlanner
 from zerort.engine.sizing.table import SizeTable
 from zerort.engine.sizing.working import offload_within
 from zerort.engine.step.facts.pace import Pace
+from zerort.engine.step.facts.peaks import Peaks
 from zerort.engine.step.update_guard import UpdateGuard
 from zerort.engine.stopping import Stopping
 from zerort.engine.wire.coding import Coding
@@ -64,6 +66,8 @@ class RunState:
     """How many bytes sections take, for what is reserved and decided."""
     shares: tuple[float, ...] | None = None
     """How much of a batch each rank takes, in proportion, if that is not as sections are cut."""
+    move_speed: float | None = None
+    """Bytes per second that the last shards moved with, when they were cut anew; the same on every rank."""
     updates: int = 0
     """Updates done so far; the same on every rank."""
     is_new: bool = True
@@ -91,10 +95,9 @@ class RunState:
     is_inherited: bool = False
     """Whether this process is a forked child of the one that opened the runtime."""
 
-    def commit_batches(self) -> None:
-        """Count the batches that a step was made of as used."""
-        for cursor in self.cursors.values():
-            cursor.commit()
+    def commit_batches(self) -> int:
+        """Count the batches that a step was made of as used; return how many of their samples were this rank's."""
+        return sum(cursor.commit() for cursor in self.cursors.values())
 
     def release_lease(self) -> None:
         """Let another run keep its steps where this one did."""
@@ -150,6 +153,8 @@ class Context:
     """Signals that ask the run to stop."""
     pace: Pace
     """Which rank is slow."""
+    peaks: Peaks | None
+    """How much memory steps take; None: nobody wants to know."""
     run: RunState
     """What changes while the runtime is open."""
 
@@ -230,6 +235,9 @@ class Context:
             tiers_of=(lambda section: SectionResidence.of(plan)) if planner is None else planner.of,
             stopping=Stopping(f"rank {mesh.world.rank}"),
             pace=Pace(ledger, rank=mesh.world.rank, size=mesh.world.size),
+            peaks=None
+            if options.history is None
+            else Peaks(os.fspath(options.history), device=shard.device, rank=mesh.world.rank),
             run=RunState(
                 cut=cut_over(
                     shard.size,

@@ -52,6 +52,7 @@ def open(
     create_scratch: bool = False,
     offload: OffloadOptions | None = None,
     last_step: str | os.PathLike[str] | None = None,
+    history: str | os.PathLike[str] | None = None,
     **unknown: NoReturn,
 ) -> Runtime:
     """Open a runtime on this rank. Every rank of the group calls this with the same arguments.
@@ -89,6 +90,8 @@ def open(
         offload: How values stream to and from ``scratch``.
         last_step: A directory in which every step leaves a checkpoint: `Runtime.resume`. The first step makes it; what
             is above it has to be there.
+        history: A file in which the most memory that steps take is kept, for `Runtime.predict`; None: nothing is
+            measured.
         **unknown: No others: a name that is not one of these is answered with the nearest.
 
     `RuntimeOptions` says more about each of those from ``micro_steps`` on.
@@ -118,6 +121,7 @@ def open(
         create_scratch=create_scratch,
         offload=offload,
         last_step=last_step,
+        history=history,
     )
     ranks = _open_mesh(group, MeshShape() if mesh is None else mesh, device)
     try:
@@ -217,6 +221,10 @@ def _with_directories(settings: RuntimeOptions) -> RuntimeOptions:
     if settings.scratch is not None or settings.create_scratch:  # else it is looked at when something goes there
         for one in scratch_directories(settings.scratch):
             expect_directory(one, what="scratch", create=settings.create_scratch, or_else=_OR_ELSE)
+    if settings.history is not None:
+        history = os.path.abspath(settings.history)
+        expect_directory(os.path.dirname(history), what=f"history={history!r}")
+        settings = replace(settings, history=history)
     if settings.last_step is None:
         return settings
     last_step = os.path.abspath(settings.last_step)

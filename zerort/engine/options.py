@@ -123,7 +123,14 @@ class RuntimeOptions:
     step alone: `Runtime.resume`. On the disk of `scratch` this costs a sync and links of what rests there, and its room
     once more; what is in memory is written."""
 
+    history: str | os.PathLike[str] | None = None
+    """A file in which the most memory that steps take is kept, by batch size and plan: what `Runtime.predict` and
+    ``zerort plan --history`` predict other steps from. It may hold other runs' lines, and other models'. None: nothing
+    is measured."""
+
     def __post_init__(self) -> None:
+        if self.history is not None and not (isinstance(self.history, (str, os.PathLike)) and str(self.history)):
+            raise CallError(f"Expected history to be a file, got {self.history!r}.")
         if self.scratch is not None:
             scratch_directories(self.scratch)
         if self.last_step is not None and not (isinstance(self.last_step, (str, os.PathLike)) and str(self.last_step)):

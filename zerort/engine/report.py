@@ -203,6 +203,11 @@ class MemoryReport:
         """Bytes at rest in memory: parameters, gradients and state."""
         return self.parameter + self.gradient + self.state
 
+    @property
+    def in_memory(self) -> int:
+        """Bytes of memory: at rest, in slots, and on their way."""
+        return self.at_rest + self.buckets + self.gathered + self.host_copy + self.streaming
+
     def __str__(self) -> str:
         parts = ["parameter", "gradient", "state", "buckets", "gathered"]
         parts += [part for part in ("host_copy", "streaming", "nvme") if getattr(self, part)]
@@ -211,16 +216,43 @@ class MemoryReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebalanced:
-    """What `Runtime.rebalance` did."""
+    """What `Runtime.rebalance` did, and why; the same on every rank."""
+
+    changed: bool
+    """Whether shards or shares are others than before."""
 
     shard_weights: tuple[float, ...] | None
     """How much of every shard each rank has now; None: alike."""
+
+    shares: tuple[float, ...] | None = None
+    """How much of a batch of `Runtime.take` each rank takes now; None: as `shard_weights`."""
 
     nbytes: int
     """Bytes that changed their rank, over all ranks."""
 
     seconds: float
-    """How long it took, on this rank."""
+    """How long they took, on the rank that took longest."""
+
+    step_seconds: tuple[float, float] | None = None
+    """What the slowest rank took for its part of a step, as measured, and what it is to take now: of ``"auto"``."""
+
+    why: str = ""
+    """Why ``"auto"`` did this, or nothing."""
+
+    def __str__(self) -> str:
+        moved = f"{format_bytes(self.nbytes)} moved in {self.seconds:.3g} s" if self.nbytes else "nothing moved"
+        steps = "a step {:.3g} s, was {:.3g} s".format(*reversed(self.step_seconds)) if self.step_seconds else ""
+        parts = [f"shards {_weights(self.shard_weights)}", f"shares {_weights(self.shares)}" * bool(self.shares)]
+        return f"{', '.join(filter(None, [*parts, moved, steps]))}{f': {self.why}' * bool(self.why)}"
+
+
+def _weights(weights: tuple[float, ...] | None) -> str:
+    """Return weights in parts of their sum.
+
+    >>> _weights((1, 1, 2)), _weights(None)
+    ('0.250 0.250 0.500', 'alike')
+    """
+    return "alike" if weights is None else " ".join(f"{one / sum(weights):.3f}" for one in weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

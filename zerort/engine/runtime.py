@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from zerort import forks
 from zerort.comm.agreed import gather_json
@@ -47,6 +47,7 @@ from zerort.typing import Array
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from zerort.engine.sizing.predicting import Prediction
     from zerort.publish import Feed
 
 __all__ = ["Runtime"]
@@ -161,9 +162,16 @@ class Runtime(RuntimeProperties):
         Raises:
             CallError: The order is not the one that this run, or the checkpoint that was loaded, has begun; on every
                 rank.
+
+        A runtime with ``history=`` warns once if steps of these batches are predicted not to fit into memory.
         """
         self.context.check_open("take")
-        return take(self.context, order, epochs=epochs, shares=shares)
+        taking = take(self.context, order, epochs=epochs, shares=shares)
+        if self.context.peaks is not None:
+            from zerort.engine.sizing.predicting import warn_unless_fits
+
+            warn_unless_fits(self.context, self.units, batch=taking.batch / self.micro_steps)
+        return taking
 
     def join(self, batches: Iterable[Batch]) -> Joining[Batch]:
         """Return a loop over this rank's batches that ends on all ranks at once. Every rank calls this.
@@ -322,15 +330,33 @@ class Runtime(RuntimeProperties):
         self._feeds.append(feed)
         return feed
 
-    def rebalance(self, *, shard_weights: Sequence[float] | None) -> Rebalanced:
+    @overload
+    def rebalance(self, *, shard_weights: Sequence[float] | None) -> Rebalanced: ...
+    @overload
+    def rebalance(self, mode: Literal["auto"], *, payback_steps: int = 100) -> Rebalanced: ...
+
+    def rebalance(
+        self,
+        mode: str | None = None,
+        *,
+        shard_weights: Sequence[float] | None = (),
+        payback_steps: int = 100,
+    ) -> Rebalanced:
         """Cut all shards anew: parameters and optimizer state move between the ranks. Every rank calls this.
 
         Between steps, in memory and on disks, without a checkpoint. Values stay what they are, to the bit: with
         ``virtual_shards`` so does all that follows. Loops of `take` without ``shares=`` follow the new weights from
         their next batch on, those of loaders that run ahead when they begin anew.
 
+        ``"auto"`` chooses shards, and what part of each batch of `take` a rank gets, from each rank's own times since
+        the last change and from what its memories have left. It changes what makes a step shorter by 5 % and by more
+        than times vary, and moves shards only if that saves more than it costs within ``payback_steps``; or if a memory
+        is nearly full. Call it now and then, or when `StepReport.straggler` names a rank; it says what it did, and why.
+
         Args:
+            mode: ``"auto"``, or nothing, with ``shard_weights``.
             shard_weights: How much of every shard each rank takes from now on, as `zerort.open` has it; None: alike.
+            payback_steps: Within how many steps a move has to save what it costs; with ``"auto"``.
 
         Raises:
             CallError: Weights are negative, NaN or infinite, all 0, or not one for each rank; on every rank.
@@ -339,13 +365,19 @@ class Runtime(RuntimeProperties):
             StorageError: A disk has too little room, and nothing was moved; or it failed on the way: then all values
                 are there as the last update left them, some where they were. Call this again, or go on.
         """
-        from zerort.engine.rebalance.recut import recut  # here: few runs need it
+        from zerort.engine.rebalance.auto import check_mode, rebalance_auto  # here: few runs need it
+        from zerort.engine.rebalance.recut import recut
+
+        def cut(weights: Sequence[float] | None) -> Rebalanced:
+            for feed in self._feeds:
+                feed.begin_whole()
+            return recut(self.context, self.units, weights)
 
         self.context.check_whole("rebalance")
-        for feed in self._feeds:
-            feed.begin_whole()
         with unbroken("rebalance", self.mesh.groups), within(self.attachments):
-            return recut(self.context, self.units, shard_weights)
+            if check_mode(self.world, mode, shard_weights) is None:
+                return cut(shard_weights)
+            return rebalance_auto(self.context, self.units, payback_steps=payback_steps, cut=cut)
 
     def waits(self) -> list[dict[str, float]]:
         """Return what every rank did before the last step, by rank: seconds of its ``"own"``, and waits by stream.
@@ -358,6 +390,27 @@ class Runtime(RuntimeProperties):
     def memory(self) -> MemoryReport:
         """Return how many bytes this rank holds, counted from its arrays."""
         return memory_of(self.context, self.units)
+
+    def predict(self, *, batch: float | None = None, plan: Plan | Budget | None = None) -> Prediction:
+        """Return what a step will take of memory, with an interval: also for batch sizes and plans that were not run.
+
+        From the layout, which is counted, and from peaks of past steps of this model: for a runtime with ``history=``.
+        On GPUs it is the GPU's memory, else that of the process, of which shared pages count in parts. Every rank calls
+        this.
+
+        Args:
+            batch: Samples that a rank computes at once, in a micro-step: those of `take`, or of ``weight=`` without;
+                None: as many as the largest there was.
+            plan: What is to lie where, with the options of this runtime; None: what does.
+
+        Raises:
+            CallError: There is no history, or nothing of this model in it; on every rank.
+            PlanError: A budget does not hold the model; on every rank.
+        """
+        from zerort.engine.sizing.predicting import predict  # here: few runs need it
+
+        self.context.check_open("predict")
+        return predict(self.context, self.units, batch=batch, plan=plan)
 
     # -- open and closed -------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from zerort.cli.plan.models import read_model
 from zerort.comm import open_group
 from zerort.comm.bootstrap import environment
 from zerort.engine.model.tensors import TensorSpec
+from zerort.engine.sizing.history import MemoryHistory, Peak, model_key
 
 MIB = 1024**2
 
@@ -412,6 +413,36 @@ def test_options_that_cannot_be_read(words: list[str], complaint: str, capsys: p
         main(["plan", "params.json", *words])
     assert end.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_a_history_adds_what_whole_steps_take(params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    facts = {"model": model_key(read_model(params)), "memory": "host", "plan": "p", "ranks": 2, "idle": 0}
+    history, out = tmp_path / "peaks.jsonl", tmp_path / "plans.json"
+    for batch in (4, 8):
+        peak = Peak(**facts, batch=float(batch), layout=144 * MIB, besides=(100 + 10 * batch) * MIB)
+        MemoryHistory(str(history)).add(peak, write=True)
+    words = [params, "--ranks", "2", "--history", str(history), "--batch", "16", "--json", str(out)]
+    code, lines = plan(capsys, *words)
+    assert code == 0
+    #       plan     laid out  at least  likely  at most: a twentieth of 260; and of another layout
+    assert ["zero1", "144MiB", "391MiB", "404MiB", "417MiB"] in lines
+    assert ["zero3", "104MiB", "328.8MiB", "364MiB", "399.2MiB"] in lines
+    found = json.loads(out.read_text())["predicted"]
+    assert {name: one["likely"] // MIB for name, one in found.items()} == {
+        "zero0": 452,
+        "zero1": 404,
+        "zero2": 388,
+        "zero3": 364,
+    }
+    code, lines = plan(capsys, params, "--ranks", "2", "--host", "1GiB", "--history", str(history))
+    assert ["budget", "104MiB", "256.8MiB", "284MiB", "311.2MiB"] in lines  # of as many samples as there were at most
+
+
+def test_a_history_of_another_model_is_refused(params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["plan", params, "--history", str(tmp_path / "none")]) == 2
+    assert "Expected steps of this model in" in capsys.readouterr().err
+    assert main(["plan", params, "--history", params]) == 2
+    assert "Expected the peak of a step as JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("accumulate", [None, "sharded", "local"])

@@ -4,14 +4,18 @@ import os
 import socket
 import time
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import seams
 from numpy.lib.stride_tricks import sliding_window_view
 
 import zerort as zr
-from zerort.engine.step.facts.pace import HISTORY, WINDOW, judge, may_be_slow
+from zerort.engine.step.facts.pace import HISTORY, WINDOW, Pace, judge, may_be_slow
+from zerort.engine.step.facts.record import Record
 from zerort.testing import run_threads
+from zerort.trace.ledger import Ledger
 
 STEPS = int(os.environ.get("ZERORT_STEPS", "60000"))  # make straggler-noise: 1,000,000
 NOISE = [
@@ -76,6 +80,27 @@ def test_a_single_spike_names_nobody():
     times = np.ones((100, 4))
     times[50, 2] = 1000.0
     assert verdicts(*leads(times)) == []
+
+
+def test_own_times_are_kept_in_parts_without_waits():
+    """Of 100 in a step: 20 of waiting, 30 of the update before, 5 of its waits, are not computing."""
+    now, ledger = [0], Ledger()
+    with seams.inside(Pace, time=SimpleNamespace(perf_counter_ns=lambda: now[0])):
+        pace = Pace(ledger, rank=0, size=1)
+        for _ in range(3):
+            pace.add_time(Record())
+            pace.begin()
+            with pace.updating():
+                now[0] += 30_000_000
+                ledger.waited_ns += 5_000_000
+            pace.end_step(samples=7)
+            now[0] += 70_000_000
+            ledger.waited_ns += 20_000_000
+        assert list(pace.times) == [(pytest.approx(0.05), pytest.approx(0.025), 7)] * 2
+        pace.restart()
+        assert not pace.times
+        pace.add_time(Record())
+        assert pace.own_seconds == pytest.approx(1e-6)  # the clock has begun anew
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ examples:
   zerort plan params.json --ranks 2 --host 3GiB --nvme 40GiB --dtype bfloat16 --scratch /mnt/nvme
   zerort plan run/checkpoint --ranks 4 --host 16GiB --read-speed 3.2 --write-speed 1.8
   zerort plan model.safetensors --ranks 8 --device cuda --device 20GiB --host 64GiB
+  zerort plan model.safetensors --ranks 8 --history peaks.jsonl --batch 64
   zerort plan mymodel:parameters --ranks 8 --device 2GiB --host 8GiB --nvme 1TiB --json plan.json
 
 MODEL is one of
@@ -106,6 +107,15 @@ def add_plan(commands: Commands) -> None:
     one.add_argument("--buckets", type=parse_count(1), default=2, metavar="N", help="gradient buckets (default: 2)")
     one.add_argument(
         "--machines", type=parse_count(1), default=1, metavar="N", help="machines, with a disk each (default: 1)"
+    )
+    one.add_argument(
+        "--history", metavar="F", help="peaks of a run (zr.open(history=F)): also predict whole steps from them"
+    )
+    one.add_argument(
+        "--batch",
+        type=parse_count(1),
+        metavar="N",
+        help="samples that a rank computes at once in those (default: the most of the history)",
     )
     one.add_argument("--scratch", type=parse_directory, metavar="DIR", help="measure this directory's disk")
     one.add_argument("--read-speed", type=_speed, metavar="GB/S", help="speed of the disk, instead of measuring it")

@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from zerort.buffer import Leaves
 from zerort.cli.arguments import UsageError
 from zerort.cli.plan.models import Model, read_model
+from zerort.cli.plan.predicted import show_predictions
 from zerort.cli.screen import Screen, new_table
 from zerort.config import ZERO, Budget, Plan, format_bytes
 from zerort.config.offload import OffloadOptions
@@ -78,9 +79,19 @@ def run_plan(options: argparse.Namespace) -> int:
         document |= _within_budget(screen, options, model, disk)
     else:
         document |= _under_every_plan(screen, options, model)
+    if options.history is not None:
+        document |= show_predictions(screen, options, model, _layouts(document))
     if options.json is not None:
         write_json(options.json, document)
     return 1 if document.get("reason") else 0
+
+
+def _layouts(document: Mapping[str, Any]) -> dict[str, int]:
+    """Return the bytes of memory under each plan that was shown, or within the budget, on the rank that takes most."""
+    if "plans" in document:
+        return {name: sum(parts.values()) for name, parts in document["plans"].items()}
+    every = [sum(one["memory"].values()) for one in document.get("per_rank", ())]
+    return {"budget": max(every)} if every else {}
 
 
 def _within_budget(
@@ -112,13 +123,13 @@ def _under_every_plan(screen: Screen, options: argparse.Namespace, model: Model)
         plans["zero3-secondary"] = Plan.zero(3, secondary="host")
     for name, plan in plans.items():
         forecasts = _forecasts(options, model, plan)
-        found[name] = max((one.memory for one in forecasts), key=_in_memory)
+        found[name] = max((one.memory for one in forecasts), key=lambda one: one.in_memory)
     table = new_table("bytes of memory on the rank that takes most")
     for name in ("plan", *PARTS, "besides", "all"):
         table.add_column(name, justify="left" if name == "plan" else "right", no_wrap=True)
     for name, memory in found.items():
         parts = [getattr(memory, part) for part in PARTS]
-        sizes = [*parts, _in_memory(memory) - sum(parts), _in_memory(memory)]
+        sizes = [*parts, memory.in_memory - sum(parts), memory.in_memory]
         table.add_row(name, *map(format_bytes, sizes))
     screen.print("")
     screen.print(table)
@@ -144,11 +155,7 @@ class _Forecast:
     @property
     def in_memory(self) -> int:
         """Bytes of memory, at rest and besides."""
-        return _in_memory(self.memory)
-
-
-def _in_memory(memory: MemoryReport) -> int:
-    return memory.at_rest + memory.buckets + memory.gathered + memory.host_copy + memory.streaming
+        return self.memory.in_memory
 
 
 def _micro_steps(options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-__all__ = ["available_nbytes", "left_of_limits"]
+__all__ = ["available_nbytes", "fields_of", "left_of_limits"]
 
 _CGROUP = "/sys/fs/cgroup"
 
@@ -16,7 +16,7 @@ def available_nbytes() -> int:
     >>> available_nbytes() > 0
     True
     """
-    available = next((nbytes for name, nbytes in _fields("/proc/meminfo") if name == "MemAvailable"), None)
+    available = next((nbytes for name, nbytes in fields_of("/proc/meminfo") if name == "MemAvailable"), None)
     if available is None:
         raise OSError("Expected a line MemAvailable in /proc/meminfo, got none.")
     limit, used = _of_cgroup("memory.max"), _of_cgroup("memory.current")
@@ -28,7 +28,7 @@ def available_nbytes() -> int:
 
 def left_of_limits() -> int | None:
     """Return the bytes that this process's own limits (``ulimit -v``, ``ulimit -d``) leave it; None: it has none."""
-    held = dict(_fields("/proc/self/status"))
+    held = dict(fields_of("/proc/self/status"))
     left = [
         max(limit - held[field], 0)
         for kind, field in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData"))
@@ -37,7 +37,7 @@ def left_of_limits() -> int | None:
     return min(left, default=None)
 
 
-def _fields(path: str) -> list[tuple[str, int]]:
+def fields_of(path: str) -> list[tuple[str, int]]:
     """Return the sizes that a file of the kernel lists in kB, by name, in bytes."""
     with open(path, encoding="utf-8", errors="replace") as file:
         lines = (line.partition(":") for line in file)

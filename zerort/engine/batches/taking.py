@@ -30,14 +30,22 @@ class Taking(Iterator[NDArray[np.int64]]):
         share: Returns this rank's part of a batch, as it is now.
         until: The position to end at: that of an epoch's end; None: never.
         runs_ahead: Whether loaders pull batches before they are used.
+        follows: Whether the share is the runtime's, whatever that is.
     """
 
     def __init__(
-        self, order: Order, cursor: Cursor, share: Callable[[], Share], *, until: int | None, runs_ahead: bool = False
+        self,
+        order: Order,
+        cursor: Cursor,
+        share: Callable[[], Share],
+        *,
+        until: int | None,
+        runs_ahead: bool = False,
+        follows: bool = True,
     ) -> None:
         self._order, self._cursor, self._share = order, cursor, share
         self._until = until
-        self._loop = cursor.begin(runs_ahead=runs_ahead)
+        self._loop = cursor.begin(runs_ahead=runs_ahead, follows=follows)
 
     @property
     def epoch(self) -> int:
@@ -55,6 +63,11 @@ class Taking(Iterator[NDArray[np.int64]]):
             raise CallError("Expected the length of a loop that ends, got one over endless epochs (epochs=None).")
         return self._order.batch_count(self._cursor.pulled, self._until)
 
+    @property
+    def batch(self) -> int:
+        """How many samples of a whole batch are this rank's."""
+        return sum(end - begin for begin, end in self._share().of(self._order.batch))
+
     def __next__(self) -> NDArray[np.int64]:
         cursor, order = self._cursor, self._order
         if cursor.loop != self._loop:
@@ -68,7 +81,7 @@ class Taking(Iterator[NDArray[np.int64]]):
             raise StopIteration
         end = order.batch_end(first)
         parts = [order.indices(first + begin, first + stop) for begin, stop in self._share().of(end - first)]
-        cursor.pull(end)
+        cursor.pull(end, mine=sum(map(len, parts)))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -108,7 +121,7 @@ def take(
     fixed = share
     # Loaders that run ahead have pulled batches by the shares of before, on each rank as many as it likes.
     now = (lambda: fixed) if runs_ahead or shares is not None else (lambda: _share_of(context, None))
-    return Taking(order, cursor, now, until=until, runs_ahead=runs_ahead)
+    return Taking(order, cursor, now, until=until, runs_ahead=runs_ahead, follows=shares is None)
 
 
 def _share_of(context: Context, shares: Sequence[float] | None) -> Share:

@@ -5,7 +5,8 @@
 
 Ranges follow the ranks' order in both, so what a rank sends lies in its old range in the order of its targets, and what
 it receives lies in its new one in the order of its sources: an all_to_all from one array into the other, without a copy
-on the way. Values on a disk take turns in memory, a piece of every rank's old range at a time.
+on the way. On the host what stays on its rank is copied there, and the rest alone goes through the group. Values on a
+disk take turns in memory, a piece of every rank's old range at a time.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ def move(
         What a disk of this rank had against it; the other ranks do not know.
     """
     ranges = [before.of(rank) for rank in range(group.size)]
+    if most is None and old.device.in_host_memory:
+        _move_in_memory(group, old.memory, new.memory, before, after, name=name)
+        return None
     if most is None:
         counts = _counts(ranges, after)
         # not-gpu: whatever uses it on a GPU comes behind a later call of the group
@@ -65,6 +69,34 @@ def move(
         pieces = [Range(min(r.first + at * each, r.last), min(r.first + (at + 1) * each, r.last)) for r in ranges]
         error = _pass(group, old, new, pieces, ranges[group.rank].first, after, sent, name=name, error=error)
     return error
+
+
+def _move_in_memory(group: Group, old: Array, new: Array, before: Partition, after: Partition, *, name: str) -> None:
+    """Copy what stays on this rank, and have the ranks exchange the rest: that alone passes through the group."""
+    mine, own = before.of(group.rank), after.of(group.rank)
+    stays = _common(mine, own)
+    if stays.numel:
+        new[stays.first - own.first : stays.last - own.first] = old[stays.first - mine.first : stays.last - mine.first]
+    counts = _counts([before.of(rank) for rank in range(group.size)], after)
+    for rank in range(group.size):
+        counts[rank][rank] = 0
+    if not any(map(any, counts)):
+        return
+    sent, received = _around(old, mine, stays), _around(new, own, stays)
+    source = sent[0] if len(sent) == 1 else np.concatenate(sent)
+    out = received[0] if len(received) == 1 else np.empty(sum(map(len, received)), new.dtype)
+    # not-gpu: between arrays of the host
+    group.all_to_all(source, out=out, counts=counts, name=name).wait()
+    if len(received) > 1:
+        received[0][:], received[1][:] = out[: len(received[0])], out[len(received[0]) :]
+
+
+def _around(array: Array, whole: Range, stays: Range) -> list[Array]:
+    """Return the parts of a rank's range before and behind what stays there; one of them if the other is empty."""
+    if not stays.numel:
+        return [array]
+    parts = [array[: stays.first - whole.first], array[stays.last - whole.first :]]
+    return [part for part in parts if len(part)] or parts[:1]
 
 
 def _pass(

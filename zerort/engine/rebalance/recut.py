@@ -14,12 +14,12 @@ import contextlib
 import time
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from zerort import trace
-from zerort.comm.agreed import agreed, expect_same, raise_together
+from zerort.comm.agreed import agreed, expect_same, gather_json, raise_together
 from zerort.config import Tier
 from zerort.data.share import check_weights
 from zerort.engine.context import Context
@@ -34,7 +34,10 @@ from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.errors import CallError, StorageError, UnitStateError, ZerortError
 from zerort.layout import Partition, Placement
 
-__all__ = ["recut"]
+__all__ = ["check_between_steps", "recut"]
+
+_MEASURABLE: Final = 1 << 20
+"""Bytes of a move from which on it says how fast the next one will be."""
 
 
 def recut(context: Context, units: Units, weights: Sequence[float] | None) -> Rebalanced:
@@ -43,7 +46,7 @@ def recut(context: Context, units: Units, weights: Sequence[float] | None) -> Re
     shard = context.mesh.shard
     with agreed(context.world, "rebalance"):
         given = None if weights is None else check_weights(_plain(weights), parts=shard.size, what="shard_weights")
-        _check_between_steps(units)
+        check_between_steps(units)
         context.update_stream.wait_written()
         context.update_stream.check_written()
     expect_same(context.world, None if given is None else list(given), what="shard_weights", error=CallError)
@@ -72,8 +75,13 @@ def recut(context: Context, units: Units, weights: Sequence[float] | None) -> Re
         raise
     context.run.cut = context.run.cut.with_weights(given)
     context.run.sizes = context.run.sizes.with_weights(given)
+    context.run.shares = None
     _reserve(context, units)
-    return Rebalanced(shard_weights=given, nbytes=nbytes, seconds=time.perf_counter() - began)
+    context.pace.restart()
+    seconds = max(gather_json(context.world, time.perf_counter() - began, name="rebalance"))
+    if nbytes >= _MEASURABLE:
+        context.run.move_speed = nbytes / seconds
+    return Rebalanced(changed=bool(moving), shard_weights=given, nbytes=nbytes, seconds=seconds)
 
 
 def _reserve(context: Context, units: Units) -> None:
@@ -86,7 +94,8 @@ def _plain(weights: Sequence[float]) -> Any:
     return weights.tolist() if isinstance(weights, np.ndarray) else weights
 
 
-def _check_between_steps(units: Units) -> None:
+def check_between_steps(units: Units) -> None:
+    """Raise if a unit is gathered, or has gradients that wait for their step."""
     held = [unit.name for unit in units.values() if unit.is_gathered]
     if held:
         raise UnitStateError(

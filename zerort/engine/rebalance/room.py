@@ -22,7 +22,7 @@ from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.errors import DeviceMemoryError, PlanError
 from zerort.layout import Partition, Placement
 
-__all__ = ["expect_room"]
+__all__ = ["columns_by_kind", "expect_room", "width_of"]
 
 
 @dataclass(slots=True)
@@ -50,17 +50,10 @@ def expect_room(context: Context, sections: Sequence[Section], partitions: Seque
     """
     memory, host, disk = _Peak(), _Peak(), _Peak()
     for section, partition in zip(sections, partitions, strict=True):
-        held = _moving(context, section)
-        stored = [one for one in held if one.is_stored]
-        pinned = [one for one in held if not one.is_stored and not one.in_reach]
         numel = partition.counts[context.mesh.shard.rank]
-        for peak, columns in (
-            (memory, [one for one in held if one.in_reach]),
-            (host, pinned),
-            (disk, stored),
-        ):
+        for peak, columns in zip((memory, host, disk), columns_by_kind(context, section), strict=True):
             old = sum(one.size * one.dtype.itemsize for one in columns)
-            new = int(numel * sum(_width_of(one, section) for one in columns))
+            new = int(numel * sum(width_of(one, section) for one in columns))
             # Files of the last step keep their room until the next one is kept.
             peak.pass_by(old, new, keeps_old=peak is disk and context.options.last_step is not None)
     what = "shards that are cut anew"
@@ -71,15 +64,22 @@ def expect_room(context: Context, sections: Sequence[Section], partitions: Seque
     _expect_memory(context, on_host, on_gpu=0 if context.device.in_host_memory else memory.most)
 
 
-def _moving(context: Context, section: Section) -> list[ChunkedArray]:
-    """Return what of a section is made anew on another partition."""
+def columns_by_kind(
+    context: Context, section: Section
+) -> tuple[list[ChunkedArray], list[ChunkedArray], list[ChunkedArray]]:
+    """Return what of a section is made anew on another partition: in the device's memory, a host's, on a disk."""
     found = [section.parameters.array] if section.parameters.at_rest is None else []
     if section.state is not None and context.plan.state.placement is Placement.SHARDED:
         found += section.state.columns.values()
-    return [*found, *section.offloaded_gradient]
+    found += section.offloaded_gradient
+    return (
+        [one for one in found if one.in_reach],
+        [one for one in found if not one.is_stored and not one.in_reach],
+        [one for one in found if one.is_stored],
+    )
 
 
-def _width_of(column: ChunkedArray, section: Section) -> Fraction:
+def width_of(column: ChunkedArray, section: Section) -> Fraction:
     """Return the bytes per element."""
     is_parameter = column is section.parameters.array
     return section.parameters.width if is_parameter else Fraction(column.dtype.itemsize)

@@ -9,6 +9,7 @@
     weight      what the sum of all gradients is divided by
     more        whether any rank has another batch (`Runtime.join`)
     slowest     the rank that took longest, and its time (`Pace`)
+    peak        the most memory that a rank took (`Peaks`), where a history is kept
 
 A binding adds facts of its own in `Attachment.agree`.
 """
@@ -26,9 +27,10 @@ from zerort.engine.context import Context
 from zerort.engine.model.unit import Unit
 from zerort.engine.model.units import Units
 from zerort.engine.report import Slowest
+from zerort.engine.sizing.counted import memory_of
 from zerort.engine.step.facts.rates import rates_of
 from zerort.engine.step.facts.record import Record
-from zerort.engine.step.facts.weight import Weight, add_weight, total_weight, weight_problem
+from zerort.engine.step.facts.weight import Weight, add_weight, batch_of, total_weight, weight_problem
 from zerort.errors import UnitStateError
 from zerort.typing import Array
 
@@ -87,6 +89,9 @@ def agree(context: Context, units: Units, *, weight: Any, objection: Exception |
     add_weight(context, record, weight)
     record.add("more", join.has_more, "or")
     context.pace.add_time(record)
+    if context.peaks is not None:
+        layout = memory_of(context, units).in_memory
+        context.peaks.add(record, layout=layout, batch=batch_of(context, weight) / context.micro_steps)
     heard = record.exchange(context.world, name="step")
     context.run.meetings += 1
     join.anyone = bool(heard["more"][0])
@@ -95,6 +100,8 @@ def agree(context: Context, units: Units, *, weight: Any, objection: Exception |
     _expect_same_rates(heard["rates"])
     _expect_reduced_alike(list(units.values()), heard["reduced"])
     total = total_weight(context, heard["weight"])
+    if context.peaks is not None:
+        context.peaks.hear(heard, units, plan=str(context.budget or context.plan), ranks=context.world.size)
     return StepFacts(
         present={name for name, here in zip(tensors, heard["present"], strict=True) if here},
         nonfinite=next(

@@ -43,7 +43,7 @@ def take_step(context: Context, units: Units, *, weight: Any, progress: Any) -> 
     """Do one step, and write it to disk if `last_step=` is set. Every rank calls this."""
     try:
         report = _walk(context, units, weight, progress)
-        context.run.commit_batches()
+        context.pace.end_step(context.run.commit_batches())
     except NonFiniteError:  # whoever catches it goes on with the next batch
         context.run.commit_batches()
         raise
@@ -122,7 +122,7 @@ def _walk(context: Context, units: Units, weight: Any, progress: Any) -> StepRep
         )
     clip = 1.0 if context.options.clip_norm is None else clip_factor(norm, context.options.clip_norm)
     context.run.updates += 1
-    with trace.span("update", update=context.run.updates):
+    with trace.span("update", update=context.run.updates), context.pace.updating():
         update_sections(context, sections, gradients, present=facts.present, rates=facts.rates, scale=grad_scale * clip)
     with context.ledger.stall("step"):
         refresh(context, sections)

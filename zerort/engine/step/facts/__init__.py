@@ -4,4 +4,5 @@ record.py                 named facts of every rank, each with its reduction, ex
 weight.py                 what the sum of all gradients is divided by
 rates.py                  learning rates: scheduled, or set by hand
 pace.py  straggler.py     which rank is slow, and stays so
+peaks.py                  how much memory steps take, where a history is kept
 """

@@ -8,15 +8,18 @@ all times. From these every rank judges alike, and without a message, whether a 
     lead       log(slowest time / mean time of the others), in every step
     named      the same rank led by a third in 11 of 15 steps, and the median lead is more than their changes
 
-A single spike is one step of fifteen, and does not count (decision 0120).
+A single spike is one step of fifteen, and does not count (decision 0120). What this rank took for each of its last
+steps, `Pace.times`, is for `Runtime.rebalance("auto")`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter, deque
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +28,7 @@ from zerort.engine.report import Slowest
 from zerort.engine.step.facts.record import Record
 from zerort.trace.ledger import Ledger
 
-__all__ = ["HISTORY", "WINDOW", "Pace", "judge", "may_be_slow"]
+__all__ = ["HISTORY", "WINDOW", "OwnTime", "Pace", "judge", "may_be_slow"]
 
 WINDOW: Final = 15
 """Steps that are looked at."""
@@ -57,6 +60,17 @@ def judge(who: NDArray[np.int64], lead: NDArray[np.float64]) -> bool:
     return bool(may_be_slow(who[-WINDOW:], lead[-WINDOW:]) and np.median(signed[-WINDOW:]) >= _CHANGES * usual)
 
 
+class OwnTime(NamedTuple):
+    """What a rank did by itself between two agreements."""
+
+    compute: float
+    """Seconds, without the update."""
+    update: float
+    """Seconds of the update in between."""
+    samples: int
+    """Samples of orders that it took meanwhile."""
+
+
 class Pace:
     """How fast this rank is, and which rank is slow. The same verdicts on every rank.
 
@@ -71,8 +85,12 @@ class Pace:
         self._began: tuple[int, int] | None = None  # when the last agreement ended, and what was waited until then
         self._who: deque[int] = deque(maxlen=HISTORY)
         self._lead: deque[float] = deque(maxlen=HISTORY)
+        self._updating_ns = 0  # in the update since the last agreement
+        self._last_update_ns = 0  # in the one before
         self.own_seconds = 0.0
         """This rank's own time before the last agreement."""
+        self.times: deque[OwnTime] = deque(maxlen=HISTORY)
+        """The same of the last steps, in parts, since `restart`."""
         self.named: int | None = None
         """The rank that stays slow."""
 
@@ -83,12 +101,34 @@ class Pace:
             began, waited = self._began
             own = max(time.perf_counter_ns() - began - (self._ledger.waited_ns - waited), 1000)
         self.own_seconds = own / 1e9
+        self._last_update_ns, self._updating_ns = self._updating_ns, 0
         record.add("slowest", own // 1000 << _RANK_BITS | self._rank, "max")
         record.add("own time", self.own_seconds, "sum")
 
     def begin(self) -> None:
         """Start the clock: an agreement has just ended."""
         self._began = time.perf_counter_ns(), self._ledger.waited_ns
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Count the time inside as this rank's update, less waits for other ranks."""
+        began, waited = time.perf_counter_ns(), self._ledger.waited_ns
+        try:
+            yield
+        finally:
+            self._updating_ns += time.perf_counter_ns() - began - (self._ledger.waited_ns - waited)
+
+    def end_step(self, samples: int) -> None:
+        """Keep this rank's own time of a step, which ``samples`` of orders were taken for."""
+        if self.own_seconds:
+            update = self._last_update_ns / 1e9
+            self.times.append(OwnTime(max(self.own_seconds - update, 0.0), update, samples))
+
+    def restart(self) -> None:
+        """Forget the times of past steps: what ranks have to do has changed."""
+        self.times.clear()
+        if self._began is not None:
+            self.begin()
 
     def hear(self, heard: dict[str, Any]) -> Slowest | None:
         """Return the slowest rank of a step, and name one that stays slow; None before the second step."""

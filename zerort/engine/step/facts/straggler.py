@@ -34,7 +34,7 @@ def straggler_of(context: Context, slowest: Slowest | None) -> str:
             warnings.warn(
                 f"Expected ranks of about one speed, got {text} with {slowest.seconds:.3g} s of its own in a step and "
                 f"{slowest.others_seconds:.3g} s on the others, who wait for it. Look at that machine; or give it "
-                "less: rt.take(order, shares=…), zr.open(shard_weights=…).",
+                'less: rt.rebalance("auto"), rt.take(order, shares=…).',
                 RuntimeWarning,
                 stacklevel=6,
             )

@@ -18,7 +18,7 @@ from zerort.engine.context import Context
 from zerort.engine.step.facts.record import Record
 from zerort.errors import CallError
 
-__all__ = ["Weight", "add_weight", "total_weight", "weight_problem"]
+__all__ = ["Weight", "add_weight", "batch_of", "total_weight", "weight_problem"]
 
 
 class Weight(NamedTuple):
@@ -83,6 +83,12 @@ def add_weight(context: Context, record: Record, weight: Any) -> None:
         values = [1.0] * len(counts) if weight is None else _numbers(weight)
         mine = sum(value or 0.0 for value, counts_here in zip(values, counts, strict=False) if counts_here)
     record.add("weight", [float(mine), float(weight is not None)], "sum")
+
+
+def batch_of(context: Context, weight: Any) -> float:
+    """Return how large this rank's batch is: the samples that it took of orders, or else its weight; 0: not known."""
+    samples = sum(cursor.due for cursor in context.run.cursors.values())
+    return float(samples or (0 if weight is None else sum(value or 0.0 for value in _numbers(weight))))
 
 
 def total_weight(context: Context, heard: Any) -> Weight:

@@ -1,0 +1,96 @@
+"""Cut optimizer state anew, and compare that with copying the bytes that change their rank.
+
+    mpirun -n 2 python benchmarks/rebalance_copy.py                       # AdamW's state of 1 GiB, over both ranks
+    mpirun -n 2 python benchmarks/rebalance_copy.py --size 128MiB --rounds 3
+    mpirun -n 2 python benchmarks/rebalance_copy.py --plan 3 --scratch /mnt/nvme
+
+All ranks copy at once, each its part, into memory that is new to it, as new shards are: first the bytes that change
+their rank, then as many as all new shards have, since what stays on its rank is copied there, too (decision 0135).
+Rounds take turns in one run; ratios are those of medians. On a busy machine look at CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import zerort as zr
+from zerort.config import format_bytes, parse_bytes
+from zerort.engine.report import Rebalanced
+
+UNITS = 8
+
+
+def main() -> None:
+    """Take turns, show the ratio."""
+    options = parse()
+    tier = zr.Tier.DEVICE if options.scratch is None else zr.Tier.NVME
+    plan = zr.Plan.zero(options.plan, state=tier)
+    with zr.open(plan=plan, optimizer=zr.AdamW(lr=1e-3), scratch=options.scratch) as rt:
+        numel = options.size // 8 // UNITS  # two moments in float32
+        for at in range(UNITS):
+            rt.register(f"unit{at}", {"w": zr.TensorSpec((numel,))})
+        for unit in rt.units.values():
+            unit.reduce({"w": np.ones(numel, np.float32)})
+        rt.step()  # so that state is there
+        light, heavy = [1] * rt.size, [3, *[1] * (rt.size - 1)]
+        rt.rebalance(shard_weights=heavy)
+        turns: list[list[tuple[float, float]]] = []
+        nbytes = 0
+        for number in range(options.rounds):
+            done: list[Rebalanced] = []
+            weights = heavy if number % 2 else light
+            move = timed(rt, lambda weights=weights, done=done: done.append(rt.rebalance(shard_weights=weights)))
+            nbytes = done[0].nbytes
+            some, every = (timed(rt, copy_of(count // rt.size)) for count in (nbytes, options.size))
+            turns.append([move, some, every])
+        if rt.rank == 0:
+            show(rt, options.size, nbytes, np.median(turns, axis=0))
+
+
+def show(rt: zr.Runtime, size: int, nbytes: int, medians: np.ndarray) -> None:
+    """Print what was measured: seconds and CPU time of a move, of copying what moves, of copying all."""
+    (move, busy), *copies = medians
+    print(
+        f"{rt.size} ranks, state of {format_bytes(size)} over all; {format_bytes(nbytes)} of it change their rank in "
+        f"{move:.3f} s ({nbytes / move / 1e9:.2f} GB/s)"
+    )
+    for what, (seconds, cpu) in zip(("what moves", "all state"), copies, strict=True):
+        print(f"  copying {what:10} {seconds:.3f} s; ratio {move / seconds:.2f}, of CPU time {busy / cpu:.2f}")
+
+
+def copy_of(nbytes: int) -> Callable[[], None]:
+    """Return what copies so many bytes into new memory."""
+    source = np.ones(nbytes, np.uint8)
+
+    def copy() -> None:
+        np.empty(nbytes, np.uint8)[:] = source
+
+    return copy
+
+
+def timed(rt: zr.Runtime, work: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds of the rank that takes longest, all of them working at once, and their CPU time together."""
+    rt.group.barrier().wait()
+    began = time.perf_counter(), time.process_time()
+    work()
+    took = np.array([time.perf_counter() - began[0], time.process_time() - began[1]])
+    every = rt.group.all_gather(took).wait().reshape(-1, 2)
+    return float(every[:, 0].max()), float(every[:, 1].sum())
+
+
+def parse() -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=parse_bytes, default=parse_bytes("1GiB"), help="bytes of state (default: 1GiB)")
+    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("--plan", type=int, default=1, choices=(1, 2, 3), help="ZeRO stage (default: %(default)s)")
+    parser.add_argument("--scratch", help="keep state on this disk instead of in memory")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
