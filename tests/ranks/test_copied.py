@@ -276,6 +276,7 @@ FROZEN = {"embed": "order", "block": "b"}
         (zr.Plan.fit(host="1MiB", nvme="64MiB"), {}),
         (zr.Plan.zero(3), {"shard_weights": "uneven"}),
         (SECONDARY, {"wire": None, "shard_weights": "uneven"}),
+        (SECONDARY, {"frozen_format": "int8"}),  # what rests as codes is decoded at each gather
         (zr.Plan.zero(3, state=zr.Tier.NVME, secondary="host"), {"wire": INT8}),
     ],
 )
