@@ -82,17 +82,25 @@ def test_ranks_with_different_numbers_of_batches_end_together(group):
     np.testing.assert_allclose(found, expected, rtol=OVER_STEPS, atol=OVER_STEPS)
 
 
-@pytest.mark.slow
-def test_a_rank_with_more_work_is_given_less(options):
-    """Rank 0 computes each of its samples forty times; the decision is asserted, not the speed."""
+@pytest.fixture
+def clock():
+    """A clock of this rank's own, in hours of nanoseconds, by which its times are taken: what it waits is nothing."""
+    now = [0]
+    watch = SimpleNamespace(perf_counter_ns=lambda: now[0])
+    with mock.patch.object(sys.modules[Pace.__module__], "time", watch):
+        yield now
+
+
+def test_a_rank_with_more_work_is_given_less(options, clock):
+    """Rank 0 computes each of its samples three times, with a tenth of jitter."""
+    jitter = np.random.default_rng(WORLD.rank)
     with (
         open_group(options=options) as group,
         zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=0.1), group=group) as rt,
     ):
         line = rt.register("line", {"w": np.zeros(6)})
         for indices in rt.take(ORDER):
-            for _ in range(len(indices) * (40 if rt.rank == 0 else 1)):
-                np.linalg.norm(np.ones((60, 60)), 2)
+            clock[0] += int(1e13 * jitter.lognormal(0, 0.1)) * len(indices) * (3 if rt.rank == 0 else 1)
             with line.gathered() as p:
                 error = X[indices] @ p["w"] - Y[indices]
             line.reduce({"w": error @ X[indices]})
@@ -103,25 +111,23 @@ def test_a_rank_with_more_work_is_given_less(options):
             assert done.why.startswith("kept")
             return
         assert done.shares is not None, done
-        assert done.shares[0] < min(done.shares[1:])
+        assert done.shares[0] < 0.5 * min(done.shares[1:])
         assert "rank 0 takes" in done.why
         taken = WORLD.allgather(len(next(rt.take(ORDER, epochs=2))))
         assert taken[0] < max(taken[1:])
 
 
-def test_a_rank_at_half_speed_is_named_within_20_steps(options):
-    """By a clock of each rank's own, on which the last one computes for twice as long, with a tenth of jitter."""
-    clock, jitter = [0], np.random.default_rng(WORLD.rank)
-    watch = SimpleNamespace(perf_counter_ns=lambda: clock[0])
+def test_a_rank_at_half_speed_is_named_within_20_steps(options, clock):
+    """The last one computes for twice as long, with a tenth of jitter."""
+    jitter = np.random.default_rng(WORLD.rank)
     with (
-        mock.patch.object(sys.modules[Pace.__module__], "time", watch),
         open_group(options=options) as group,
         zr.open(plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=0.1), group=group) as rt,
     ):
         line = rt.register("line", {"w": np.zeros(6)})
         slow, named = rt.size - 1, []
         for number in range(20):
-            clock[0] += int(1e13 * jitter.lognormal(0, 0.1)) * (2 if rt.rank == slow else 1)  # hours: waits are nothing
+            clock[0] += int(1e13 * jitter.lognormal(0, 0.1)) * (2 if rt.rank == slow else 1)
             line.reduce({"w": np.ones(6)})
             report = rt.step()
             if report.straggler:

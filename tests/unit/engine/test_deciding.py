@@ -130,6 +130,14 @@ def test_shares_that_may_not_change_leave_shards_to_relieve_a_slow_rank():
     assert "a move of 275 s would save 0.25 s in each of 100 steps" in kept.why
 
 
+@pytest.mark.parametrize("work", [0.0, 1e-9])
+def test_updates_that_take_no_time_move_nothing(work):
+    now = situation([1e5, 3e4], [work, work], nbytes=MIB, payback_steps=10**9)
+    decision = decide(now)
+    assert decision.shards is None
+    assert decision.shares == pytest.approx((3 / 13, 10 / 13), abs=1e-3)
+
+
 def test_copies_of_the_model_have_the_shards_of_their_slowest_rank():
     decision = decide(situation([1.0, 1.0, 1.0, 3.0], [0.0, 1.0, 1.0, 3.0], copies=2, fixed_shares="none", nbytes=1))
     assert decision.shards is not None

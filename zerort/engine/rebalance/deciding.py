@@ -248,6 +248,8 @@ def _best_move(
     """Return the shards that pay, the best shares with them, why, and what was rejected; those of now if none does."""
     stay = model.seconds(shares, now.shards)
     size = len(now.shards)
+    if max(model.update) < _WORTH * stay:  # whoever did all of it, it would not matter
+        return now.shards, shares, "", ""
     speeds = [1 / max(max(model.update[rank] for rank in range(at, len(shares), size)), 1e-12) for at in range(size)]
     wanted = {
         "shards follow the speed of updates": tuple(round(one / math.fsum(speeds), 4) for one in speeds),

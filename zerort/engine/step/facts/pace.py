@@ -121,7 +121,7 @@ class Pace:
     def end_step(self, samples: int) -> None:
         """Keep this rank's own time of a step, which ``samples`` of orders were taken for."""
         if self.own_seconds:
-            update = self._last_update_ns / 1e9
+            update = max(self._last_update_ns, 0) / 1e9
             self.times.append(OwnTime(max(self.own_seconds - update, 0.0), update, samples))
 
     def restart(self) -> None:
