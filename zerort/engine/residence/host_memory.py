@@ -36,13 +36,13 @@ class HostMemory:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._is_apart = not group.device.in_host_memory
+        self._is_beside_device = not group.device.in_host_memory
         self._arenas: dict[int, PinnedMemory] = {}  # by the address of the array that was cut from it
 
     def zeros(self, numel: int, dtype: DtypeLike) -> Array:
         """Return a 1-D array of zeros that starts on a page. Every rank calls this; ``numel`` may differ."""
         kind = numpy_dtype(dtype)
-        if not self._is_apart:
+        if not self._is_beside_device:
             return HostDevice().zeros(numel, kind)
         from zerort.comm.transports.nccl.pinned import open_pinned
 

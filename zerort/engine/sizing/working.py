@@ -148,9 +148,9 @@ class WorkingMemory:
         """Return what the gathered form of a unit takes in a slot."""
         total = 0
         for size, one in unit:
-            is_apart = one.parameter not in self.reach or not self.one_memory
-            if (is_apart or size.codes or size.is_decoded) and not self._is_copied(size):
-                total += _round_up(size.whole + size.decoded_from * is_apart, _CACHE_LINE)
+            is_moved = one.parameter not in self.reach or not self.one_memory
+            if (is_moved or size.codes or size.is_decoded) and not self._is_copied(size):
+                total += _round_up(size.whole + size.decoded_from * is_moved, _CACHE_LINE)
         return total
 
     def _is_copied(self, size: SectionSize) -> bool:
