@@ -108,7 +108,8 @@ def coalesced(rows: Array, values: Array) -> tuple[Array, Array]:
     starts = _starts(rows)
     if starts.size == rows.size:
         return rows, values
-    return rows[starts], np.add.reduceat(values, starts, axis=0)
+    with np.errstate(all="ignore"):
+        return rows[starts], np.add.reduceat(values, starts, axis=0)
 
 
 def summed_over_ranks(rows: Array, values: Array) -> tuple[Array, Array]:
@@ -131,8 +132,9 @@ def summed_over_ranks(rows: Array, values: Array) -> tuple[Array, Array]:
         if count > 2:
             summands = np.sort(summands, axis=1)
         total = summands[:, 0].copy()
-        for at in range(1, count):
-            total += summands[:, at]
+        with np.errstate(all="ignore"):  # a sum that is not finite is found where the norm is
+            for at in range(1, count):
+                total += summands[:, at]
         sums[which] = total
     return rows[starts], sums
 
