@@ -9,7 +9,8 @@ on its own values and on its *age*, how many updates it has missed, and for each
 
 The numbers of all ages are kept up with every update (`advance`), from the learning rate it had, in float64 and from
 factors that are rounded as the kernels round them. AdamW's series converges where eps is small beside √v. The first
-term that is left out bounds the error: elements where that could be seen are updated step by step (decision 0155).
+term that is left out bounds the error, so each row has as many terms as it needs, mostly one or two; elements for which
+all of them are not enough are updated step by step (decision 0155).
 """
 
 from __future__ import annotations
@@ -73,19 +74,18 @@ class LateUpdates(abc.ABC):
             ages: 1-D, whole numbers from 0 to `MOST_MISSED`: updates that each row has missed.
         """
         rows = max(_BLOCK // max(param.shape[1], 1), 1)
-        kinds = list(state)
         for first in range(0, len(ages), rows):
             here = slice(first, first + rows)
-            arrays = [param[here], *(state[kind][here] for kind in kinds)]
-            wide = [array.astype(np.float64) for array in arrays]
             with np.errstate(all="ignore"):  # NaN and infinity stay what they are
-                self._catch_up_(wide[0], dict(zip(kinds, wide[1:], strict=True)), ages[here])
-            for array, one in zip(arrays, wide, strict=True):
-                array[...] = one
+                self._catch_up_(param[here], {kind: values[here] for kind, values in state.items()}, ages[here])
+
+    def _by_row(self, numbers: Array) -> Array:
+        """Return a number for each row as what rows are multiplied by."""
+        return numbers.astype(self._type)[..., np.newaxis]
 
     @abc.abstractmethod
     def _catch_up_(self, param: Array, state: Mapping[str, Array], ages: Array) -> None:
-        """Bring a few rows up to date in place; all arrays are float64."""
+        """Bring a few rows up to date in place."""
 
 
 class _LateAdamW(LateUpdates):
@@ -118,29 +118,59 @@ class _LateAdamW(LateUpdates):
 
     def _catch_up_(self, param: Array, state: Mapping[str, Array], ages: Array) -> None:
         mean, square = state["exp_avg"], state["exp_avg_sq"]
-        terms = self._terms[:, ages, np.newaxis]
+        terms = self._terms[:, ages]
         root = np.sqrt(square)
-        x = -self._eps / root
-        series = x * terms[_TERMS - 1]
-        for term in terms[_TERMS - 2 : 0 : -1]:
-            series += term
-            series *= x
-        series += terms[0]
-        ratio = np.divide(mean, root, out=root)
-        moved = np.multiply(series, ratio, out=series)
-        unmoved = mean == 0.0
-        moved[unmoved] = 0.0
-        x *= x
-        missing = np.abs(ratio * x * x * x * terms[_TERMS])
-        shrunk = param * self._decay[ages, np.newaxis]
-        seen = ~(missing <= self._error * (np.abs(shrunk) + np.abs(moved))) & ~unmoved
-        if seen.any():
-            older = np.broadcast_to(ages[:, np.newaxis], seen.shape)[seen]
-            shrunk[seen] = self._replayed(param[seen], mean[seen], square[seen], older)
-            moved[seen] = 0.0
-        np.subtract(shrunk, moved, out=param)
-        mean *= self._mean[ages, np.newaxis]
-        square *= self._square[ages, np.newaxis]
+        needed = self._needed_terms(terms, root.min(axis=1))
+        needed[~mean.any(axis=1)] = 0
+        before = param[needed > _TERMS]
+        param *= self._by_row(self._decay[ages])
+        for count in np.unique(needed[needed > 0]):
+            which = slice(None) if (needed == count).all() else needed == count
+            if count <= _TERMS:
+                param[which] -= self._moved(mean[which], root[which], terms[:count, which])
+            else:
+                param[which] = self._by_element(before, mean[which], square[which], ages[which], terms[:, which])
+        mean *= self._by_row(self._mean[ages])
+        square *= self._by_row(self._square[ages])
+
+    def _needed_terms(self, terms: Array, least: Array) -> Array:
+        """Return how many terms each row needs, given its least root; more than there are: some elements need more."""
+        x = (self._eps / least.astype(np.float64)) ** self._powers[:-1]  # of one power more than the last term's
+        enough = (x * terms[1:] <= self._error * terms[0]) & np.isfinite(terms[0])
+        return np.where(enough.any(axis=0), enough.argmax(axis=0) + 1, _TERMS + 1)
+
+    def _moved(self, mean: Array, root: Array, terms: Array) -> Array:
+        """Return how far moments have moved elements, by a few terms of the series."""
+        first, *rest = self._by_row(terms)
+        moved = np.divide(mean, root)
+        if rest:
+            x = np.divide(self._type(-self._eps), root)
+            series = x * rest.pop()
+            while rest:
+                series += rest.pop()
+                series *= x
+            first = np.add(series, first, out=series)
+        moved *= first
+        return moved
+
+    def _by_element(self, param: Array, mean: Array, square: Array, ages: Array, terms: Array) -> Array:
+        """Return rows of which some elements have all terms of the series, and others are updated step by step."""
+        wide = [array.astype(np.float64) for array in (param, mean, square)]
+        param, mean, square = wide
+        root = np.sqrt(square)
+        ratio, x = mean / root, self._eps / root
+        series = terms[_TERMS - 1, :, np.newaxis] * -x
+        for term in terms[_TERMS - 2 : 0 : -1, :, np.newaxis]:
+            series = (series + term) * -x
+        moved = (series + terms[0, :, np.newaxis]) * ratio
+        moved[mean == 0.0] = 0.0
+        found: Array = param * self._decay[ages, np.newaxis] - moved
+        missing = np.abs(ratio) * x**_TERMS * terms[_TERMS, :, np.newaxis]
+        replayed = ~(missing <= self._error * (np.abs(found) + np.abs(moved))) & (mean != 0.0)
+        if replayed.any():
+            older = np.broadcast_to(ages[:, np.newaxis], replayed.shape)[replayed]
+            found[replayed] = self._replayed(param[replayed], mean[replayed], square[replayed], older)
+        return found
 
     def _replayed(self, param: Array, mean: Array, square: Array, ages: Array) -> Array:
         """Return elements after every update that they have missed, one after the other."""
@@ -182,7 +212,7 @@ class _LateSGD(LateUpdates):
         self._matrix[1, :, 1:] = running
 
     def _catch_up_(self, param: Array, state: Mapping[str, Array], ages: Array) -> None:
-        matrix = self._matrix[:, :, ages, np.newaxis]
+        matrix = self._by_row(self._matrix[:, :, ages])
         if not state:
             param *= matrix[0, 0]
             return
@@ -214,9 +244,9 @@ class _LateLion(LateUpdates):
 
     def _catch_up_(self, param: Array, state: Mapping[str, Array], ages: Array) -> None:
         mean = state["exp_avg"]
-        param *= self._decay[ages, np.newaxis]
-        param -= np.sign(mean) * self._moved[ages, np.newaxis]
-        mean *= self._mean[ages, np.newaxis]
+        param *= self._by_row(self._decay[ages])
+        param -= np.sign(mean) * self._by_row(self._moved[ages])
+        mean *= self._by_row(self._mean[ages])
 
 
 _LATE: Final[Mapping[type[Optimizer], Callable[[Any, np.dtype[Any]], LateUpdates]]] = {

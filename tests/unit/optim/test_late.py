@@ -68,6 +68,7 @@ OPTIMIZERS = {
     "adamw": zr.AdamW(lr=0.01, weight_decay=0.1),
     "adamw-large-eps": zr.AdamW(lr=0.01, eps=1e-3),
     "adamw-short-square": zr.AdamW(lr=0.01, betas=(0.95, 0.9)),  # the series does not converge
+    "adamw-no-square": zr.AdamW(lr=0.01, betas=(0.9, 0.0), eps=1e-2),
     "adamw-no-mean": zr.AdamW(lr=0.01, betas=(0.0, 0.999)),
     "sgd": zr.SGD(lr=0.01, weight_decay=0.1),
     "sgd-momentum": zr.SGD(lr=0.01, momentum=0.9, dampening=0.3, weight_decay=0.1),

@@ -23,7 +23,7 @@ from zerort.typing import Array
 
 __all__ = ["RowTable", "row_bounds", "touched_nbytes"]
 
-_BLOCK: Final = 1 << 18
+_BLOCK: Final = 1 << 16
 """Elements that are copied out, updated and copied back at once."""
 
 
