@@ -23,7 +23,7 @@ from zerort.typing import Array
 
 __all__ = ["RowTable", "row_bounds", "touched_nbytes"]
 
-_BLOCK: Final = 1 << 16
+_BLOCK: Final = 1 << 15
 """Elements that are copied out, updated and copied back at once."""
 
 
@@ -91,18 +91,17 @@ class RowTable:
 
     def values(self, rows: Array) -> Array:
         """Return some rows, up to date, in new memory: counted from this rank's first, in any order, also twice."""
-        self.catch_up(rows)
+        if self._late is not None:
+            late = np.sort(rows[self._touched[rows] != self._now])
+            self.catch_up(late[np.diff(late, prepend=-1) != 0])
         found: Array = self._parameter[rows]
         return found
 
     def catch_up(self, rows: Array | None = None) -> None:
-        """Bring rows up to date; None: all of this rank's."""
+        """Bring rows up to date, given each once; None: all of this rank's."""
         if self._late is None:
             return
-        if rows is None:
-            late = np.flatnonzero(self._touched != self._now)
-        else:
-            late = np.unique(rows[self._touched[rows] != self._now])
+        late = np.flatnonzero(self._touched != self._now) if rows is None else rows[self._touched[rows] != self._now]
         for first in range(0, late.size, self._block_rows):
             here = late[first : first + self._block_rows]
             state = {kind: column[here] for kind, column in self._state.items()}
