@@ -163,6 +163,20 @@ def test_checkpoint_and_feed_hold_rows_that_are_up_to_date(tmp_path):
     np.testing.assert_allclose(ends, expected, rtol=1e-12, atol=1e-13)
 
 
+def test_the_last_step_is_kept_with_all_rows_up_to_date(tmp_path):
+    kept = {"last_step": tmp_path / "kept"}
+    before = run(lambda rt: (steps(rt, range(4)), whole(rt))[1], **kept)[0]
+
+    def body(rt):
+        assert rt.resume().updates == 4
+        np.testing.assert_array_equal(whole(rt), before)
+        steps(rt, range(4, 6))
+        return whole(rt)
+
+    expected = run(lambda rt: (steps(rt, range(6)), whole(rt))[1], rows=())[0]
+    np.testing.assert_allclose(run(body, **kept)[0], expected, rtol=1e-12, atol=1e-13)
+
+
 def test_new_values_come_behind_missed_updates():
     """Moments of rows that nobody touched fade up to the assignment, and move the new values on from there."""
 
