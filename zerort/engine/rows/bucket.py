@@ -7,7 +7,6 @@ Rows travel once per step, whatever the micro-steps; those that no rank has a gr
 verbs of a `GradientBucket`, as far as units and steps use them. Its memory is that of the rows in it.
 """
 
-# not-gpu: rows are refused on GPUs
 from __future__ import annotations
 
 from dataclasses import dataclass
