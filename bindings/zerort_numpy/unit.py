@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +23,15 @@ def register(
     frozen: Frozen = False,
     ties: Mapping[str, tuple[NumpyUnit | Unit, str]] | None = None,
     broadcast: bool = False,
+    rows: Sequence[str] = (),
+    lazy: bool = False,
 ) -> NumpyUnit:
     """Hand parameters to the runtime; see `zerort.engine.Runtime.register` for the arguments. Every rank calls this."""
     plain = {
         local: (other.unit if isinstance(other, NumpyUnit) else other, tensor)
         for local, (other, tensor) in (ties or {}).items()
     }
-    return NumpyUnit(rt.register(name, params, frozen=frozen, ties=plain, broadcast=broadcast))
+    return NumpyUnit(rt.register(name, params, frozen=frozen, ties=plain, broadcast=broadcast, rows=rows, lazy=lazy))
 
 
 class NumpyUnit:
@@ -53,14 +56,17 @@ class NumpyUnit:
         return self.unit.names
 
     @gathering
-    def gathered(self) -> Iterator[Views]:
+    def gathered(self, rows: Mapping[str, Any] | None = None) -> Iterator[Views]:
         """Gather the unit for the length of a ``with`` block, which gets its tensors by name.
 
         They are zero-copy, read-only and raise `StaleViewError` when used after the block. On a GPU they are CuPy's,
         which know nothing of that: only asking for one by name raises then.
+
+        Args:
+            rows: Indices of the rows to bring, of each table that was registered so; None: all of it.
         """
         life = Life(self.unit.name)
-        with self.unit.gathered() as raw:
+        with self.unit.gathered(rows) as raw:
             guarded = Views(self.unit.name, {name: _guarded(raw[name], life, name) for name in raw})
             try:
                 yield guarded
@@ -80,12 +86,14 @@ class NumpyUnit:
         """Add one tensor's gradient; the unit is reduced when all of its tensors have theirs."""
         self.unit.contribute(name, gradient)
 
-    def reduce(self, gradients: Mapping[str, Array] | None = None) -> None:
+    def reduce(
+        self, gradients: Mapping[str, Array] | None = None, *, rows: Mapping[str, tuple[Any, Array]] | None = None
+    ) -> None:
         """Sum the gradients over the ranks while the caller computes on. See `zerort.engine.Unit.reduce`."""
         plain = gradients
         if isinstance(gradients, Mapping):
             plain = {name: np.asarray(one) if isinstance(one, View) else one for name, one in gradients.items()}
-        self.unit.reduce(plain)
+        self.unit.reduce(plain, rows=rows)
         self._filling.over = True
 
     def __repr__(self) -> str:

@@ -181,6 +181,23 @@ def test_a_slow_rank_is_named_and_given_less(tmp_path):
     assert (tmp_path / "steps.png").stat().st_size > 1000
 
 
+def test_rows_learn_what_whole_tables_do():
+    """On other ranks, too: pairs right before the first update, and after 50; for a tenth of the bytes."""
+    small = ("--users", "20000", "--items", "4000", "--batch", "512", "--steps", "50")
+    found = []
+    for ranks, words in ((2, ()), (3, ("--dense",))):
+        result = run_job(ranks, [EXAMPLES / "recommend.py", *small, *words], timeout=100)
+        assert result.code == 0, result.output
+        rights = re.findall(r"step +\d+: ([\d.]+)% of 512 pairs right", result.output)
+        (moved, unit) = re.search(r"([\d.]+)(KiB|MiB) through collectives", result.output).groups()
+        found.append(([float(right) for right in rights], float(moved) * (1024 if unit == "MiB" else 1)))
+    (rows, few), (dense, all_of_them) = found
+    assert rows[0] == dense[0] < 55
+    assert abs(rows[1] - dense[1]) < 1.0  # after 50 updates in float32, each as its CPU sums
+    assert rows[1] > 58
+    assert few < 0.1 * all_of_them
+
+
 def test_fewer_bytes_with_the_same_losses():
     words = ("--exact", "--over", "all", "--steps", "2", "--width", "32", "--layers", "1", "--lr", "1e-5")
     result = run_job(2, [EXAMPLES / "train_slow_link.py", *words], timeout=100)

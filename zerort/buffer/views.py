@@ -6,14 +6,14 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import NoReturn, ParamSpec
 
 from zerort.errors import CallError, StaleViewError, UnitStateError
 from zerort.typing import Array
 
 __all__ = ["Gathering", "Views", "gathering", "stale_text", "unit_title"]
 
-Owner = TypeVar("Owner")
+Given = ParamSpec("Given")
 
 
 class Views(Mapping[str, Array]):
@@ -95,13 +95,13 @@ class Gathering(contextlib.AbstractContextManager[Views]):
         )
 
 
-def gathering(method: Callable[[Owner], Iterator[Views]]) -> Callable[[Owner], Gathering]:
+def gathering(method: Callable[Given, Iterator[Views]]) -> Callable[Given, Gathering]:
     """Make a generator method that yields views once a ``with`` block of them."""
     block = contextlib.contextmanager(method)
 
     @functools.wraps(method)
-    def gathered(self: Owner) -> Gathering:
-        return Gathering(block(self))
+    def gathered(*args: Given.args, **kwargs: Given.kwargs) -> Gathering:
+        return Gathering(block(*args, **kwargs))
 
     return gathered
 

@@ -14,7 +14,7 @@ binding.py  attachment.py               what a framework binding may use, and wh
 model/       what is gathered and reduced          step/      agree, measure, update, refresh
 residence/   where bytes are                       sizing/    how many there are, and what fits
 persist/     checkpoints of a runtime              batches/   orders taken, ranks joined, means
-rebalance/   shards cut anew while a run goes on
+rebalance/   shards cut anew while a run goes on   rows/      tables of which rows are gathered and updated
 """
 
 from zerort.config.offload import OffloadOptions

@@ -127,6 +127,10 @@ class StepReport:
     sparsity: Mapping[str, float] = field(default_factory=dict)
     """Which share of a tensor's elements is pruned after this step, by full name, of tensors with a `Sparsity`."""
 
+    rows: str = ""
+    """Tables whose rows stay as they are while nobody touches them, which changes the results: ``"lazy embed.table"``;
+    else empty."""
+
     bytes_tiered: Mapping[str, int] = field(default_factory=dict)
     """Bytes of this rank that went between tiers since the step before, by ``"nvme read"`` and ``"nvme write"``; empty
     if all rests in memory."""
@@ -159,7 +163,7 @@ class StepReport:
         return (
             f"update {self.update}: {what}; |g| {self.grad_norm:.4g}{' (clipped)' * self.clipped}; lr {self.lr:.3g}; "
             f"{f'{self.state}; ' * bool(self.state)}{f'frozen parameters in {self.frozen}; ' * bool(self.frozen)}"
-            f"{sparse}"
+            f"{sparse}{f'{self.rows}; ' * bool(self.rows)}"
             f"moved {moved or 'nothing'}{f' ({how}uncoded: {coded})' * bool(coded)}; "
             f"{f'{tiered}; ' * bool(tiered)}waited {stalls or 'for nothing'}"
         )

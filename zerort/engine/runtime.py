@@ -124,6 +124,8 @@ class Runtime(RuntimeProperties):
         frozen: Frozen = False,
         ties: Mapping[str, tuple[Unit, str]] | None = None,
         broadcast: bool = False,
+        rows: Sequence[str] = (),
+        lazy: bool = False,
     ) -> Unit:
         """Take parameters over: copy them into flat buffers that lie and rest as the plan says. Every rank calls this.
 
@@ -135,14 +137,29 @@ class Runtime(RuntimeProperties):
             ties: Parameters that another unit holds: ``{"w": (embedding, "table")}``. Gathered with this unit, too;
                 gradients of both are summed.
             broadcast: Take rank 0's values instead of checking that all ranks have the same.
+            rows: Tables, rows x width, of which a batch touches few rows: ``unit.gathered(rows=)`` and
+                ``unit.reduce(rows=)`` move only these, and only these are updated. The others get the weight decay and
+                the fading moments of the updates that they have missed when they are next gathered, so results are
+                those of dense updates. Sharded over the ranks under every stage.
+            lazy: Rows without a gradient stay as they are instead, moments included, which changes the results; the
+                report says so.
 
         Raises:
             CallError: A name or a value cannot be used, or differs between ranks; on every rank.
+            PlanError: Tables are declared as rows that the plan cannot keep so; on every rank.
         """
         self.context.check_open("register")
         with unbroken("register", self.mesh.groups):
             unit = register_unit(
-                self.context, self.units, name, params, frozen=frozen, ties=ties or {}, broadcast=broadcast
+                self.context,
+                self.units,
+                name,
+                params,
+                frozen=frozen,
+                ties=ties or {},
+                broadcast=broadcast,
+                rows=rows,
+                lazy=lazy,
             )
         self.units[name] = unit
         return unit

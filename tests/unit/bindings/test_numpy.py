@@ -118,3 +118,17 @@ def test_a_loop_trains_on_several_ranks():
                 )  # the mean over ranks 0, 1, 2
 
     run_threads(3, body)
+
+
+def test_rows_of_a_table_are_views_too():
+    """Guarded as others are, and good for a gradient within the block."""
+    with zr.open(zr.Plan.zero(3), zr.SGD(lr=0.5)) as rt:
+        unit = zn.register(rt, "embed", {"table": np.ones((5, 2))}, rows=("table",))
+        with unit.gathered(rows={"table": [3, 1]}) as p:
+            rows = p["table"]
+            unit.reduce(rows={"table": ([3, 1], rows * 1.0)})
+        rt.step()
+        with pytest.raises(StaleViewError):
+            rows.sum()
+        with unit.gathered() as p:
+            np.testing.assert_array_equal(p["table"][:, 0], [1.0, 0.5, 1.0, 0.5, 1.0])

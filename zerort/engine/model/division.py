@@ -7,7 +7,7 @@ cut_over    where a section is cut between ranks
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -60,6 +60,10 @@ class Division:
     """In which blocks their state is kept; None: element by element."""
     rows: BlockRows | None = None
     """In which blocks they rest, being frozen; None: as they are."""
+    table: bool = False
+    """Whether it is one table, of which rows are gathered, reduced and updated alone."""
+    lazy: bool = False
+    """Whether rows without a gradient then stay as they are."""
 
     @property
     def dtype(self) -> str:
@@ -72,10 +76,15 @@ class Division:
         blocks = "".join(f" {one.name}" for one in (self.format, self.rows) if one is not None)
         if self.optimizers is not None and next(iter(self.optimizers.values())).sparsity is not None:
             blocks += " sparse"
+        if self.table:
+            blocks += f" rows of {next(iter(self.tensors))}"
         return f"{unit or 'root unit'} {self.dtype}{' frozen' * (self.optimizers is None)}{form}{blocks}"
 
     def cut(self, cut: Cut) -> Cut:
-        """Return how its section is cut over ranks, given how others are: no block is divided."""
+        """Return how its section is cut over ranks, given how others are: no block is divided, nor a table's row."""
+        if self.table:
+            (table,) = self.tensors.values()
+            return replace(cut, granule=table.shape[1])
         block = math.lcm(*(one.numel for one in (self.format, self.rows) if one is not None))
         return replace(cut, alignment=math.lcm(cut.alignment, block), granule=math.lcm(cut.granule, block))
 
@@ -86,6 +95,8 @@ def divide(
     frozen: Callable[[str], bool],
     resolve: Callable[[str, tuple[int, ...]], Optimizer],
     frozen_format: str | None = None,
+    tables: Collection[str] = (),
+    lazy: bool = False,
 ) -> list[Division]:
     """Divide tensors by dtype, trainability, form of master weights and state, and whether elements are pruned.
 
@@ -96,13 +107,15 @@ def divide(
         frozen: Whether a full name is frozen.
         resolve: Returns the optimizer of a full name and shape; the same object for the same settings.
         frozen_format: What frozen numbers rest in; None: as they are.
+        tables: Full names of tables that are sections of their own, gathered and updated by rows.
+        lazy: Whether rows of these without a gradient stay as they are.
 
     Raises:
         CallError: An optimizer cannot update parameters of this dtype in the form that it asks for, or frozen ones
             cannot rest in that format.
     """
     optimizers = {full: resolve(full, spec.shape) for full, spec in tensors.items() if not frozen(full)}
-    parts: dict[tuple[str, bool, MasterForm | None, StateFormat | None, bool], dict[str, TensorSpec]] = {}
+    parts: dict[tuple[str, bool, MasterForm | None, StateFormat | None, bool, str], dict[str, TensorSpec]] = {}
     for full, spec in tensors.items():
         is_cold = full not in optimizers
         form = None if is_cold else master_form(optimizers[full], spec.dtype, name=full)
@@ -110,9 +123,10 @@ def divide(
         sparsity = None if is_cold else optimizers[full].sparsity
         if sparsity is not None:
             sparsity.check_shape(full, spec.shape)
-        parts.setdefault((spec.dtype, is_cold, form, blocks, sparsity is not None), {})[full] = spec
+        table = full if full in tables else ""
+        parts.setdefault((spec.dtype, is_cold, form, blocks, sparsity is not None, table), {})[full] = spec
     divisions = []
-    for (_, is_cold, form, blocks, _), part in parts.items():
+    for (_, is_cold, form, blocks, _, table), part in parts.items():
         if is_cold:
             rows = [rows_of(frozen_format, spec.dtype, what=repr(full)) for full, spec in part.items()]
             divisions.append(Division(part, None, rows=rows[0]))  # of one dtype: all alike
@@ -122,7 +136,8 @@ def divide(
         ranked = {key: index for index, key in enumerate(dict.fromkeys(map(id, own.values())))}
         order = sorted(part, key=lambda full: ranked[id(optimizers[full])])  # stable
         ordered = {full: part[full] for full in order}
-        divisions.append(Division(ordered, {full: own[full] for full in order}, form, blocks))
+        found = Division(ordered, {full: own[full] for full in order}, form, blocks)
+        divisions.append(replace(found, table=True, lazy=lazy) if table else found)
     return divisions
 
 

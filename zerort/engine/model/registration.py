@@ -33,6 +33,8 @@ from zerort.engine.model.unit import Unit
 from zerort.engine.model.units import Units
 from zerort.engine.model.values import agree_on_values
 from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.rows.checks import check_rows, declared_rows
+from zerort.engine.rows.section import RowSection
 from zerort.errors import CallError, DeviceMemoryError, StorageError, UnitStateError, ZerortError
 from zerort.layout.dtypes import TRAINABLE, gradient_dtype
 from zerort.optim import resolve
@@ -52,6 +54,8 @@ def register_unit(
     frozen: Frozen,
     ties: Ties,
     broadcast: bool,
+    rows: Sequence[str] = (),
+    lazy: bool = False,
 ) -> Unit:
     """Make a unit; see `Runtime.register`. Every rank calls this."""
     declared: dict[str, TensorSpec] = {}
@@ -66,10 +70,14 @@ def register_unit(
         _check_full_names(units, name, declared)
         _check_ties(units, name, declared, ties)
         _check_trainable(context, name, declared, cold, aliases)
+        rows = declared_rows(name, rows, lazy=lazy)
+        shared = {*aliases, *aliases.values()}
+        check_rows(context, name, rows, declared, frozen=cold, shared=shared, lazy=lazy)
     facts = {
         "unit": name,
         "tensors": {local: [list(spec.shape), spec.dtype] for local, spec in declared.items()},
         "frozen": sorted(cold),
+        "rows": [sorted(rows), lazy],
         "tied": [sorted(aliases.items()), sorted((local, unit.name, other) for local, (unit, other) in ties.items())],
     }
     expect_same(context.world, facts, what=f"what is registered as {name!r}"[:60], error=CallError)
@@ -78,7 +86,9 @@ def register_unit(
     values = agree_on_values(context, name, declared, values, broadcast=broadcast)
 
     if context.planner is None:
-        return _make_unit(context, units, name, declared, values, cold=cold, aliases=aliases, ties=ties)
+        return _make_unit(
+            context, units, name, declared, values, cold=cold, aliases=aliases, ties=ties, rows=rows, lazy=lazy
+        )
     apart = {local: spec for local, spec in declared.items() if local not in aliases}
     places = {local: unit.place_of(other) for local, (unit, other) in ties.items()}
     named = {local: (home.name, home.local_name(full)) for local, (home, full) in places.items()}
@@ -97,17 +107,21 @@ def _make_unit(
     cold: Collection[str],
     aliases: Mapping[str, str],
     ties: Ties,
+    rows: Sequence[str] = (),
+    lazy: bool = False,
 ) -> Unit:
     """Make a unit that all ranks have agreed on, on all of them or on none."""
     own = {full_name(name, local): spec for local, spec in declared.items() if local not in aliases}
     context.prefetcher.drop()
     sections = tuple(
-        Section(part.section_name(name), part, context=context)
+        (RowSection if part.table else Section)(part.section_name(name), part, context=context)
         for part in divide(
             own,
             frozen={full_name(name, local) for local in cold}.__contains__,
             resolve=lambda full, shape: resolve(context.optimizer, context.param_groups, full, shape),
             frozen_format=context.options.frozen_format,
+            tables={full_name(name, local) for local in rows},
+            lazy=lazy,
         )
     )
     places: dict[str, tuple[Unit | None, str]] = {}
@@ -210,6 +224,12 @@ def _check_ties(units: Units, name: str, declared: Mapping[str, TensorSpec], tie
             raise CallError(f"Expected {local!r} of {unit_title(name)} either in params or in ties, got both.")
         if units.get(unit.name) is not unit or other not in unit.names:
             raise CallError(f"Expected to tie {local!r} to a parameter of a unit of this runtime, got {other!r}.")
+        home, full = unit.place_of(other)
+        if any(full in section.names for section in home.sections if section.table is not None):
+            raise CallError(
+                f"Expected to tie {local!r} of {unit_title(name)} to a parameter that is gathered whole, got {full!r}, "
+                "of which rows are. Register it without rows=."
+            )
         if unit.has_gradients:
             raise UnitStateError(f"Expected to tie to {unit_title(unit.name)} before its first gradient of a step.")
 

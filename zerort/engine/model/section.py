@@ -18,6 +18,7 @@ from zerort.buffer import (
     PLAIN,
     CodedGather,
     DeltaGather,
+    GradientBucket,
     RangeGather,
 )
 from zerort.comm.agreed import raise_together
@@ -29,6 +30,7 @@ from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.gradients import SummedGradient, SummedInMemory
 from zerort.engine.residence.parameters import Parameters
+from zerort.engine.rows.table import RowTable
 from zerort.engine.step.state import OptimizerState
 from zerort.engine.step.state_entry import Streaming
 from zerort.errors import DeviceMemoryError, ZerortError
@@ -48,6 +50,9 @@ class Section(SectionGradients):
         context: What the runtime's parts share.
     """
 
+    table: RowTable | None = None
+    """This rank's rows, if they are gathered, reduced and updated alone (`RowSection`)."""
+
     def __init__(
         self,
         name: str,
@@ -56,6 +61,8 @@ class Section(SectionGradients):
         context: Context,
     ) -> None:
         optimizers = part.optimizers
+        self.is_lazy = part.lazy
+        """Whether rows without a gradient stay as they are (`RowSection`)."""
         self.needs_whole_tensors = any(map(needs_whole_tensors, (optimizers or {}).values()))
         """Whether an optimizer of its tensors looks at whole ones: then all of it is in memory."""
         tiers = context.tiers_of(name)
@@ -80,7 +87,7 @@ class Section(SectionGradients):
         self.parameters = context.backings.parameters(
             self.layout,
             self.partition,
-            placement=context.plan.parameter.placement,
+            placement=self.parameter_placement,
             residence=self.tiers,
             name=self._stored_as,
             traffic=context.ledger.moved,
@@ -96,6 +103,11 @@ class Section(SectionGradients):
         if before is None or context.plan.state.placement is Placement.SHARDED:
             self.state = self._make_state(self._optimizers, self._master)
         self._make_offloaded_gradient()
+
+    @property
+    def parameter_placement(self) -> Placement:
+        """How its parameters lie over the ranks."""
+        return self._context.plan.parameter.placement
 
     def recut(self, partition: Partition) -> Section:
         """Return the same section on another partition, without values and without a bucket. Every rank calls this.
@@ -199,7 +211,7 @@ class Section(SectionGradients):
 
     def finish_reduce(self) -> SummedGradient:
         """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""
-        assert self.bucket is not None
+        assert isinstance(self.bucket, GradientBucket)
         assert self.state is not None
         array = self.bucket.finish_reduce()
         if self._sink is not None:
@@ -213,6 +225,9 @@ class Section(SectionGradients):
         if self.state is not None:
             self.state.take_master_from(self.owned, names=values.keys())
             self.state.forget_masks(values.keys())
+
+    def bring_up_to_date(self) -> None:
+        """Make up for updates that some of it has missed (`RowSection`). No communication."""
 
     def close(self) -> None:
         """Give the memory back."""

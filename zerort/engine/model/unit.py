@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from zerort.engine.model.gather import GatheredForm
 from zerort.engine.model.gradients.unit import UnitGradients
 from zerort.engine.model.section import Section
 from zerort.engine.model.tensors import TensorSpec
-from zerort.errors import UnitStateError
+from zerort.engine.rows.checks import check_indices, check_tables
+from zerort.errors import CallError, UnitStateError
 from zerort.typing import Array
 
 __all__ = ["Unit"]
@@ -56,8 +57,8 @@ class Unit(UnitGradients):
     ) -> None:
         super().__init__(context, name, sections=sections, places=places)
         self._state = RELEASED
-        self.form = GatheredForm(context, name, sections)
-        """Its gathered form."""
+        self.form = GatheredForm(context, name, tuple(one for one in sections if one.table is None))
+        """Its gathered form, without tables of which rows are gathered."""
         self._views: Views | None = None
 
     # -- what it is ------------------------------------------------------------------------------------------------
@@ -94,20 +95,34 @@ class Unit(UnitGradients):
 
     # -- gathering -------------------------------------------------------------------------------------------------
 
-    def gather(self) -> Ticket[Views]:
-        """Start to bring the whole unit here and return the Ticket of its tensors. Every rank calls this."""
+    def gather(self, rows: Mapping[str, Any] | None = None) -> Ticket[Views]:
+        """Start to bring the unit here and return the Ticket of its tensors. Every rank calls this.
+
+        Args:
+            rows: Indices of the rows to bring, of each of its tables that were registered so; None: all rows. A table
+                is then ``(len(indices), width)``, in the order given. Ranks name rows of their own.
+        """
         self._move("gather")
         self._context.prefetcher.note(self.name)
         with contextlib.ExitStack() as undo:
             undo.callback(setattr, self, "_state", RELEASED)
+            indices, error = (None, None) if rows is None else self._checked_indices(rows)
             for unit in (*self.tied_owners, self):
                 with self._context.ledger.waiting():
                     unit.form.acquire()
                 undo.callback(unit.form.release)
+            with self._context.ledger.stall("gather") if self._tables else contextlib.nullcontext():
+                tables = {
+                    local: table.gather_whole() if indices is None else table.gather_rows(indices[local], error=error)
+                    for local, table in self._tables.items()
+                }
             undo.pop_all()
         views = Views(
             self.name,
-            {local: home._section_of[full].parameters.view(full) for local, (home, full) in self._places.items()},
+            {
+                local: tables[local] if local in tables else home._section_of[full].parameters.view(full)
+                for local, (home, full) in self._places.items()
+            },
         )
         self._views = views
         arrivals = [unit.form.fetched for unit in (*self.tied_owners, self) if unit.form.fetched is not None]
@@ -122,11 +137,31 @@ class Unit(UnitGradients):
             self._views = None
         for unit in (self, *self.tied_owners):
             unit.form.release()
+        for table in self._tables.values():
+            table.release()
+
+    def _checked_indices(self, rows: Mapping[str, Any]) -> tuple[dict[str, Array], Exception | None]:
+        """Return the rows to bring of each table, and what is wrong with them: all raise that where they meet."""
+        try:
+            check_tables(self.name, rows, self._tables)
+            found = {
+                local: check_indices(self.name, local, rows[local], rows=table.table.rows)
+                for local, table in self._tables.items()
+            }
+        except CallError as error:
+            if not self._tables:
+                self._fail(error)
+            return dict.fromkeys(self._tables, np.zeros(0, np.int64)), error
+        return found, None
 
     @gathering
-    def gathered(self) -> Iterator[Views]:
-        """Gather the unit for the length of a ``with`` block, which gets its tensors by name: read-only, not copied."""
-        ticket = self.gather()
+    def gathered(self, rows: Mapping[str, Any] | None = None) -> Iterator[Views]:
+        """Gather the unit for the length of a ``with`` block, which gets its tensors by name: read-only, not copied.
+
+        Args:
+            rows: As in `gather`: indices of the rows to bring, by table; None: all.
+        """
+        ticket = self.gather(rows)
         try:
             with self._context.ledger.stall("gather"):
                 views = self._context.device.order_after(ticket)  # gpu-wait: no_order_of_streams_changes_a_walk

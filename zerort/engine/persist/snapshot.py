@@ -99,6 +99,7 @@ def values_in(
         optimizer: Whether state is among them.
         loading: The checkpoint that they are loaded from: state that it holds in another form is converted.
     """
+    section.bring_up_to_date()
     value = _parameters_of(section, rank)
     yield from [value] if loading is None else recoded_parameters(section, value, rank, loading)
     if optimizer and section.state is not None:
@@ -120,6 +121,7 @@ def published_values(context: Context, units: Units) -> Iterator[Value]:
     rank = context.mesh.shard.rank
     for unit in units.values():
         for section in unit.sections:
+            section.bring_up_to_date()
             own = section.partition.of(rank)
             mine = _range_of(section.parameters.elements, own, first=own.first)
             yield Value(kind="parameter", layout=section.layout, partition=section.partition, mine=mine)

@@ -95,7 +95,13 @@ def _plain(weights: Sequence[float]) -> Any:
 
 
 def check_between_steps(units: Units) -> None:
-    """Raise if a unit is gathered, or has gradients that wait for their step."""
+    """Raise if a unit is gathered, or has gradients that wait for their step, or a table is kept by rows."""
+    tables = [section.name for section in units.sections() if section.table is not None]
+    if tables:
+        raise CallError(
+            f"Expected rebalance() of sections that are gathered whole, got {tables[0]!r}. Register its table without "
+            "rows=, or save, and load into a runtime with other shard_weights."
+        )
     held = [unit.name for unit in units.values() if unit.is_gathered]
     if held:
         raise UnitStateError(

@@ -15,7 +15,8 @@ def memory_of(context: Context, units: Units) -> MemoryReport:
     return MemoryReport(
         parameter=sum(section.parameters.nbytes for section in sections),
         gradient=sum(section.gradient_nbytes for section in sections),
-        state=sum(state.nbytes for state in units.states()),
+        state=sum(state.nbytes for state in units.states())
+        + sum(one.table.nbytes for one in sections if one.table is not None),
         buckets=slots.buckets.nbytes
         + slots.summed.nbytes
         + slots.sent.nbytes

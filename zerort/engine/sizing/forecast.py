@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from zerort.buffer import unit_title
 from zerort.config import Budget, Plan, Tier, Wire
 from zerort.config.offload import OffloadOptions
 from zerort.engine.model.frozen import check_frozen_format
@@ -45,6 +46,8 @@ def forecast(
     accumulate: Accumulate | None = None,
     virtual_shards: int | None = None,
     ties: Ties | None = None,
+    rows: Mapping[str, Sequence[str]] | None = None,
+    lazy: bool = False,
     wire: Wire | None = None,
     replicate: int = 1,
     prefetch: int = 1,
@@ -73,6 +76,9 @@ def forecast(
         accumulate: How their gradients are summed: "sharded" or "local", as in `zerort.open`.
         virtual_shards: Micro-batches of a step in deterministic mode.
         ties: Parameters that another unit holds, by unit: ``{"head": {"w": ("embed", "table")}}``.
+        rows: Tables that are gathered and updated by rows, by unit: ``{"embed": ("table",)}``. What a batch's rows take
+            is not counted, nor the whole table where it is gathered as one.
+        lazy: Whether their rows stay as they are without a gradient, as in `Runtime.register`.
         wire: How values travel between ranks.
         replicate: Copies of the model, each of ``size`` ranks.
         prefetch: Units that are gathered ahead.
@@ -118,6 +124,8 @@ def forecast(
         hosts=_checked_hosts(hosts, size=size, one_memory=one_memory),
         replicate=replicate,
         frozen_format=frozen_format,
+        rows=_checked_rows(rows or {}, units),
+        lazy=lazy,
     )
     settings = {
         "prefetch": prefetch,
@@ -232,6 +240,20 @@ def _checked(ties: Any) -> Ties:
             )
     found: Ties = ties
     return found
+
+
+def _checked_rows(
+    rows: Mapping[str, Sequence[str]], units: Mapping[str, Mapping[str, TensorSpec]]
+) -> Mapping[str, Sequence[str]]:
+    """Return tables that are gathered by rows, or say which is none."""
+    for unit, names in rows.items():
+        tables = [name for name, spec in units.get(unit, {}).items() if len(spec.shape) == 2]
+        odd = [names] if isinstance(names, str) else [name for name in names if name not in tables]
+        if odd:
+            raise CallError(
+                f"Expected rows by unit and table, rows={{'embed': ('table',)}}; got {odd[0]!r} of {unit_title(unit)}."
+            )
+    return rows
 
 
 def _tiers_under(plan: Plan, size: SectionSize) -> SectionResidence:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from zerort.buffer import Leaves, Routes, Senders, delta_room_nbytes, sent_nbytes, unit_title
 from zerort.config import Plan, Tier
 from zerort.engine.model.division import Division, cut_over, divide, needs_whole_tensors
@@ -20,13 +22,15 @@ from zerort.engine.model.tensors import Frozen, TensorSpec, frozen_in, full_name
 from zerort.engine.options import Accumulate, keeps_whole_gradients
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import cut_chunks
+from zerort.engine.rows.table import row_bounds, touched_nbytes
 from zerort.engine.sizing.state_sizes import fixed_nbytes, state_columns, state_nbytes
 from zerort.engine.wire.coding import Coding
 from zerort.errors import CallError
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
-from zerort.layout.dtypes import gradient_dtype
+from zerort.layout.dtypes import TRAINABLE, gradient_dtype
 from zerort.layout.flat import ALIGNMENT
 from zerort.optim import Optimizer, ParameterGroup, resolve
+from zerort.optim.late import late_updates
 
 __all__ = ["PARTS", "ModelSpec", "SectionSize", "Ties", "UnitTies"]
 
@@ -164,6 +168,10 @@ class ModelSpec:
     """For each rank, a number that tells its host; empty: each has one of its own."""
     frozen_format: str | None = None
     """What frozen parameters rest in; None: as they are."""
+    rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Tables that are gathered and updated by rows, by unit: ``{"embed": ("table",)}``."""
+    lazy: bool = False
+    """Whether their rows stay as they are without a gradient."""
 
     def sections(self, *, rank: int | None = None) -> list[SectionSize]:
         """Return what each section takes on ``rank``; None: the most that it takes on any."""
@@ -219,6 +227,8 @@ class ModelSpec:
             frozen=cold.__contains__,
             resolve=lambda name, shape: resolve(self.optimizer, self.param_groups, name, shape),
             frozen_format=self.frozen_format,
+            tables={full_name(unit, local) for local in self.rows.get(unit, ())},
+            lazy=self.lazy,
         )
 
     def _size(self, unit: str, part: Division, ranks: Sequence[int]) -> SectionSize:
@@ -251,6 +261,8 @@ class ModelSpec:
                 columns={"parameter": (width,)},
                 movable=frozenset(filter(self._is_sharded, PARTS)) - self._pinned(part),
             )
+        if part.table:
+            return self._size_of_rows(unit, part, layout, partition, ranks)
         leaves = self._leaves()
         is_whole = self.keeps_whole
         summed_in = gradient_dtype(part.dtype, self.gradient_dtype, over_nccl=self.over_nccl)
@@ -307,6 +319,30 @@ class ModelSpec:
             numel=numel,
             columns={"parameter": (part.rows.width,)},
             movable=frozenset(filter(self._is_sharded, PARTS)),
+        )
+
+    def _size_of_rows(
+        self, unit: str, part: Division, layout: FlatLayout, partition: Partition, ranks: Sequence[int]
+    ) -> SectionSize:
+        """Return what a table takes: a shard of it under every stage, and when each row was last up to date.
+
+        What a step takes besides depends on its rows, and the whole table is gathered in memory of its own.
+        """
+        ((name, spec),) = part.tensors.items()
+        assert part.optimizers is not None
+        late, touched = 0, [0] * partition.size
+        if not part.lazy:
+            late = late_updates(part.optimizers[name], TRAINABLE[part.dtype].updated_in).nbytes
+            touched = [touched_nbytes(int(rows)) for rows in np.diff(row_bounds(partition, spec.shape))]
+        mine = max(partition.counts[rank] for rank in ranks)
+        return SectionSize(
+            unit=unit,
+            name=part.section_name(unit),
+            parameter=itemsize(part.dtype) * mine,
+            state=late + max(state_nbytes(part, layout, partition.of(rank)) + touched[rank] for rank in ranks),
+            numel=mine,
+            columns={"parameter": (itemsize(part.dtype),), "gradient": (0,), "state": state_columns(part)},
+            movable=frozenset(),
         )
 
     def _codes(self, dtype: str, partition: Partition) -> int:

@@ -14,6 +14,8 @@ def refresh(context: Context, sections: list[Section]) -> None:
     """Let every rank see what all of them have written."""
     if transition(context.plan.state.placement, to=context.plan.parameter.placement) is Collective.ALL_GATHER:
         for section in sections:
+            if section.parameter_placement is Placement.SHARDED:
+                continue  # a table: whoever gathers its rows asks their owners
             section.parameters.changed()
             section.parameters.start()  # travels while the next step begins; its first gather waits for it
     elif context.plan.parameter.placement is Placement.SHARDED:

@@ -203,6 +203,7 @@ def _report(
         state=", ".join(dict.fromkeys(f"{one.name} moments" for state in units.states() for one in state.formats)),
         frozen=", ".join(dict.fromkeys(one.parameters.rows.name for one in units.sections() if one.parameters.rows)),
         sparsity=_sparsity(units),
+        rows=", ".join(f"lazy {one.layout.extents[0].name}" for one in units.sections() if one.is_lazy),
         bytes_tiered=tiered,
         stalls=stalls,
         slowest=facts.slowest,

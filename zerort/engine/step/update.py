@@ -21,8 +21,10 @@ from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.gradients import SummedGradient
+from zerort.engine.rows.bucket import RowGradient
+from zerort.engine.rows.table import RowTable
 from zerort.engine.step.prune import prune
-from zerort.engine.step.state import Rates
+from zerort.engine.step.state import OptimizerState, Rates
 from zerort.layout import Placement
 from zerort.optim.kernels import kernels_for
 from zerort.typing import Array
@@ -133,6 +135,9 @@ def update_sections(
         for section, gradient in zip(sections, gradients, strict=True):
             assert section.state is not None
             section.state.begin_update(present)
+            if section.table is not None and isinstance(gradient, RowGradient):
+                _update_rows(section.table, section.state, gradient, settings)
+                continue
             if section.needs_whole_tensors:
                 section.state.update_tensors_(
                     section.owned.memory,
@@ -148,6 +153,14 @@ def update_sections(
         with agreed(context.world, "update") if streams else contextlib.nullcontext():
             _compute(context, chunks, settings)
         prune(context, sections, present)
+
+
+def _update_rows(table: RowTable, state: OptimizerState, gradient: RowGradient, settings: _Settings) -> None:
+    """Update the rows of a table that have a gradient. No communication."""
+    ((name, step),) = state.steps.items()
+    if name in settings.present:
+        rate = settings.rates[id(state.optimizer_of(name))]
+        table.update_(gradient.rows, gradient.values, lr=rate, step=step, grad_scale=settings.grad_scale)
 
 
 def _sum_over_shards(context: Context, values: Array) -> Array:

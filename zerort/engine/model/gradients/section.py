@@ -36,6 +36,7 @@ from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.folded import OffloadedFold, TiedTrees
 from zerort.engine.residence.gradients import Copies, OffloadedGradient
+from zerort.engine.rows.bucket import RowBucket
 from zerort.errors import StorageError
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.layout.dtypes import gradient_dtype
@@ -69,7 +70,7 @@ class SectionGradients:
         self._cuts = 0  # how often it was cut anew: values of two cuts are in the store side by side
         self.residual: Residual | None = None
         """What coding has lost of the gradients that this rank codes; None: it is not kept."""
-        self.bucket: GradientBucket | None = None
+        self.bucket: GradientBucket | RowBucket | None = None
         """Where this unit's gradients are collected; None if its tensors are frozen."""
         self.tied_buckets: list[GradientBucket] = []
         """Where other units' gradients of its tensors are collected, each reduced into the sum by itself."""
@@ -186,7 +187,7 @@ class SectionGradients:
 
     def _recut_buckets(self) -> None:
         """Give the buckets the section's new partition: they have no gradients now. Every rank calls this."""
-        if self.bucket is None:
+        if not isinstance(self.bucket, GradientBucket):
             return
         self.bucket.recut(self.partition, sink=self._make_sink())
         self._tied_sums.clear()
@@ -200,7 +201,7 @@ class SectionGradients:
             self._note_tied_sum(tied, within)
 
     @property
-    def buckets(self) -> list[GradientBucket]:
+    def buckets(self) -> list[GradientBucket | RowBucket]:
         """All places where gradients of its tensors are collected, by whichever unit."""
         return [] if self.bucket is None else [self.bucket, *self.tied_buckets]
 
@@ -287,7 +288,7 @@ class SectionGradients:
 
     def _tied_sink(self, within: slice, arrays: Sequence[ChunkedArray]) -> GradientSink:
         """Return what sums another unit's gradients of some elements: in their place, or in a tree of their own."""
-        assert self.bucket is not None
+        assert isinstance(self.bucket, GradientBucket)
         if self._context.leaves is None:
             return TiedRange(self.bucket, within)
         if arrays:

@@ -9,7 +9,7 @@ contribute to it are. An error that one rank alone makes is told to the others, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from zerort.engine.model.gradients.reduced import reduced_gradients
 from zerort.engine.model.section import Section
 from zerort.engine.model.tensors import check_gradient
 from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.rows.bucket import RowBucket
+from zerort.engine.rows.checks import check_gradient_rows, check_tables
+from zerort.engine.rows.section import RowSection
 from zerort.errors import CallError, UnitStateError
 from zerort.typing import Array
 
@@ -64,6 +67,11 @@ class UnitGradients:
         self._reduced_with = (self, *dict.fromkeys(self.tied_tensors.values()))
         self._contributors = [self]  # units whose gradients end up here: itself, and those that are tied to it
         self._tied_buckets: dict[str, GradientBucket] = {}  # by full name, for gradients that are reduced elsewhere
+        self._tables = {
+            local: section
+            for local, (home, full) in self._places.items()
+            if home is self and isinstance(section := self._section_of[full], RowSection)
+        }
         self._reduce_calls = 0  # calls of reduce since the last step
         self._contributed: set[str] = set()  # in this micro-step, one by one
         self._has_views = False  # of this micro-step's gradients
@@ -99,7 +107,9 @@ class UnitGradients:
         if self._contributed.issuperset(self.trainable):
             self.reduce()
 
-    def reduce(self, gradients: Mapping[str, Array] | None = None) -> None:
+    def reduce(
+        self, gradients: Mapping[str, Array] | None = None, *, rows: Mapping[str, tuple[Any, Array]] | None = None
+    ) -> None:
         """End this micro-step: sum the unit's gradients over the ranks, now or with the last (`accumulate`).
 
         Returns at once; the sum is made while the caller computes on. Tensors without a gradient count as zero, and if
@@ -107,6 +117,8 @@ class UnitGradients:
 
         Args:
             gradients: By name; None or some of them if others came by `gradients` or `contribute`.
+            rows: Of tables that were registered so, by name: ``(indices, values)``, a row of values for each index. Of
+                a row that is named twice, they are summed.
         """
         self._expect_room_for_gradients()
         if not isinstance(gradients, (Mapping, type(None))):
@@ -114,6 +126,8 @@ class UnitGradients:
         with trace.span(f"pack {self.name}"):
             for name, gradient in (gradients or {}).items():
                 self.add(name, gradient)
+            if rows:
+                self._add_rows(rows)
         self._contributed.clear()
         self._reduce_calls += 1
         own = [section.bucket for section in self.sections if section.bucket is not None]
@@ -121,6 +135,21 @@ class UnitGradients:
             self._end_micro_step([*self._tied_buckets.values(), *own], fires=True)
         for unit in self._reduced_with:
             unit._count_reduce()
+
+    def _add_rows(self, rows: Mapping[str, tuple[Any, Array]]) -> None:
+        """Add gradients of rows to this micro-step."""
+        try:
+            for name in rows:
+                check_tables(self.name, [name], [name] if name in self._tables else self._tables)
+                section = self._tables[name]
+                shape = section.layout.extents[0].shape
+                indices, values = check_gradient_rows(
+                    self.name, name, rows[name], shape=shape, dtypes=section.gradient_dtypes
+                )
+                if not self._context.run.join.drops():
+                    section.add_rows(indices, values)
+        except Exception as error:
+            self._fail(error)
 
     def skip_micro_step(self) -> None:
         """End a micro-step in which no rank has a gradient of this unit: nothing moves. Every rank calls this."""
@@ -181,7 +210,7 @@ class UnitGradients:
                 )
             )
 
-    def _end_micro_step(self, buckets: Sequence[GradientBucket], *, fires: bool) -> None:
+    def _end_micro_step(self, buckets: Sequence[GradientBucket | RowBucket], *, fires: bool) -> None:
         """Close this micro-step in some buckets, and start to reduce them."""
         drops = self._context.run.join.drops() and self._has_views
         self._has_views = False

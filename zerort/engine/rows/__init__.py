@@ -1,0 +1,12 @@
+"""Tables of which a batch touches a few rows: only those are gathered, reduced and updated (`register(rows=)`).
+
+table.py      `RowTable`: this rank's rows, when each was last up to date, and their update
+exchange.py   `RowExchange`: rows between ranks: from their owners to who asks, gradients from all to the owners
+bucket.py     `RowBucket`: gradients of rows until the step; `RowGradient`: the sum of them
+section.py    `RowSection`: a table as the section that units, steps and checkpoints know
+checks.py     what can be declared, gathered and reduced as rows, and what cannot
+
+A table is a section of its own, sharded over the ranks under every ZeRO stage, and cut between rows: each row has one
+owner (decision 0156). What a row misses while nobody touches it is made up for when it is next needed
+(`zerort.optim.late`, decision 0155).
+"""

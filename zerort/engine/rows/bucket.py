@@ -1,0 +1,155 @@
+"""`RowBucket`: a table's gradients, row by row, from the first micro-step to the step; `RowGradient`: their sum.
+
+    add_rows … add_rows     this rank's rows of every micro-step, summed here
+    finish_reduce           once all ranks have agreed on the step: rows travel to their owners, who sum them
+
+Rows travel once per step, whatever the micro-steps; those that no rank has a gradient of do not travel. It has the
+verbs of a `GradientBucket`, as far as units and steps use them. Its memory is that of the rows in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.rows.exchange import RowExchange, coalesced
+from zerort.errors import CallError
+from zerort.layout import FlatLayout
+from zerort.native import square_sum
+from zerort.native.dtypes import numpy_dtype
+from zerort.typing import Array
+
+__all__ = ["RowBucket", "RowGradient"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowGradient:
+    """The summed gradient of those rows of this rank that have one: a `SummedGradient`."""
+
+    rows: Array
+    """Counted from this rank's first, ascending, each once."""
+    values: Array
+    """A row for each."""
+    numel: int
+    """Elements of this rank's range."""
+    name: str
+
+    @property
+    def column(self) -> ChunkedArray:
+        """This rank's range as it would be with zeros in all other rows: for somebody who wants to look at it."""
+        whole = np.zeros(self.numel, self.values.dtype)
+        width = self.values.shape[1]
+        end = (int(self.rows[-1]) + 1) * width if self.rows.size else 0
+        whole[:end].reshape(-1, width)[self.rows] = self.values
+        return ChunkedArray(self.name, (0, self.numel), whole)
+
+    @property
+    def sums(self) -> Array:
+        """The sum of its squares."""
+        return np.array([square_sum(self.values.reshape(-1))])
+
+    def first_nonfinite(self) -> int:
+        """Return the first element that is NaN or infinite, or -1."""
+        found = np.argwhere(~np.isfinite(self.values))
+        return int(self.rows[found[0, 0]]) * self.values.shape[1] + int(found[0, 1]) if found.size else -1
+
+
+class RowBucket:
+    """Where a table's gradients are collected.
+
+    Args:
+        layout: Of the table alone, in the dtype that gradients travel in.
+        numel: Elements of this rank's range.
+        exchange: Moves rows between the ranks.
+    """
+
+    needs_slots = leaves_slots_busy = reduces_micro_steps = False
+    fires = fires_over_copies = False
+    calls = nbytes = 0
+
+    def __init__(self, layout: FlatLayout, *, numel: int, exchange: RowExchange) -> None:
+        self.layout = layout
+        (self._extent,) = layout.extents
+        self._numel = numel
+        self._exchange = exchange
+        self._dtype = numpy_dtype(layout.dtype)
+        self._summed_in = np.dtype(np.float64 if self._dtype == np.float64 else np.float32)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget this step's gradients."""
+        self._pending: list[tuple[Array, Array]] = []
+        self._sum: RowGradient | None = None
+        self.filling = False
+        self.seen: set[str] = set()
+        """The table's name, if this rank has a gradient of it."""
+        self.nonfinite: str | None = None
+        """The table's name, if that holds NaN or infinity."""
+
+    def add_rows(self, rows: Array, values: Array) -> None:
+        """Add gradients of some rows to this micro-step; of one that comes twice, they are summed.
+
+        Args:
+            rows: Counted in the whole table.
+            values: A row for each; copied.
+        """
+        self.filling = True
+        self.seen = {self._extent.name}
+        kept = coalesced(rows.astype(np.int64), values.astype(self._summed_in))
+        if not np.isfinite(kept[1]).all():
+            self.nonfinite = self._extent.name
+        self._pending.append(kept)
+
+    def views(self) -> dict[str, Array]:
+        """Return nothing: rows are handed over by `Unit.reduce`."""
+        return {}
+
+    def add(self, name: str, gradient: Array, *, donate: bool = False) -> None:
+        """Refuse the gradient of the whole table."""
+        raise CallError(
+            f"Expected the gradient of {name!r} as rows, for it is registered so; got that of the whole table. Name "
+            "its rows: unit.reduce(rows={name: (indices, values)})."
+        )
+
+    def drop_micro_step(self) -> None:
+        """Do nothing: rows of a batch that does not count are not added."""
+
+    def end_micro_step(self) -> None:
+        """End a micro-step: its rows wait for the last one."""
+        self.filling = False
+
+    def fire(self) -> None:
+        """Do nothing: rows of all micro-steps travel once."""
+
+    def end_step(self) -> None:
+        """Do nothing: a rank that fails until the step leaves no call behind that others have made."""
+
+    def wait(self) -> None:
+        """Return at once: nothing is under way before `finish_reduce`."""
+
+    def finish_reduce(self) -> RowGradient:
+        """Return the sum, of this rank's rows. Every rank calls this."""
+        if self._sum is None:
+            rows, values = self._of_all_micro_steps()
+            sent = values.astype(self._dtype, copy=False)
+            mine, sums = self._exchange.sum(rows, sent, summed_in=self._summed_in)
+            self._sum = RowGradient(mine, sums, self._numel, self._extent.name)
+        return self._sum
+
+    def _of_all_micro_steps(self) -> tuple[Array, Array]:
+        """Return this rank's rows, ascending, each once, and their gradients."""
+        if len(self._pending) == 1:
+            return self._pending[0]
+        width = self._extent.shape[1]
+        rows = np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in self._pending)])
+        values = np.concatenate([np.zeros((0, width), self._summed_in), *(one for _, one in self._pending)])
+        return coalesced(rows, values)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.reset()
+
+    def __repr__(self) -> str:
+        return f"RowBucket({self._extent.name!r}, {self._extent.shape[0]} x {self._extent.shape[1]})"

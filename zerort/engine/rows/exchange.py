@@ -1,0 +1,144 @@
+"""`RowExchange`: rows between ranks. Each row has one owner, and ascending rows are in the order of their owners.
+
+    fetch     who asks ── rows ──> owners ── values ──> who asks      up to date
+    sum       gradients ── rows, values ──> owners, who sum them      in an order that does not depend on the ranks
+
+Both begin with how many rows go from each rank to each other; a rank that cannot go on says so there. A row travels
+once from a rank to another, however often it is named.
+"""
+
+# not-gpu: rows are refused on GPUs
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from zerort.comm import Group
+from zerort.comm.agreed import raise_together
+from zerort.typing import Array
+
+__all__ = ["RowExchange", "coalesced", "summed_over_ranks"]
+
+
+class RowExchange:
+    """Moves rows of one table between the ranks that hold it.
+
+    Args:
+        group: The ranks.
+        bounds: Where each rank's rows begin, and the end of the last.
+        width: Elements of a row.
+        name: What to call it in errors and traces.
+        traffic: Where moved bytes are counted, by collective.
+    """
+
+    def __init__(self, group: Group, bounds: Array, *, width: int, name: str, traffic: Counter[str]) -> None:
+        self._group = group
+        self._bounds = bounds
+        self._width = width
+        self._name = name[:50]
+        self._traffic = traffic
+        self._index = np.dtype(np.int32 if bounds[-1] <= np.iinfo(np.int32).max else np.int64)
+
+    def fetch(self, rows: Array, values_of: Callable[[Array], Array], *, error: Exception | None = None) -> Array:
+        """Return some rows, in the order given. Every rank calls this.
+
+        Args:
+            rows: Which, counted in the whole table; also twice.
+            values_of: Returns rows of this rank, counted from its first, as other ranks ask for them.
+            error: What is wrong with this rank's: raised on every rank.
+        """
+        wanted, place = np.unique(rows, return_inverse=True)
+        counts = self._counts(wanted, error)
+        asked = self._travel(wanted.astype(self._index), counts, name=f"rows of {self._name}")
+        values = values_of(asked - self._first)
+        found = self._travel(values.reshape(-1), counts.T * self._width, name=f"rows of {self._name}")
+        whole: Array = found.reshape(-1, self._width)[place.reshape(-1)]
+        return whole
+
+    def _counts(self, rows: Array, error: Exception | None) -> Array:
+        """Return how many rows go from each rank to each owner, given this rank's, ascending; or raise on all ranks."""
+        mine = np.append(np.diff(np.searchsorted(rows, self._bounds)), error is not None)
+        told = self._group.all_gather(mine.astype(np.int64), name=f"rows of {self._name}").wait()
+        told = told.reshape(self._group.size, -1)
+        if told[:, -1].any():
+            raise_together(self._group, error, name=f"rows of {self._name}")
+        return told[:, :-1]
+
+    def sum(self, rows: Array, values: Array, *, summed_in: np.dtype[Any]) -> tuple[Array, Array]:
+        """Return the rows of this rank that some rank has values for, and their sums. Every rank calls this.
+
+        Args:
+            rows: This rank's, ascending, each once, counted in the whole table.
+            values: A row for each.
+            summed_in: The dtype of the sums.
+
+        Returns:
+            Rows counted from this rank's first, ascending, each once, and a row of sums for each.
+        """
+        counts = self._counts(rows, None)
+        came = self._travel(rows.astype(self._index), counts, name=f"gradient rows of {self._name}")
+        sums = self._travel(values.reshape(-1), counts * self._width, name=f"gradient rows of {self._name}")
+        wide = sums.reshape(-1, self._width).astype(summed_in, copy=False)
+        return summed_over_ranks(came - self._first, wide)
+
+    @property
+    def _first(self) -> int:
+        return int(self._bounds[self._group.rank])
+
+    def _travel(self, source: Array, counts: Array, *, name: str) -> Array:
+        """Give each rank its part, and return what came; counts the bytes that a rank gets on average."""
+        if self._group.size == 1:
+            return source
+        self._traffic["all_to_all"] += int(counts.sum()) * source.itemsize // self._group.size
+        return self._group.all_to_all(np.ascontiguousarray(source), counts=counts.tolist(), name=name).wait()
+
+
+def coalesced(rows: Array, values: Array) -> tuple[Array, Array]:
+    """Return rows ascending, each once, and the sums of their values, in the order in which they were given.
+
+    >>> coalesced(np.array([5, 2, 5]), np.array([[1.0], [2.0], [3.0]]))
+    (array([2, 5]), array([[2.],
+           [4.]]))
+    """
+    order = np.argsort(rows, kind="stable")
+    rows, values = rows[order], values[order]
+    starts = _starts(rows)
+    if starts.size == rows.size:
+        return rows, values
+    with np.errstate(all="ignore"):
+        return rows[starts], np.add.reduceat(values, starts, axis=0)
+
+
+def summed_over_ranks(rows: Array, values: Array) -> tuple[Array, Array]:
+    """Return the same as `coalesced`, with sums whose bits do not depend on which rank has sent which summand.
+
+    Of three and more, the smallest is added first.
+
+    Args:
+        rows: As they came from one rank after the other: each rank's, each once.
+        values: A row for each.
+    """
+    order = np.argsort(rows, kind="stable")
+    rows = rows[order]
+    starts = _starts(rows)
+    repeats = np.diff(starts, append=rows.size)
+    sums = values[order[starts]]
+    for count in np.unique(repeats[repeats > 1]):
+        which = np.flatnonzero(repeats == count)
+        summands = values[order[starts[which, np.newaxis] + np.arange(count)]]  # row, sender, element
+        if count > 2:
+            summands = np.sort(summands, axis=1)
+        total = summands[:, 0].copy()
+        with np.errstate(all="ignore"):  # a sum that is not finite is found where the norm is
+            for at in range(1, count):
+                total += summands[:, at]
+        sums[which] = total
+    return rows[starts], sums
+
+
+def _starts(rows: Array) -> Array:
+    """Return where each row begins in a list of ascending ones."""
+    return np.flatnonzero(np.diff(rows, prepend=-1)) if rows.size else np.zeros(0, np.int64)

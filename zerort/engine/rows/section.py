@@ -1,0 +1,111 @@
+"""`RowSection`: a table whose rows are gathered, reduced and updated alone, as the section that others know.
+
+gather      rows that this rank asks for, or the whole table, up to date    every rank calls both
+bucket      a `RowBucket` instead of a `GradientBucket`
+table       this rank's rows; the step calls its `update_` instead of the update of chunks
+"""
+
+# not-gpu: rows are refused on GPUs
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from zerort.engine.model.section import Section
+from zerort.engine.rows.bucket import RowBucket, RowGradient
+from zerort.engine.rows.exchange import RowExchange
+from zerort.engine.rows.table import RowTable
+from zerort.layout import Placement
+from zerort.layout.dtypes import TRAINABLE
+from zerort.native.dtypes import numpy_dtype
+from zerort.optim import ElementwiseOptimizer
+from zerort.optim.late import late_updates
+from zerort.typing import Array
+
+__all__ = ["RowSection"]
+
+
+class RowSection(Section):
+    """One table, sharded over the ranks under every stage. The arguments are those of `Section`."""
+
+    parameter_placement = Placement.SHARDED
+    table: RowTable
+
+    def _make_parts(self, before: Section | None = None) -> None:
+        super()._make_parts(before)
+        assert self._optimizers is not None
+        assert self.state is not None
+        (extent,) = self.layout.extents
+        (optimizer,) = self._optimizers.values()
+        assert isinstance(optimizer, ElementwiseOptimizer)
+        rows, width = extent.shape
+        updated_in = TRAINABLE[self.layout.dtype].updated_in
+        self.table = RowTable(
+            (rows, width),
+            self.partition,
+            self._group.rank,
+            parameters=self.parameters.shard,
+            state=self.state.columns,
+            optimizer=optimizer,
+            late=None if self.is_lazy else late_updates(optimizer, updated_in),
+        )
+        self._exchange = RowExchange(
+            self._group, self.table.bounds, width=width, name=extent.name, traffic=self._context.ledger.moved
+        )
+
+    def _make_bucket(self) -> None:
+        """Make the place where gradients are collected: rows, no slots."""
+        self.gradient_dtypes = (numpy_dtype(self.layout.dtype), numpy_dtype(self._summed_in))
+        self.bucket = RowBucket(
+            replace(self.layout, dtype=self._summed_in),
+            numel=self.partition.counts[self._group.rank],
+            exchange=self._exchange,
+        )
+
+    def add_rows(self, rows: Array, values: Array) -> None:
+        """Add gradients of some rows to this micro-step."""
+        assert isinstance(self.bucket, RowBucket)
+        self.bucket.add_rows(rows, values)
+
+    def gather_rows(self, rows: Array, *, error: Exception | None = None) -> Array:
+        """Return some rows, up to date, in the order given: read-only, in new memory. Every rank calls this.
+
+        Args:
+            rows: Which.
+            error: What is wrong with this rank's: raised on every rank.
+        """
+        found = self._exchange.fetch(rows, self.table.values, error=error)
+        found.flags.writeable = False
+        return found
+
+    def gather_whole(self) -> Array:
+        """Return the whole table, up to date, until `release`: read-only. Every rank calls this.
+
+        Where ranks share no memory, it takes that of the whole table, which no slot is kept for.
+        """
+        self.table.catch_up()
+        if self.parameters.needs_room:
+            self.parameters.start(self._device.scratch(self.layout.numel, self.parameters.dtype))
+            self.parameters.finish().wait()
+        else:
+            self._group.barrier(name=self.name[:60]).wait()  # all have written their rows
+        (extent,) = self.layout.extents
+        return self.parameters.view(extent.name)
+
+    def release(self) -> None:
+        """Let the whole table go, if it was gathered."""
+        self.parameters.release()
+
+    def bring_up_to_date(self) -> None:
+        """Make up for all updates that rows of this rank have missed. No communication."""
+        self.table.catch_up()
+
+    def finish_reduce(self) -> RowGradient:
+        """Return the summed gradient of this rank's rows. Every rank calls this."""
+        assert isinstance(self.bucket, RowBucket)
+        return self.bucket.finish_reduce()
+
+    def assign(self, values: Mapping[str, Array]) -> None:
+        """Write new values, behind all updates so far. No communication."""
+        self.table.catch_up()
+        super().assign(values)
