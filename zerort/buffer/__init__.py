@@ -2,31 +2,28 @@
 
 redistribute.py   the placement table as code: which collective turns one placement into another
 gather.py         how ranges become the whole: as they are, or as codes that every rank decodes
-delta_gather.py   the same by what has changed since it was last made
 leaves.py         one fixed pairwise tree over a step's micro-batches, and which rank computes which
 tree.py           sums in it of whole gradients, whichever rank computed what
 folding.py        the same of shards: slices are folded as they arrive
-reduce.py         sums over ranks of what travels as codes
-senders.py        who rounds such a summand, and which rank codes which stretch of it
-residual.py       what coding has lost of gradients, until the next ones
 collecting.py     a micro-step's gradients, written where they belong, tensor by tensor
 bucket.py         GradientBucket: collects gradients and fires their reduction
 tied.py           gradients of a tied tensor, reduced into the sum of the unit that holds it
 sinks.py          where the sum of its reductions is kept until the step
 kernels.py        what buckets compute with, on the host or on a GPU
+coded/            what travels as codes: deltas of parameters, summands of gradients
 views.py          tensors by name, for as long as their buffer is gathered
 """
 
 from zerort.buffer.bucket import GradientBucket
-from zerort.buffer.delta_gather import DeltaGather, delta_room_nbytes, tell_sizes
+from zerort.buffer.coded.delta_gather import DeltaGather, delta_room_nbytes, tell_sizes
+from zerort.buffer.coded.reduce import CodedReduce, sent_nbytes
+from zerort.buffer.coded.residual import Residual
+from zerort.buffer.coded.senders import Routes, Senders
 from zerort.buffer.folding import FoldedShard, Folding
 from zerort.buffer.gather import PLAIN, CodedGather, RangeGather
 from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
 from zerort.buffer.leaves import Leaves, insert
 from zerort.buffer.redistribute import redistribute
-from zerort.buffer.reduce import CodedReduce, sent_nbytes
-from zerort.buffer.residual import Residual
-from zerort.buffer.senders import Routes, Senders
 from zerort.buffer.sinks import GradientSink, ReduceInto, SummedShard, TiedSums
 from zerort.buffer.tied import TiedRange
 from zerort.buffer.tree import TreeSum, sum_over_copies, tree_reduce_scatter

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from zerort.buffer.coded.reduce import CodedReduce
 from zerort.buffer.collecting import GradientCollector
 from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
 from zerort.buffer.leaves import Leaves
 from zerort.buffer.redistribute import redistribute
-from zerort.buffer.reduce import CodedReduce
 from zerort.buffer.sinks import GradientSink, ReduceInto, SummedShard
 from zerort.buffer.tree import TreeSum
 from zerort.comm import Group

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from zerort.buffer.reduce import CodedReduce
+from zerort.buffer.coded.reduce import CodedReduce
 from zerort.buffer.tree import TreeSum, tree_all_reduce, tree_reduce_scatter
 from zerort.comm import Group
 from zerort.comm.arrays import address_of_any

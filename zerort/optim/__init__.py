@@ -2,9 +2,7 @@
 
     optimizer.py      Optimizer, ElementwiseOptimizer, TensorOptimizer, StateSpec: the contract
     elementwise.py    AdamW, SGD, Lion over the fused kernels of an array's device
-    masters.py        MASTERS, MasterForm: in which form master weights of 16-bit parameters are kept
-    moments.py        Blocks, INT8: moments in 8 bits
-    sparsity.py       Sparsity: how many elements are pruned, and when; masks in bits
+    forms/            in which form state is kept: master weights, moments in 8 bits, masks of pruned elements
     kernels.py        which kernels serve an array: the host's, or those of a GPU (kernels_cuda.py)
     adafactor.py      Adafactor: factored second moments; pieces.py cuts a shard of a matrix into rectangles
     late.py           updates that rows without a gradient have missed, made up for at once
@@ -49,10 +47,11 @@ from __future__ import annotations
 from zerort.optim.adafactor import Adafactor
 from zerort.optim.checks import check_bool, check_choice, check_count, check_lr, check_number, check_pair
 from zerort.optim.elementwise import SGD, AdamW, Lion
+from zerort.optim.forms.masters import MASTERS, MasterForm, master_form
+from zerort.optim.forms.moments import Blocks
+from zerort.optim.forms.sparsity import Sparsity
 from zerort.optim.groups import Match, ParameterGroup, resolve, settings_of, unmatched, warn_of_unmatched
 from zerort.optim.loss_scale import LossScale, LossScaler
-from zerort.optim.masters import MASTERS, MasterForm, master_form
-from zerort.optim.moments import Blocks
 from zerort.optim.norm import clip_factor, norm_of, square_sums, square_sums_of
 from zerort.optim.optimizer import (
     JSON,
@@ -65,7 +64,6 @@ from zerort.optim.optimizer import (
     TensorPart,
 )
 from zerort.optim.schedules import WarmupDecay, constant, warmup_cosine, warmup_linear
-from zerort.optim.sparsity import Sparsity
 
 __all__ = [
     "JSON",

@@ -14,10 +14,10 @@ from typing import Literal
 
 from zerort.errors import CallError
 from zerort.optim.checks import check_bool, check_choice, check_lr, check_number, check_pair
+from zerort.optim.forms.moments import format_of, rounding_keys
+from zerort.optim.forms.sparsity import Sparsity, check_sparsity
 from zerort.optim.kernels import kernels_for
-from zerort.optim.moments import format_of, rounding_keys
 from zerort.optim.optimizer import ElementwiseOptimizer, Schedule, StateSpec
-from zerort.optim.sparsity import Sparsity, check_sparsity
 from zerort.typing import Array
 
 __all__ = ["SGD", "AdamW", "Lion"]

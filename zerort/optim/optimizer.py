@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 from zerort.errors import CallError
 from zerort.layout import itemsize
 from zerort.optim.checks import check_number
-from zerort.optim.sparsity import MASK, Sparsity
+from zerort.optim.forms.sparsity import MASK, Sparsity
 from zerort.typing import Array
 
 __all__ = [

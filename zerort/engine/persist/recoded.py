@@ -27,7 +27,7 @@ from zerort.layout import Extent, FlatLayout, Partition
 from zerort.native import decode_moments, encode_moments
 from zerort.native.dtypes import numpy_dtype
 from zerort.optim import StateFormat
-from zerort.optim.moments import INT8, rounding_keys
+from zerort.optim.forms.moments import INT8, rounding_keys
 from zerort.typing import Array
 
 __all__ = ["Recoded", "recoded_parameters", "recoded_values"]

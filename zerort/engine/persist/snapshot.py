@@ -37,7 +37,7 @@ from zerort.engine.residence.halves import JoinedHalves
 from zerort.engine.step.facts.rates import check_rates, rates_by_name, restore_rates
 from zerort.errors import CheckpointError, StorageError, UnitStateError
 from zerort.layout import Partition, Placement, Range
-from zerort.optim.sparsity import MASK
+from zerort.optim.forms.sparsity import MASK
 from zerort.typing import Array
 
 __all__ = ["meta_of", "published_values", "recreate", "restore_meta", "spread_loaded", "values_in", "values_of"]

@@ -19,7 +19,7 @@ from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.step.state import OptimizerState
 from zerort.layout import Placement
-from zerort.optim.sparsity import MASK, bits_in, put_bits
+from zerort.optim.forms.sparsity import MASK, bits_in, put_bits
 from zerort.typing import Array
 
 __all__ = ["prune"]

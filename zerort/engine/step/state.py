@@ -36,8 +36,8 @@ from zerort.optim import (
     TensorOptimizer,
     TensorPart,
 )
+from zerort.optim.forms.sparsity import MASK, bits_in, put_bits
 from zerort.optim.kernels import kernels_for
-from zerort.optim.sparsity import MASK, bits_in, put_bits
 from zerort.typing import Array, Device
 
 __all__ = ["OptimizerState", "Rates"]

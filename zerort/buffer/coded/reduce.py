@@ -17,8 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from zerort.buffer.residual import Residual
-from zerort.buffer.senders import Routes, Senders, overlap
+from zerort.buffer.coded.residual import Residual
+from zerort.buffer.coded.senders import Routes, Senders, overlap
 from zerort.codec import Coded, SummandFormat
 from zerort.comm import Group
 from zerort.device import Ticket
