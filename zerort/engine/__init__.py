@@ -1,7 +1,7 @@
 """The ZeRO walk: a `Runtime` owns a model's parameters, gradients and optimizer state; `Unit`s gather and reduce.
 
 opening.py  opening_checks.py           all ranks open a runtime alike, or all raise
-runtime.py                              `Runtime`: register, step, save, load, resume, memory, close
+runtime.py  persistence.py              `Runtime`: register, step, memory, close; save, load, resume, publish
 properties.py  closing.py               what it says of itself; how it ends
 options.py                              how it trains; option_names.py answers names that are not ours
 wire/                                   which formats values travel in (`zr.Wire`); who rounds gradients for that

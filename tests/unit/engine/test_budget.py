@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from zerort.config import Plan, Tier
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.sizing.budget import Capacity, decide
-from zerort.engine.sizing.requirements import PARTS, SectionSize
+from zerort.engine.sizing.section_size import PARTS, SectionSize
 from zerort.engine.sizing.working import WorkingMemory
 from zerort.errors import PlanError
 

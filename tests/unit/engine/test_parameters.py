@@ -13,7 +13,7 @@ from zerort.engine.residence.backings import Backings
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.host_memory import HostMemory
-from zerort.engine.residence.parameters import ReplicatedParameters
+from zerort.engine.residence.replicated import ReplicatedParameters
 from zerort.errors import CallError, PlanError
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.storage.session import StorageSession

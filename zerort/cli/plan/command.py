@@ -27,7 +27,8 @@ from zerort.engine.options import accumulation
 from zerort.engine.report import MemoryReport
 from zerort.engine.residence.choose import reach
 from zerort.engine.sizing.forecast import MemoryForecast, Traffic
-from zerort.engine.sizing.requirements import PARTS, ModelSpec
+from zerort.engine.sizing.requirements import ModelSpec
+from zerort.engine.sizing.section_size import PARTS
 from zerort.errors import CallError, PlanError
 from zerort.layout import Placement, itemsize
 from zerort.layout.dtypes import TRAINABLE

@@ -24,7 +24,8 @@ from zerort.engine.residence.chunked_array import ChunkedArray, cut_chunks
 from zerort.engine.residence.coded_parameters import CodedParameters
 from zerort.engine.residence.copied import CopiedParameters
 from zerort.engine.residence.host_memory import HostMemory
-from zerort.engine.residence.parameters import Parameters, ReplicatedParameters, ShardedParameters
+from zerort.engine.residence.parameters import Parameters, ShardedParameters
+from zerort.engine.residence.replicated import ReplicatedParameters
 from zerort.errors import PlanError
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype

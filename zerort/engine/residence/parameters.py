@@ -1,12 +1,12 @@
 """`Parameters`: one flat buffer of parameters, from each rank's range to the whole and back.
 
     start(out=…)     begin to bring ranges to where the whole will be    may run ahead, in the same order on every rank
-    local_error()    what the disk of this rank alone had against it     all ranks compare theirs before they go on
+    local_error()    a read error of this rank's disk                    all ranks compare theirs before they go on
     finish()         the Ticket of the whole                             every rank calls this
     release()        let the whole go
 
     placement    at rest, on each rank                     what makes the whole of it
-    REPLICATED   the whole                                 nothing; after a change all ranges travel once
+    REPLICATED   the whole                                 nothing; after a change all ranges travel (replicated.py)
     SHARDED      its range, in a window of all ranks       nothing: the window is the whole (decision 0018)
     SHARDED      its range, where computing happens        an all_gather to ``out``
     SHARDED      its range, and the whole on each host     nothing; after a change all ranges travel once (copied.py)
@@ -43,7 +43,7 @@ from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array
 
-__all__ = ["Parameters", "ReplicatedParameters", "ShardedParameters"]
+__all__ = ["Parameters", "ShardedParameters"]
 
 
 class Parameters(ABC):
@@ -264,61 +264,6 @@ class Parameters(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.layout.numel} x {self.layout.dtype})"
-
-
-class ReplicatedParameters(Parameters):
-    """The whole, on every rank. The arguments are those of `Parameters`; ``array`` is the whole."""
-
-    placement = Placement.REPLICATED
-    needs_room = False
-    can_fail = False
-
-    def __init__(self, *args: Any, cuts: Sequence[int] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._place = self.array.memory
-        self._whole = Done(self._place)
-        self._shard = self.array.part_of(*self._own, cuts=cuts)
-
-    @property
-    def shard(self) -> ChunkedArray:
-        """This rank's range."""
-        return self._shard
-
-    @property
-    def at_rest(self) -> Array:
-        """The whole."""
-        return self.array.memory
-
-    def start(self, out: Array | None = None) -> Ticket[Any]:
-        """Let all ranges travel, if they have changed since they did."""
-        if self._whole is None:
-            self._whole = self._gather(self._shard.memory, out=self.whole)
-        return self._whole
-
-    def finish(self) -> Ticket[Array]:
-        """Return the Ticket of the whole."""
-        assert self._whole is not None, "finished before it was started"
-        return self._whole
-
-    def release(self) -> None:
-        """Keep the whole: it rests here."""
-
-    def updated(self, written: Sequence[Ticket[Any]]) -> None:
-        """Note nothing: it rests where computing happens."""
-
-    def assign(self, values: Mapping[str, Array]) -> None:
-        """Write tensors, all of each."""
-        for name, value in values.items():
-            self.array.put(self.layout.of(name).offset, self._flat(name, value))
-
-    def changed(self) -> None:
-        """Say that ranks have written to their ranges: the next `start` lets them travel."""
-        if self._group.size > 1:
-            self._whole = None
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._group.release_local(self.array.memory)
 
 
 class ShardedParameters(Parameters):

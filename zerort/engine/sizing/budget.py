@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from zerort.config import Budget, Tier, format_bytes, parse_bytes
 from zerort.engine.residence.choose import SectionResidence
-from zerort.engine.sizing.requirements import PARTS, SectionSize
+from zerort.engine.sizing.section_size import PARTS, SectionSize
 from zerort.engine.sizing.working import WorkingMemory, WorkingSize
 from zerort.errors import PlanError
 

@@ -21,7 +21,8 @@ from zerort.engine.options import Accumulate
 from zerort.engine.report import MemoryReport
 from zerort.engine.residence.choose import SectionResidence, reach
 from zerort.engine.sizing.budget import Capacity, decide
-from zerort.engine.sizing.requirements import PARTS, ModelSpec, SectionSize, Ties
+from zerort.engine.sizing.requirements import ModelSpec, Ties
+from zerort.engine.sizing.section_size import PARTS, SectionSize
 from zerort.engine.sizing.working import WorkingMemory
 from zerort.engine.wire.coding import Coding
 from zerort.errors import CallError

@@ -29,7 +29,8 @@ from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import cut_chunks
 from zerort.engine.residence.folded import folding_room_nbytes
 from zerort.engine.residence.gradients import room_nbytes
-from zerort.engine.sizing.requirements import PARTS, SectionSize, UnitTies
+from zerort.engine.sizing.requirements import UnitTies
+from zerort.engine.sizing.section_size import PARTS, SectionSize
 from zerort.streaming.transfers import ArrayTransfer, StoreTransfer
 from zerort.streaming.update_staging import STAGING_DEPTH
 
