@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from zerort.config.budget import Budget
-from zerort.config.residence import ZERO, Residence, Tier
+from zerort.config.residence import ZERO, Residence, Tier, TierName, tier_of
 from zerort.errors import CallError, PlanError
 from zerort.layout.placement import Placement
 
@@ -60,9 +60,9 @@ class Plan:
         cls,
         stage: int,
         *,
-        parameter: Tier = Tier.DEVICE,
-        gradient: Tier = Tier.DEVICE,
-        state: Tier = Tier.DEVICE,
+        parameter: Tier | TierName = Tier.DEVICE,
+        gradient: Tier | TierName = Tier.DEVICE,
+        state: Tier | TierName = Tier.DEVICE,
         secondary: Literal["host"] | None = None,
     ) -> Plan:
         """Look up a ZeRO stage and say in which tier each part rests.
@@ -72,18 +72,19 @@ class Plan:
 
         Args:
             stage: A row of `ZERO`.
-            parameter: Where parameters rest.
+            parameter: Where parameters rest: a `Tier`, or its name, ``"nvme"``.
             gradient: Where gradients rest.
             state: Where optimizer state rests.
             secondary: ``"host"``: gathered parameters stay once on each host until the next update.
 
         Raises:
+            CallError: There is no such tier.
             PlanError: There is no such row, or no such plan.
         """
         row = ZERO.get(stage) if isinstance(stage, int) and not isinstance(stage, bool) else None
         if row is None:
             raise PlanError(f"Expected a ZeRO stage out of {', '.join(map(str, ZERO))}; got {stage!r}.")
-        tiers = (parameter, gradient, state)
+        tiers = map(tier_of, (parameter, gradient, state))
         parts = (Residence(placement, tier=tier) for placement, tier in zip(row, tiers, strict=True))
         return cls(**dict(zip(_PARTS, parts, strict=True)), secondary=secondary)
 

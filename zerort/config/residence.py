@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from zerort.errors import CallError
 from zerort.layout.placement import Placement
 
-__all__ = ["ZERO", "Residence", "Tier"]
+__all__ = ["ZERO", "Residence", "Tier", "TierName", "tier_of"]
+
+TierName = Literal["device", "host", "nvme"]
+"""A `Tier` as it may be typed."""
 
 
 class Tier(Enum):
@@ -31,6 +34,22 @@ class Tier(Enum):
 
     def __str__(self) -> str:
         return self.name
+
+
+def tier_of(given: Tier | TierName) -> Tier:
+    """Return the tier that is meant by itself or by its name.
+
+    >>> tier_of("nvme")
+    Tier.NVME
+
+    Raises:
+        CallError: There is none.
+    """
+    found = next((tier for tier in Tier if given is tier or given == tier.value), None)
+    if found is None:
+        names = ", ".join(repr(tier.value) for tier in Tier)
+        raise CallError(f"Expected a Tier ({_names(Tier)}) or its name ({names}), got {given!r}.")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

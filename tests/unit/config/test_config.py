@@ -92,9 +92,15 @@ def test_unknown_stages_are_refused(stage: int) -> None:
         Plan.zero(stage)
 
 
-def test_text_is_no_tier_placement_or_residence() -> None:
+def test_a_tier_may_be_given_by_its_name() -> None:
+    assert Plan.zero(3, parameter="host", state="nvme") == Plan.zero(3, parameter=Tier.HOST, state=Tier.NVME)
+    with pytest.raises(CallError, match=r"Expected a Tier \(.*\) or its name \('device', .*\), got 'disk'"):
+        Plan.zero(3, state="disk")  # type: ignore[arg-type]
+
+
+def test_text_is_no_placement_or_residence() -> None:
     with pytest.raises(CallError, match=r"Expected a Tier \(Tier\.DEVICE, Tier\.HOST, Tier\.NVME\), got 'nvme'"):
-        Plan.zero(3, state="nvme")  # type: ignore[arg-type]
+        Residence(S, tier="nvme")  # type: ignore[arg-type]
     with pytest.raises(CallError, match=r"Expected a Placement \(.*\), got 'sharded'"):
         Residence("sharded")  # type: ignore[arg-type]
     with pytest.raises(CallError, match=r"Expected a Residence for the gradient, got Placement\.SHARDED"):
