@@ -27,12 +27,15 @@ class TopK:
     """
 
     fraction: float
-    """How many of all: above 0, at most 1. Each takes 4 bytes: its place, and its value as bfloat16."""
+    """How many of all: above 0, at most 0.5; at least one in each block. Each takes 4 bytes: its place, and its value
+    as bfloat16."""
 
     def __post_init__(self) -> None:
-        if type(self.fraction) not in (int, float) or not 0 < self.fraction <= 1:
+        is_number = isinstance(self.fraction, (int, float)) and not isinstance(self.fraction, bool)
+        if not is_number or not 0 < self.fraction <= 0.5:
             raise CallError(
-                f"Expected TopK of a number above 0 and at most 1, got {self.fraction!r}. TopK(0.01) is 1 %."
+                f"Expected TopK of a number above 0 and at most 0.5, got {self.fraction!r}. TopK(0.01) is 1 %; of more "
+                "than half, the places take as many bytes as they save."
             )
 
     def __repr__(self) -> str:
@@ -41,7 +44,7 @@ class TopK:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """How values travel: in fewer bytes, with an error of at most half a step of their block; deltas have none.
+    """How values travel: in fewer bytes. Codes have an error of at most half a step of their block, deltas have none.
 
     >>> Wire(gather="int8", reduce="int4")
     Wire(gather='int8', reduce='int4', feedback=False, over='hosts')
@@ -62,10 +65,10 @@ class Wire:
     are any. `TopK`: only the largest travel. None: as they are."""
 
     feedback: bool | None = None
-    """Whether each sender keeps what coding has lost of its gradients, in 16 bits, and adds it to the next ones before
-    they are coded: errors do not add up over steps. Takes two bytes per parameter and sender, split over the ranks of a
-    host; twice that where steps may be skipped. None: with `TopK`, which would lose most of all gradients, and not
-    with others."""
+    """Whether each sender keeps what coding has lost of its gradients, and adds it to the next ones before they are
+    coded: errors do not add up over steps. Takes two bytes per parameter and sender (`TopK`: four), split over the
+    ranks of a host; twice that where steps may be skipped. None: with `TopK`, which would lose most of all gradients,
+    and not with others."""
 
     over: Literal["hosts", "all"] = "hosts"
     """Between which ranks: ``"hosts"``, only where ranks do not all share memory, or with `virtual_shards`, whose bits

@@ -246,7 +246,10 @@ class _LateLion(LateUpdates):
         mean = state["exp_avg"]
         param *= self._by_row(self._decay[ages])
         param -= np.sign(mean) * self._by_row(self._moved[ages])
-        mean *= self._by_row(self._mean[ages])
+        faded, least = mean * self._by_row(self._mean[ages]), np.finfo(self._type).tiny
+        if self._mean[1] > 0.5:  # products of the kernel never round to zero then, so that the sign stays
+            np.copyto(faded, np.copysign(least, mean), where=(np.abs(faded) < least) & (mean != 0))
+        mean[:] = faded
 
 
 _LATE: Final[Mapping[type[Optimizer], Callable[[Any, np.dtype[Any]], LateUpdates]]] = {
@@ -271,5 +274,10 @@ def late_updates(optimizer: Optimizer, dtype: str) -> LateUpdates:
         raise CallError(
             f"Expected AdamW, SGD or Lion to make up for missed updates of rows, got {optimizer.kind}. Register them "
             "with lazy=True: rows without a gradient stay as they are then."
+        )
+    if isinstance(optimizer, Lion) and 0.0 < optimizer.betas[1] <= 0.5:
+        raise CallError(
+            f"Expected a Lion whose average fades by less than half in an update, got betas={optimizer.betas}: when it "
+            "vanishes cannot be told. Raise the second above 0.5, or register the table with lazy=True."
         )
     return made(optimizer, numpy_dtype(dtype))

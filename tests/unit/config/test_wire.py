@@ -58,7 +58,9 @@ def test_top_k_keeps_what_it_does_not_send_unless_told() -> None:
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.5, "1%", True, None, float("nan")])
 def test_top_k_of_nothing_is_refused(fraction) -> None:
-    with pytest.raises(CallError, match=r"Expected TopK of a number above 0 and at most 1, got .* TopK\(0.01\) is 1 %"):
+    with pytest.raises(
+        CallError, match=r"Expected TopK of a number above 0 and at most 0.5, got .* TopK\(0.01\) is 1 %"
+    ):
         zr.TopK(fraction)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import zerort as zr
+from zerort.errors import UnitStateError
 from zerort.native.dtypes import numpy_dtype
 from zerort.testing import run_threads
 from zerort.testing.threads_transport import ThreadsTransport
@@ -174,6 +175,35 @@ def test_a_skipped_step_leaves_what_was_lost_before(micro_steps):
             return True
 
     assert run_threads(2, body) == [True, True]
+
+
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_a_checkpoint_has_no_residual_of_gradients_that_no_step_has_seen(nonfinite, tmp_path):
+    """Where steps may be skipped, what they lose lies apart until then; else a save in the middle is refused."""
+
+    def body(group):
+        with opened(group, nonfinite=nonfinite) as rt:
+            unit = rt.register("u", {"w": np.zeros(NUMEL, np.float32)})
+            unit.reduce({"w": gradient(group.rank)})
+            rt.step()
+            unit.reduce({"w": gradient(10 + group.rank)})
+            if nonfinite == "raise":
+                with pytest.raises(UnitStateError, match="Expected save\\(\\) between steps with Wire"):
+                    rt.save(tmp_path / "middle")
+                rt.step()
+                rt.save(tmp_path / "middle")
+                return
+            rt.save(tmp_path / "middle")
+            rt.step()
+            with unit.gathered() as p:
+                expected = np.array(p["w"])
+            rt.load(tmp_path / "middle")
+            unit.reduce({"w": gradient(10 + group.rank)})
+            rt.step()
+            with unit.gathered() as p:
+                np.testing.assert_array_equal(p["w"], expected)
+
+    run_threads(2, body)
 
 
 def test_without_skipped_steps_feedback_takes_half_the_memory():

@@ -337,3 +337,33 @@ def test_a_forecast_refuses_rows_of_nothing():
     settings = {"plan": zr.Plan.zero(3), "optimizer": zr.AdamW(lr=0.1), "size": 2}
     with pytest.raises(ZerortError, match="got 'tabel' of unit 'embed'"):
         zr.forecast(units, rows={"embed": ("tabel",)}, **settings)
+
+
+@pytest.mark.parametrize("wrong", ["ragged", "no mapping"])
+def test_wrong_rows_on_one_rank_are_told_to_all_and_the_run_goes_on(wrong):
+    def body(rt):
+        unit = rt.units["embed"]
+        with pytest.raises(ZerortError, match="whole numbers in one dimension" if wrong == "ragged" else "by name"):
+            if wrong == "ragged":
+                unit.gather({"table": [[1], [2, 3]] if rt.rank == 0 else [1]})
+            else:
+                unit.reduce(rows=np.ones(3) if rt.rank == 0 else {"table": gradient_of(0, rt.rank)})
+                rt.step()
+        if wrong == "ragged":
+            with unit.gathered(rows={"table": [rt.rank, 4]}) as p:
+                return np.array(p["table"])
+        return None
+
+    found = run(body)
+    if wrong == "ragged":
+        for rank, rows in enumerate(found):
+            np.testing.assert_array_equal(rows, lot(1).standard_normal(SHAPE)[[rank, 4]])
+
+
+def test_an_infinity_of_a_narrow_table_warns_of_nothing():
+    def body(rt):
+        values = np.full((2, SHAPE[1]), 60_000, np.float16)  # their sum has no place in it
+        rt.units["embed"].reduce(rows={"table": ([1, 1], values)})
+        return rt.step()
+
+    assert not any(report.updated for report in run(body, dtype="float16", nonfinite="skip"))

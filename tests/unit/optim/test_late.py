@@ -141,3 +141,31 @@ def test_unknown_optimizers_are_refused_with_the_cure():
 
     with pytest.raises(CallError, match=r"got Other\. Register them with lazy=True"):
         late_updates(Other(lr=0.1), "float32")
+
+
+def test_a_lion_keeps_its_direction_when_its_average_underflows():
+    """Products of the kernel stop at the smallest number above zero, in float32 after some thousand updates."""
+    optimizer = zr.Lion(lr=1e-3, betas=(0.9, 0.9))
+    late = late_updates(optimizer, "float32")
+    dense, rows = ({"p": np.zeros((1, 4), np.float32), "exp_avg": np.full((1, 4), 1e-3, np.float32)} for _ in range(2))
+    none = np.zeros(4, np.float32)
+    for step in range(1, 3001):
+        optimizer.update_(
+            dense["p"].reshape(-1),
+            none,
+            flat({"exp_avg": dense["exp_avg"]}),
+            lr=1e-3,
+            step=step,
+            grad_scale=1.0,
+            copy_out=None,
+        )
+        late.advance(lr=1e-3, step=step)
+        if step % MOST_MISSED == 0 or step == 3000:
+            age = step % MOST_MISSED or MOST_MISSED
+            late.catch_up_(rows["p"], {"exp_avg": rows["exp_avg"]}, np.array([age]))
+    np.testing.assert_allclose(rows["p"], dense["p"], rtol=1e-4)
+
+
+def test_a_lion_whose_average_vanishes_is_refused():
+    with pytest.raises(CallError, match=r"got betas=\(0.9, 0.5\): when it vanishes cannot be told"):
+        late_updates(zr.Lion(lr=0.01, betas=(0.9, 0.5)), "float32")

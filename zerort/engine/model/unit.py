@@ -25,7 +25,7 @@ from zerort.engine.model.gradients.unit import UnitGradients
 from zerort.engine.model.section import Section
 from zerort.engine.model.tensors import TensorSpec
 from zerort.engine.rows.checks import check_indices, check_tables
-from zerort.errors import CallError, UnitStateError
+from zerort.errors import UnitStateError
 from zerort.typing import Array
 
 __all__ = ["Unit"]
@@ -148,7 +148,7 @@ class Unit(UnitGradients):
                 local: check_indices(self.name, local, rows[local], rows=table.table.rows)
                 for local, table in self._tables.items()
             }
-        except CallError as error:
+        except Exception as error:  # whatever was given as indices: the others must hear of it
             if not self._tables:
                 self._fail(error)
             return dict.fromkeys(self._tables, np.zeros(0, np.int64)), error

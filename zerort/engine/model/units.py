@@ -46,9 +46,7 @@ class Units(dict[str, Unit]):
         """
         for section in self.sections():
             if section.residual is not None:
-                if updated:
-                    section.residual.keep()
-                section.residual.restore()
+                section.residual.keep() if updated else section.residual.restore()
                 section.residual.scale(scale)
 
     def forget_gradients(self) -> None:

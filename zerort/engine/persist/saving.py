@@ -24,7 +24,7 @@ from zerort.engine.persist.residuals import Divided, LoadedResiduals, saved_resi
 from zerort.engine.report import Restored
 from zerort.engine.step.discard import discard_gradients
 from zerort.engine.stopping import unbroken
-from zerort.errors import CheckpointError
+from zerort.errors import CheckpointError, UnitStateError
 from zerort.publish import Feed
 
 __all__ = ["feed_of", "load", "save"]
@@ -36,6 +36,7 @@ def save(context: Context, units: Units, path: str | Path, *, progress: Any, com
         where, progress = Path(path), checkpoint.as_json(progress, what="progress")
         context.update_stream.wait_written()
         context.update_stream.check_written()
+        _expect_settled_residuals(context, units)
     wait_for_gathers(context, units.trained_sections())
     _wait_for_caller(context)
     values = [
@@ -61,6 +62,16 @@ def save(context: Context, units: Units, path: str | Path, *, progress: Any, com
     return where
 
 
+def _expect_settled_residuals(context: Context, units: Units) -> None:
+    """Refuse a checkpoint whose residuals have lost to gradients that no update has seen yet."""
+    keeps = any(section.residual is not None for section in units.sections())
+    if keeps and not context.options.may_skip and any(unit.has_gradients for unit in units.values()):
+        raise UnitStateError(
+            "Expected save() between steps with Wire(feedback=True), got gradients that no step has seen. Call "
+            "rt.step() first."
+        )
+
+
 def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, strict: bool) -> Restored:
     """Read a checkpoint; see `Runtime.load`. Every rank calls this."""
     error: Exception | None = None
@@ -71,7 +82,7 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
         context.update_stream.wait_written()  # well or not: what failed is made anew
         snapshot.check_loadable(context, units, manifest, optimizer=optimizer)
     discard_gradients(context, units)
-    wait_for_gathers(context, units.trained_sections())
+    wait_for_gathers(context, units.sections())  # frozen ones, too: they are written to
     _wait_for_caller(context)
     with context.guard.changing("a load", state=optimizer, begun=False) as change:
         try:

@@ -138,7 +138,10 @@ def check_indices(unit: str, name: str, indices: Any, *, rows: int) -> Array:
         CallError: They are no whole numbers in one dimension, or one is out of range.
     """
     what = f"indices of rows of {name!r} ({unit_title(unit)})"
-    found = np.asarray(indices)
+    try:
+        found = np.asarray(indices)
+    except ValueError as error:  # lists of different lengths
+        raise CallError(f"Expected {what} as whole numbers in one dimension, got {error}.") from None
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise CallError(
             f"Expected {what} as whole numbers in one dimension, got {found.dtype} of shape {list(found.shape)}. "

@@ -21,7 +21,7 @@ from zerort.engine.model.section import Section
 from zerort.engine.model.tensors import check_gradient
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.rows.bucket import RowBucket
-from zerort.engine.rows.checks import check_gradient_rows, check_tables
+from zerort.engine.rows.checks import check_gradient_rows
 from zerort.engine.rows.section import RowSection
 from zerort.errors import CallError, UnitStateError
 from zerort.typing import Array
@@ -123,6 +123,8 @@ class UnitGradients:
         self._expect_room_for_gradients()
         if not isinstance(gradients, (Mapping, type(None))):
             self._fail(CallError(f"Expected gradients by name, as a mapping; got {type(gradients).__name__}."))
+        if not isinstance(rows, (Mapping, type(None))):
+            self._fail(CallError(f"Expected rows by name, as a mapping; got {type(rows).__name__}."))
         with trace.span(f"pack {self.name}"):
             for name, gradient in (gradients or {}).items():
                 self.add(name, gradient)
@@ -140,7 +142,12 @@ class UnitGradients:
         """Add gradients of rows to this micro-step."""
         try:
             for name in rows:
-                check_tables(self.name, [name], [name] if name in self._tables else self._tables)
+                if name not in self._tables:
+                    known = ", ".join(map(repr, self._tables)) or "none"
+                    raise CallError(
+                        f"Expected rows of a table of {unit_title(self.name)} ({known}), got {name!r}. Declare tables "
+                        "when they are registered: rt.register(…, rows=(name,))."
+                    )
                 section = self._tables[name]
                 shape = section.layout.extents[0].shape
                 indices, values = check_gradient_rows(
