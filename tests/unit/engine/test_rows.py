@@ -339,25 +339,28 @@ def test_a_forecast_refuses_rows_of_nothing():
         zr.forecast(units, rows={"embed": ("tabel",)}, **settings)
 
 
-@pytest.mark.parametrize("wrong", ["ragged", "no mapping"])
-def test_wrong_rows_on_one_rank_are_told_to_all_and_the_run_goes_on(wrong):
+def test_ragged_indices_on_one_rank_are_told_to_all_and_the_run_goes_on():
     def body(rt):
         unit = rt.units["embed"]
-        with pytest.raises(ZerortError, match="whole numbers in one dimension" if wrong == "ragged" else "by name"):
-            if wrong == "ragged":
-                unit.gather({"table": [[1], [2, 3]] if rt.rank == 0 else [1]})
-            else:
-                unit.reduce(rows=np.ones(3) if rt.rank == 0 else {"table": gradient_of(0, rt.rank)})
-                rt.step()
-        if wrong == "ragged":
-            with unit.gathered(rows={"table": [rt.rank, 4]}) as p:
-                return np.array(p["table"])
-        return None
+        with pytest.raises(ZerortError, match="whole numbers in one dimension"):
+            unit.gather({"table": [[1], [2, 3]] if rt.rank == 0 else [1]})
+        with unit.gathered(rows={"table": [rt.rank, 4]}) as p:
+            return np.array(p["table"])
 
-    found = run(body)
-    if wrong == "ragged":
-        for rank, rows in enumerate(found):
-            np.testing.assert_array_equal(rows, lot(1).standard_normal(SHAPE)[[rank, 4]])
+    for rank, rows in enumerate(run(body)):
+        np.testing.assert_array_equal(rows, lot(1).standard_normal(SHAPE)[[rank, 4]])
+
+
+def test_gradients_of_rows_that_are_not_by_name_are_told_to_all():
+    def reduce_and_step(rt):
+        rt.units["embed"].reduce(rows=np.ones(3) if rt.rank == 0 else {"table": gradient_of(0, rt.rank)})
+        rt.step()
+
+    def body(rt):
+        with pytest.raises(ZerortError, match="rows by name, as a mapping; got ndarray"):
+            reduce_and_step(rt)
+
+    run(body)
 
 
 def test_an_infinity_of_a_narrow_table_warns_of_nothing():
