@@ -60,7 +60,7 @@ def compare(name: str, directory: Path, ranks: int) -> float:
     run(ranks, name, *ASKED, measured_in)
     lines = [json.loads(line) for line in measured_in.read_text().splitlines()]
     measured = max(one["layout"] + one["besides"] for one in lines)
-    off = predicted["bytes"][1] / measured - 1
+    off: float = predicted["bytes"][1] / measured - 1
     low, likely, high, there = (format_bytes(one) for one in (*predicted["bytes"], measured))
     interval = f"{low} to {high}"
     print(f"{name:8} {predicted['numel']:11,} {likely:>11} {interval:>23} {there:>11} {off:+7.1%}", flush=True)
@@ -69,8 +69,8 @@ def compare(name: str, directory: Path, ranks: int) -> float:
 
 def run(ranks: int, name: str, stage: int, batch: int, history: Path, told: Path | None = None) -> None:
     """Train in a job of its own, which leaves its peaks in ``history``, and a prediction in ``told``."""
-    words = ["--worker", name, "--stage", stage, "--batch", batch, "--history", history]
-    result = run_job(ranks, [__file__, *words, *(["--told", told] if told else [])], timeout=300)
+    words = [__file__, "--worker", name, "--stage", str(stage), "--batch", str(batch), "--history", str(history)]
+    result = run_job(ranks, [*words, *(["--told", str(told)] if told else [])], timeout=300)
     if result.code:
         raise SystemExit(result.output)
 

@@ -42,8 +42,11 @@ def main() -> None:
         nbytes = 0
         for number in range(options.rounds):
             done: list[Rebalanced] = []
-            weights = heavy if number % 2 else light
-            move = timed(rt, lambda weights=weights, done=done: done.append(rt.rebalance(shard_weights=weights)))
+
+            def move_shards(weights: list[int] = heavy if number % 2 else light, done: list[Rebalanced] = done) -> None:
+                done.append(rt.rebalance(shard_weights=weights))
+
+            move = timed(rt, move_shards)
             nbytes = done[0].nbytes
             some, every = (timed(rt, copy_of(count // rt.size)) for count in (nbytes, options.size))
             turns.append([move, some, every])

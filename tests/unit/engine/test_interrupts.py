@@ -123,6 +123,9 @@ def values_of(path: str) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # Python drops what a closing generator raises
 @pytest.mark.parametrize(("verb", "stage"), CASES)
 def test_an_interrupt_at_any_line_finishes_the_call_or_breaks_the_group(tmp_path: Path, verb: str, stage: int) -> None:
     lines = run(tmp_path, verb, stage, 10**9)
