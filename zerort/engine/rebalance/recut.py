@@ -133,6 +133,7 @@ def _move_section(context: Context, section: Section, partition: Partition) -> N
     made = section.recut(partition)
     try:
         with agreed(context.world, "rebalance", catching=ZerortError):
+            made.make_parts(section)
             for column in _own_columns(made, beside=section):
                 column.create()
         raise_together(context.world, _fill(context, section, made), name="rebalance")
@@ -182,5 +183,5 @@ def _give_back(context: Context, section: Section, *, beside: Section) -> None:
             column.delete()
         if isinstance(column.memory, np.ndarray):
             context.host.free(column.memory)
-    if section.parameters.at_rest is None:
+    if section.parameters.at_rest is None and section.parameters is not beside.parameters:
         section.parameters.close_range()
