@@ -234,6 +234,7 @@ def test_a_refusal_is_kept_if_nothing_has_moved_and_raised_if_something_has(erro
         ({"mode": "fast"}, "got 'fast'"),
         ({}, "got neither"),
         ({"mode": "auto", "shard_weights": [1, 1]}, r"got 'auto' and shard_weights=\[1, 1\]"),
+        ({"shard_weights": [1, 1], "payback_steps": 5}, r"payback_steps with rt.rebalance\(\"auto\"\) alone, got 5"),
         ({"mode": "auto", "payback_steps": 0}, "payback_steps to be an int of at least 1, got 0"),
     ],
 )

@@ -39,11 +39,11 @@ _ON_DISK: Final = 2e8
 """Bytes per second that shards are expected to move with, until some have."""
 
 
-def check_mode(world: Group, mode: object, weights: object) -> object:
+def check_mode(world: Group, mode: object, weights: object, payback_steps: object) -> object:
     """Return how `Runtime.rebalance` is to choose weights; None: they are given. Every rank calls this.
 
     Raises:
-        CallError: Neither ``"auto"`` nor weights were given, or both; on every rank.
+        CallError: Neither ``"auto"`` nor weights were given, or both, or weights with ``payback_steps``; on every rank.
     """
     is_given = not (isinstance(weights, tuple) and weights == ())
     with agreed(world, "rebalance"):
@@ -52,6 +52,11 @@ def check_mode(world: Group, mode: object, weights: object) -> object:
             raise CallError(
                 f'Expected rt.rebalance("auto") or rt.rebalance(shard_weights=[…]), got '
                 f"{'neither' if mode is None else both}."
+            )
+        if mode is None and payback_steps is not None:
+            raise CallError(
+                f'Expected payback_steps with rt.rebalance("auto") alone, got {payback_steps!r} with shard_weights=, '
+                "which are cut whatever that costs."
             )
     expect_same(world, mode, what="the mode of rebalance", error=CallError)
     return mode
