@@ -220,9 +220,7 @@ def test_what_cannot_be_predicted_is_refused_on_every_rank(tmp_path):
                 other.register("a", {"w": np.ones(10)})
                 steps(other, 2, batch=None)
                 assert other.predict().peaks == 1
-                with pytest.raises(
-                    CallError, match=r"Expected steps of a known batch size in .*unknown to predict"
-                ):
+                with pytest.raises(CallError, match=r"Expected steps of a known batch size in .*unknown to predict"):
                     other.predict(batch=8)
             return rt.predict(batch=3).peaks
 
