@@ -209,6 +209,7 @@ def test_a_memory_that_is_nearly_full_gives_shards_away_once():
     assert decide(after).shards is None
     nobody = replace(now, places=places([10 * MIB] * 3))
     assert decide(nobody).shards is None
+    assert decide(nobody).why.endswith("; memory of n0 has 10MiB left: no other shards find room")
 
 
 def test_relief_deals_no_shares_from_few_steps_and_waits_before_it_goes_on():
@@ -221,7 +222,9 @@ def test_relief_deals_no_shares_from_few_steps_and_waits_before_it_goes_on():
     assert (decision.shares, decision.relieves) == (None, True)
     assert decision.shards == pytest.approx((0.425, 0.575))
     assert decide(replace(early, ranks=situation([1.0, 2.0]).ranks)).shares == pytest.approx((2 / 3, 1 / 3), abs=1e-3)
-    assert decide(replace(early, since_relief=LEAST_STEPS - 1)).why.startswith("kept: 1 steps were measured")
+    waiting = decide(replace(early, since_relief=LEAST_STEPS - 1))
+    assert waiting.why.startswith("kept: 1 steps were measured")
+    assert waiting.why.endswith("; rank 0 has 0B left: gave shards away 7 updates ago")
     assert decide(replace(early, since_relief=LEAST_STEPS)).relieves
 
 

@@ -139,7 +139,8 @@ def decide(now: Situation) -> Decision:
     relief = _relief(now) if now.since_relief is None or now.since_relief >= LEAST_STEPS else None
     measured = min(one.steps for one in now.ranks)
     if measured < LEAST_STEPS and relief is None:
-        return Decision(why=f"kept: {measured} steps were measured since the last change, {LEAST_STEPS} are needed")
+        few = f"{measured} steps were measured since the last change, {LEAST_STEPS} are needed"
+        return Decision(why=f"kept: {few}{_phrases(_shortage(now))}")
     before = model.seconds(now.shares, now.shards)
     # The slowest of many ranks is so many standard errors too slow by chance, about once in _ODDS calls. Those of ranks
     # that take little time themselves, though they may vary a lot, do not matter as much.
@@ -155,7 +156,7 @@ def decide(now: Situation) -> Decision:
     after = model.seconds(shares, shards)
     if relief is None and before - after < margin * before:
         saved = f"a step would take {after:.3g} s instead of {before:.3g} s, and has to gain {margin:.0%}"
-        fixed = _phrases(now.fixed_shares and f"shares stay, {now.fixed_shares}", rejected)
+        fixed = _phrases(now.fixed_shares and f"shares stay, {now.fixed_shares}", rejected, _shortage(now))
         return Decision(seconds_now=before, seconds_then=before, why=f"kept: {saved}{fixed}")
     moves, deals = shards != now.shards, shares != now.shares
     slow = max(range(len(now.ranks)), key=lambda rank: model.rank_seconds(rank, now.shares, now.shards))
@@ -171,6 +172,18 @@ def decide(now: Situation) -> Decision:
         relieves=relief is not None,
         why="; ".join(filter(None, [reason, waits])) + _phrases(rejected),
     )
+
+
+def _shortage(now: Situation) -> str:
+    """Return which memory is short though nothing relieves it, and why; empty if none is."""
+    short = next((place for place in now.places if place.is_short(now.shards)), None)
+    if short is None:
+        return ""
+    if now.since_relief is not None and now.since_relief < LEAST_STEPS:
+        why = f"gave shards away {now.since_relief} updates ago"
+    else:
+        why = now.fixed_shards or "no other shards find room"
+    return f"{short.name} has {format_bytes(short.free)} left: {why}"
 
 
 def _phrases(*texts: str) -> str:
