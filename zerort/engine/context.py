@@ -68,6 +68,8 @@ class RunState:
     """How much of a batch each rank takes, in proportion, if that is not as sections are cut."""
     move_speed: float | None = None
     """Bytes per second that the last shards moved with, when they were cut anew; the same on every rank."""
+    relieved: int | None = None
+    """Updates that were done when a full memory last gave shards away; None: none has."""
     updates: int = 0
     """Updates done so far; the same on every rank."""
     is_new: bool = True

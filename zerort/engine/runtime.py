@@ -286,7 +286,7 @@ class Runtime(Persistence):
         mode: str | None = None,
         *,
         shard_weights: Sequence[float] | None = (),
-        payback_steps: int = 100,
+        payback_steps: int | None = None,
     ) -> Rebalanced:
         """Cut all shards anew: parameters and optimizer state move between the ranks. Every rank calls this.
 
@@ -302,7 +302,7 @@ class Runtime(Persistence):
         Args:
             mode: ``"auto"``, or nothing, with ``shard_weights``.
             shard_weights: How much of every shard each rank takes from now on, as `zerort.open` has it; None: alike.
-            payback_steps: Within how many steps a move has to save what it costs; with ``"auto"``.
+            payback_steps: Within how many steps a move has to save what it costs; with ``"auto"``, 100 unless given.
 
         Raises:
             CallError: Weights are negative, NaN or infinite, all 0, or not one for each rank; on every rank.
@@ -321,9 +321,10 @@ class Runtime(Persistence):
 
         self.context.check_whole("rebalance")
         with unbroken("rebalance", self.mesh.groups), within(self.attachments):
-            if check_mode(self.world, mode, shard_weights) is None:
+            if check_mode(self.world, mode, shard_weights, payback_steps) is None:
                 return cut(shard_weights)
-            return rebalance_auto(self.context, self.units, payback_steps=payback_steps, cut=cut)
+            most = 100 if payback_steps is None else payback_steps
+            return rebalance_auto(self.context, self.units, payback_steps=most, cut=cut)
 
     def waits(self) -> list[dict[str, float]]:
         """Return what every rank did before the last step, by rank: seconds of its ``"own"``, and waits by stream.

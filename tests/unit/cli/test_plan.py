@@ -436,6 +436,23 @@ def test_a_history_adds_what_whole_steps_take(params: str, capsys: pytest.Captur
     }
     code, lines = plan(capsys, params, "--ranks", "2", "--host", "1GiB", "--history", str(history))
     assert ["budget", "104MiB", "256.8MiB", "284MiB", "311.2MiB"] in lines  # of as many samples as there were at most
+    assert main(["plan", params, "--ranks", "2", "--host", "1KiB", "--history", str(history)]) == 1
+    shown = capsys.readouterr().out
+    assert "no step is predicted" in shown
+    assert "samples at once" not in shown  # a table without a row
+
+
+def test_a_batch_size_needs_a_history_that_knows_some(
+    params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["plan", params, "--batch", "16"]) == 2
+    assert "Expected --batch with --history" in capsys.readouterr().err
+    history = str(tmp_path / "peaks.jsonl")
+    facts = {"model": model_key(read_model(params)), "memory": "host", "plan": "p", "ranks": 2, "idle": 0}
+    MemoryHistory(history).add(Peak(**facts, batch=0.0, layout=144 * MIB, besides=100 * MIB), write=True)
+    assert main(["plan", params, "--history", history, "--batch", "16"]) == 2
+    assert "Expected steps of a known batch size" in capsys.readouterr().err
+    assert main(["plan", params, "--history", history]) == 0
 
 
 def test_a_history_of_another_model_is_refused(params: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from zerort.data import Share
 from zerort.engine.rebalance.deciding import LEAST_STEPS, Measured, Place, Situation, decide
 from zerort.layout import Partition
 
@@ -111,6 +112,29 @@ def test_noise_does_not_flap(ranks):
         assert changes <= 3 * (batch[0] == 2.0), (ranks, batch[0])
 
 
+def counts(shares, batch):
+    """Return how many samples of a batch each rank takes."""
+    size = len(shares)
+    parts = [Share(parts=size, mine=(rank,), weights=shares).of(batch)[0] for rank in range(size)]
+    return [end - begin for begin, end in parts]
+
+
+@given(st.lists(st.sampled_from([1.0, 3.0, 400.0, 1e5]), min_size=2, max_size=8), st.integers(8, 50_000))
+def test_no_rank_is_left_without_a_sample_and_one_that_recovers_gets_its_share_again(slow, batch):
+    shares = (1 / len(slow),) * len(slow)
+    for speeds in (slow, [1.0] * len(slow)):
+        taken = counts(shares, batch)
+        assert min(taken) >= 1
+        ranks = tuple(
+            Measured(steps=20, compute=0.01 * n * one, update=0.0, samples=float(n))
+            for n, one in zip(taken, speeds, strict=True)
+        )
+        total = math.fsum(shares)
+        now = Situation(ranks=ranks, shares=tuple(one / total for one in shares), shards=(1 / len(slow),) * len(slow))
+        shares = decide(now).shares or shares
+    assert max(counts(shares, batch)) <= 1.1 * batch / len(slow) + 2
+
+
 def test_too_few_steps_decide_nothing():
     assert decide(situation([1.0, 9.0], steps=LEAST_STEPS - 1)).why == (
         f"kept: {LEAST_STEPS - 1} steps were measured since the last change, {LEAST_STEPS} are needed"
@@ -185,3 +209,30 @@ def test_a_memory_that_is_nearly_full_gives_shards_away_once():
     assert decide(after).shards is None
     nobody = replace(now, places=places([10 * MIB] * 3))
     assert decide(nobody).shards is None
+    assert decide(nobody).why.endswith("; memory of n0 has 10MiB left: no other shards find room")
+
+
+def test_relief_deals_no_shares_from_few_steps_and_waits_before_it_goes_on():
+    places = (
+        Place(name="rank 0", ranks=(0,), free=0, whole=1000 * MIB),
+        Place(name="rank 1", ranks=(1,), free=10_000 * MIB, whole=1000 * MIB),
+    )
+    early = situation([1.0, 2.0], steps=1, places=places, nbytes=1000 * MIB)
+    decision = decide(early)
+    assert (decision.shares, decision.relieves) == (None, True)
+    assert decision.shards == pytest.approx((0.425, 0.575))
+    assert decide(replace(early, ranks=situation([1.0, 2.0]).ranks)).shares == pytest.approx((2 / 3, 1 / 3), abs=1e-3)
+    waiting = decide(replace(early, since_relief=LEAST_STEPS - 1))
+    assert waiting.why.startswith("kept: 1 steps were measured")
+    assert waiting.why.endswith("; rank 0 has 0B left: gave shards away 7 updates ago")
+    assert decide(replace(early, since_relief=LEAST_STEPS)).relieves
+
+
+def test_a_memory_needs_room_for_what_is_made_anew_even_if_it_holds_less_then():
+    one = Place(name="a host", ranks=(0, 1), free=60 * MIB, whole=600 * MIB, largest=100 * MIB)
+    assert not one.allows((0.5, 0.5), (0.6, 0.4))  # 100 beside what is there, for a while
+    assert replace(one, free=100 * MIB).allows((0.5, 0.5), (0.6, 0.4))
+    alone = replace(one, ranks=(0,))
+    assert alone.allows((0.5, 0.5), (0.4, 0.6))
+    assert not replace(alone, keeps_old=True).allows((0.5, 0.5), (0.4, 0.6))
+    assert replace(alone, keeps_old=True, free=240 * MIB).allows((0.5, 0.5), (0.4, 0.6))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import zerort as zr
 from zerort.device.host.footprint import Footprint
+from zerort.device.host.memory import fields_of
 from zerort.engine.sizing import predicting
 from zerort.engine.sizing.history import MemoryHistory, Peak, model_key
 from zerort.engine.sizing.predicting import besides, prediction
@@ -53,6 +54,8 @@ def test_one_batch_size_is_told_apart_by_what_was_there_before_the_step():
     assert besides(peaks, 8) == (90 * MIB, pytest.approx(4.5 * MIB))
     assert besides(peaks, 16)[1] == pytest.approx(6.5 * MIB + 10 * MIB)
     assert besides([peak(0, 90 * MIB)], 16)[0] == 90 * MIB  # of which nobody knows the size
+    assert besides([*peaks, peak(0, 90 * MIB)], 16) == besides(peaks, 16)
+    assert prediction([*peaks, peak(0, 90 * MIB)], batch=16, plan="p", layout=100 * MIB).peaks == 1
 
 
 def test_the_largest_peak_of_a_batch_size_counts_and_batches_never_save_memory():
@@ -81,6 +84,48 @@ def test_a_file_keeps_what_tells_something_and_is_read_again(tmp_path):
     assert lines == [1000, 1100, 900]
     assert [one.besides for one in MemoryHistory(path).of("m", memory="host")] == [1100, 900]
     assert MemoryHistory(path).of("m", memory="gpu") == []
+
+
+def test_a_batch_of_its_own_in_every_step_does_not_make_the_file_grow(tmp_path):
+    history = MemoryHistory(str(tmp_path / "peaks.jsonl"))
+    rng = np.random.default_rng(0)
+    for _ in range(3000):
+        batch = int(rng.integers(500, 5000))  # tokens
+        history.add(peak(batch, 100 * MIB + 1000 * batch), write=True)
+    lines = (tmp_path / "peaks.jsonl").read_text().splitlines()
+    assert len(lines) <= 3 * 16 * 3.4
+    assert besides(history.of("m", memory="host"), 8000)[0] == pytest.approx(100 * MIB + 8e6, rel=1e-6)
+
+
+@pytest.mark.parametrize("torn", ['{"model": "5c0e', '{"mo', '{"model": "m", "memory": "host", "batch": 8'])
+def test_a_line_that_was_not_written_whole_is_left_out_and_goes_with_the_next_one(tmp_path, torn):
+    path = tmp_path / "peaks.jsonl"
+    MemoryHistory(str(path)).add(peak(4, 1000), write=True)
+    whole = path.read_text()
+    path.write_text(whole + torn)
+    with pytest.warns(RuntimeWarning, match=r"Expected .*peaks.jsonl to end with a whole line, got"):
+        history = MemoryHistory(str(path))
+    assert path.read_text() == whole + torn  # reading changes nothing
+    history.add(peak(8, 2000), write=True)
+    history.add(peak(16, 3000), write=True)
+    assert [one.besides for one in MemoryHistory(str(path)).of("m", memory="host")] == [1000, 2000, 3000]
+    path.write_text(whole.rstrip("\n"))  # nothing but its end is missing
+    MemoryHistory(str(path)).add(peak(8, 2000), write=True)
+    assert [one.besides for one in MemoryHistory(str(path)).of("m", memory="host")] == [1000, 2000]
+
+
+def test_a_kernel_that_does_not_count_pages_is_named(tmp_path):
+    def no_rollup(path):
+        if "rollup" in path:
+            raise FileNotFoundError(path)
+        return fields_of(path)
+
+    for lists in (no_rollup, lambda path: [one for one in fields_of(path) if one[0] != "Pss_File"]):
+        with (
+            seams.inside(Footprint, fields_of=lists),
+            pytest.raises(CallError, match=r"Expected a kernel that counts .* without history="),
+        ):
+            zr.open(history=tmp_path / "p")
 
 
 @pytest.mark.parametrize("line", ["{", "3", '{"model": "m"}', json.dumps({**json.loads("{}"), "batch": "8"})])
@@ -171,9 +216,51 @@ def test_what_cannot_be_predicted_is_refused_on_every_rank(tmp_path):
                 rt.predict(plan=3)
             with pytest.raises(PlanError):
                 rt.predict(plan=zr.Plan.fit(host="1KiB"))
+            with zr.open(group=group, history=tmp_path / "unknown") as other:
+                other.register("a", {"w": np.ones(10)})
+                steps(other, 2, batch=None)
+                assert other.predict().peaks == 1
+                with pytest.raises(CallError, match=r"Expected steps of a known batch size in .*unknown to predict"):
+                    other.predict(batch=8)
             return rt.predict(batch=3).peaks
 
     assert run_threads(2, body) == [1, 1]
+
+
+def test_hosts_with_files_of_their_own_predict_what_the_first_one_knows(tmp_path):
+    """The first one has seen batches of 64, the second of 8, the third none."""
+    key = model_key({"a": {"w": zr.TensorSpec((10,), "float64")}})
+    MemoryHistory(str(tmp_path / "0")).add(peak(64, 1 << 50, model=key), write=True)
+    MemoryHistory(str(tmp_path / "1")).add(peak(8, 1 << 20, model=key), write=True)
+
+    def body(group):
+        with zr.open(group=group, history=tmp_path / "p") as rt:
+            rt.context.peaks.history = MemoryHistory(str(tmp_path / str(group.rank)))
+            rt.register("a", {"w": np.ones(10)})
+            first = rt.predict()
+            with warnings.catch_warnings(record=True):
+                warnings.simplefilter("always")
+                rt.take(zr.data.Order(length=400, batch=40))
+            return first.batch, first.peaks, rt.context.peaks.has_warned
+
+    assert run_threads(3, body) == [(64.0, 1, True)] * 3
+
+
+def test_tables_of_rows_are_counted_under_another_plan_as_they_are(tmp_path):
+    def body(group):
+        with zr.open(plan=zr.Plan.zero(1), optimizer=zr.AdamW(lr=0.1), group=group, history=tmp_path / "p") as rt:
+            rt.register("e", {"t": np.ones((2000, 16), "f4"), "w": np.ones(300, "f4")}, rows=("t",))
+            rt.register("l", {"t": np.ones((1000, 16), "f4")}, rows=("t",), lazy=True)
+            touched = {"t": (np.arange(3), np.ones((3, 16), "f4"))}
+            for _ in range(2):
+                rt.units["e"].reduce({"w": np.ones(300, "f4")}, rows=touched)
+                rt.units["l"].reduce(rows=touched)
+                rt.step(weight=3)
+            under = predicting._layout_under(rt.context, rt.units, zr.Plan.zero(1))
+            return under, rt.memory().in_memory
+
+    for under, counted in run_threads(2, body):
+        assert under == counted
 
 
 def test_a_file_that_cannot_be_written_does_not_stop_a_run(tmp_path):

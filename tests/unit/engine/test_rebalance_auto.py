@@ -1,13 +1,17 @@
 """`rt.rebalance("auto")`: what it measures, does and says, on ranks that are threads."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import seams
 
 import zerort as zr
+from zerort.engine.model.section import Section
 from zerort.engine.rebalance import auto
 from zerort.engine.rebalance.deciding import LEAST_STEPS
-from zerort.errors import CallError, PlanError, UnitStateError
+from zerort.errors import CallError, DeviceMemoryError, PlanError, StorageError, UnitStateError
+from zerort.layout import Partition
 from zerort.testing import run_threads
 from zerort.testing.tolerance import OVER_STEPS
 
@@ -176,12 +180,62 @@ def test_a_cut_that_is_refused_is_kept_as_it_was():
         assert updated
 
 
+def test_a_failure_in_the_middle_of_a_move_is_raised_and_training_goes_on():
+    """The last section cannot be made on its new partition: those before it have moved, it has not."""
+    real = Section.make_parts
+
+    def body(group):
+        with opened(group, plan=zr.Plan.fit(host="10MiB")) as rt:
+            rt.register("last", {"w": np.ones(NUMEL)})
+            step(rt, X[:8])
+            last = list(rt.units.sections())[-1]
+            before = [section.partition.counts for section in rt.units.sections()]
+
+            def make_parts(section, other=None):
+                real(section, other)
+                if section.name == last.name:
+                    raise DeviceMemoryError("Expected 1GiB of GPU memory, got less.")
+
+            for section in rt.units.sections():
+                section.__class__ = type("Failing", (Section,), {"make_parts": make_parts})
+            times(rt, compute=0.1, update=0.1 + 3.9 * rt.rank, samples=0)
+            with pytest.raises(DeviceMemoryError, match="Expected 1GiB of GPU memory"):
+                rt.rebalance("auto")
+            assert rt.context.planner._model_spec.shard_weights is None  # as units that are registered now are cut
+            after = [section.partition.counts for section in rt.units.sections()]
+            return [old == new for old, new in zip(before, after, strict=True)], step(rt, X[:8]).updated
+
+    assert run_threads(2, body) == [([True, False, True], True)] * 2  # the first one is too small to be cut
+
+
+@pytest.mark.parametrize("error", [DeviceMemoryError, PlanError, StorageError])
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_refusal_is_kept_if_nothing_has_moved_and_raised_if_something_has(error, moved):
+    def body(group):
+        with opened(group, plan=zr.Plan.zero(1)) as rt:
+            step(rt, X[:8])
+            times(rt, compute=0.1 + 0.4 * rt.rank, update=0.5, samples=0)
+
+            def refuse(weights):
+                if moved:
+                    *_, section = rt.units.sections()
+                    section.partition = Partition.build(section.layout.numel, 2, weights=[1, 0])
+                raise error("Expected 1GiB of room, got none.")
+
+            with pytest.raises(error) if moved else contextlib.nullcontext():
+                done = auto.rebalance_auto(rt.context, rt.units, payback_steps=100, cut=refuse)
+                assert (done.why, done.changed) == ("kept: Expected 1GiB of room, got none.", False)
+
+    run_threads(2, body)
+
+
 @pytest.mark.parametrize(
     ("call", "got"),
     [
         ({"mode": "fast"}, "got 'fast'"),
         ({}, "got neither"),
         ({"mode": "auto", "shard_weights": [1, 1]}, r"got 'auto' and shard_weights=\[1, 1\]"),
+        ({"shard_weights": [1, 1], "payback_steps": 5}, r"payback_steps with rt.rebalance\(\"auto\"\) alone, got 5"),
         ({"mode": "auto", "payback_steps": 0}, "payback_steps to be an int of at least 1, got 0"),
     ],
 )

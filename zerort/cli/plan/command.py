@@ -52,6 +52,8 @@ def run_plan(options: argparse.Namespace) -> int:
         raise UsageError(f"Expected --ranks to be a multiple of --machines, got {options.ranks} on {options.machines}.")
     if bool(options.read_speed) != bool(options.write_speed):
         raise UsageError("Expected --read-speed and --write-speed together, got one of them.")
+    if options.batch is not None and options.history is None:
+        raise UsageError("Expected --batch with --history, from which steps are predicted, got it without.")
     if options.virtual_shards is not None and (options.virtual_shards < options.ranks or options.micro_steps > 1):
         raise UsageError(
             f"Expected --virtual-shards to be at least --ranks ({options.ranks}), without --micro-steps, got "

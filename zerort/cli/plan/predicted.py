@@ -12,7 +12,7 @@ from zerort.cli.plan.models import Model
 from zerort.cli.screen import Screen, new_table
 from zerort.config import format_bytes
 from zerort.engine.sizing.history import MemoryHistory, model_key
-from zerort.engine.sizing.predicting import prediction
+from zerort.engine.sizing.predicting import batch_of, prediction
 from zerort.errors import CallError
 
 __all__ = ["show_predictions"]
@@ -36,7 +36,13 @@ def show_predictions(
             f"Expected steps of this model in {options.history}, got none of these shapes and dtypes on a {memory}. "
             "Train with zr.open(history=…), and plan for the same model: --dtype says what it is trained in."
         )
-    batch = max(one.batch for one in peaks) if options.batch is None else float(options.batch)
+    try:
+        batch = batch_of(peaks, options.batch, where=options.history)
+    except CallError as error:
+        raise UsageError(str(error)) from error
+    if not layouts:
+        screen.print("no step is predicted: what does not fit the budget has no layout to add to")
+        return {"predicted": {}}
     table = new_table(f"a step with {batch:g} samples at once, on the rank that takes most")
     for name in ("plan", "laid out", "at least", "likely", "at most"):
         table.add_column(name, justify="left" if name == "plan" else "right", no_wrap=True)
@@ -45,7 +51,7 @@ def show_predictions(
         one = prediction(peaks, batch=batch, plan=name, layout=layout)
         table.add_row(name, *map(format_bytes, (layout, one.low, one.likely, one.high)))
         found[name] = asdict(one)
-    sizes = ", ".join(f"{size:g}" for size in sorted({one.batch for one in peaks}))
+    sizes = ", ".join(f"{size:g}" for size in sorted({one.batch for one in peaks if one.batch})) or "unknown"
     screen.print("")
     screen.print(table)
     screen.print(f"from steps of {sizes} samples in {options.history}: the program and activations included")

@@ -77,12 +77,15 @@ class Section(SectionGradients):
         self._optimizers, self._master, self._rows = optimizers, part.master, part.rows
         self.parameters: Parameters
         self.state: OptimizerState | None = None
-        self._make_parts()
+        self.make_parts()
         if optimizers is not None:
             self._make_bucket()
 
-    def _make_parts(self, before: Section | None = None) -> None:
-        """Make what is cut over the ranks, as the partition says; what another section has of it whole is shared."""
+    def make_parts(self, before: Section | None = None) -> None:
+        """Make what is cut over the ranks, as the partition says; what another section has of it whole is shared.
+
+        Every rank calls this. There are no values yet.
+        """
         context = self._context
         self.parameters = context.backings.parameters(
             self.layout,
@@ -110,13 +113,12 @@ class Section(SectionGradients):
         return self._context.plan.parameter.placement
 
     def recut(self, partition: Partition) -> Section:
-        """Return the same section on another partition, without values and without a bucket. Every rank calls this.
+        """Return the same section on another partition, without a bucket; `make_parts` has yet to make what is its own.
 
         Parameters that this rank reaches as a whole, and state that it holds as a whole, belong to both.
         """
         made = copy.copy(self)
         made.partition, made.bucket, made._cuts = partition, None, self._cuts + 1
-        made._make_parts(self)
         return made
 
     def swap_parts(self, other: Section) -> None:

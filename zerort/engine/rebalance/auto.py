@@ -1,6 +1,6 @@
 """`rebalance_auto`: shares and shards that follow what ranks have measured; see `Runtime.rebalance`.
 
-measure    every rank's own times since the last change, and what its memories have left      one exchange
+measure    every rank's own times since the last change, and what its memories have left      a few small exchanges
 decide     the same on every rank, from the same numbers (`decide`)
 act        shares at once; shards are cut anew (`recut`)
 """
@@ -27,7 +27,7 @@ from zerort.engine.rebalance.recut import check_between_steps
 from zerort.engine.rebalance.room import columns_by_kind, width_of
 from zerort.engine.report import Rebalanced
 from zerort.engine.step.facts.pace import OwnTime
-from zerort.errors import CallError, DeviceMemoryError, PlanError
+from zerort.errors import CallError, DeviceMemoryError, PlanError, StorageError
 from zerort.layout import Placement
 from zerort.storage.files.failures import free_nbytes
 from zerort.storage.files.mounts import disk_of
@@ -39,11 +39,11 @@ _ON_DISK: Final = 2e8
 """Bytes per second that shards are expected to move with, until some have."""
 
 
-def check_mode(world: Group, mode: object, weights: object) -> object:
+def check_mode(world: Group, mode: object, weights: object, payback_steps: object) -> object:
     """Return how `Runtime.rebalance` is to choose weights; None: they are given. Every rank calls this.
 
     Raises:
-        CallError: Neither ``"auto"`` nor weights were given, or both; on every rank.
+        CallError: Neither ``"auto"`` nor weights were given, or both, or weights with ``payback_steps``; on every rank.
     """
     is_given = not (isinstance(weights, tuple) and weights == ())
     with agreed(world, "rebalance"):
@@ -52,6 +52,11 @@ def check_mode(world: Group, mode: object, weights: object) -> object:
             raise CallError(
                 f'Expected rt.rebalance("auto") or rt.rebalance(shard_weights=[…]), got '
                 f"{'neither' if mode is None else both}."
+            )
+        if mode is None and payback_steps is not None:
+            raise CallError(
+                f'Expected payback_steps with rt.rebalance("auto") alone, got {payback_steps!r} with shard_weights=, '
+                "which are cut whatever that costs."
             )
     expect_same(world, mode, what="the mode of rebalance", error=CallError)
     return mode
@@ -78,15 +83,23 @@ def rebalance_auto(
     run = context.run
     done = Rebalanced(changed=False, shard_weights=run.cut.weights, shares=run.shares, nbytes=0, seconds=0.0)
     if decision.shards is not None:
+        with agreed(context.world, "rebalance"):
+            context.update_stream.wait_written()
+            context.update_stream.check_written()  # an update that was not written is no reason to keep shards
+        before = [section.partition.counts for section in units.sections()]
         try:
             done = cut(decision.shards)
-        except (DeviceMemoryError, PlanError) as error:  # on every rank, before anything has moved
+        except (DeviceMemoryError, PlanError, StorageError) as error:  # on every rank
+            if before != [section.partition.counts for section in units.sections()]:  # in the middle: some have moved
+                raise
             return replace(done, why=f"kept: {error}")
     changed = decision.shards is not None or decision.shares is not None
     if changed:
         if context.options.virtual_shards is None:
             run.shares = decision.shares or now.shares  # which would follow the new shards
         context.pace.restart()
+    if decision.relieves:
+        run.relieved = run.updates
     steps = (decision.seconds_now, decision.seconds_then) if decision.seconds_now else None
     return replace(done, changed=changed, shares=run.shares, step_seconds=steps, why=decision.why)
 
@@ -94,7 +107,10 @@ def rebalance_auto(
 def _situation(context: Context, units: Units, *, payback_steps: int) -> Situation:
     """Return what all ranks have measured, and what their memories have left. Every rank calls this."""
     run, sections = context.run, list(units.sections())
-    told = gather_json(context.world, [*_own_times(context.pace.times), _memory_left(context)], name="rebalance")
+    own: list[dict[str, Any]] = []
+    with agreed(context.world, "rebalance"):
+        own = [*_own_times(context.pace.times), _memory_left(context)]
+    told = gather_json(context.world, own, name="rebalance")
     on_device = on_host = on_disk = device_most = host_most = disk_most = 0
     for section in sections:
         device, pinned, stored = (
@@ -118,7 +134,8 @@ def _situation(context: Context, units: Units, *, payback_steps: int) -> Situati
         if on_device
     ]
     places += _together(every, "host", "available", "memory of {}", whole=on_host, largest=host_most)
-    places += _together(every, "disk", "disk free", "{}", whole=on_disk, largest=disk_most)
+    on_disks = _together(every, "disk", "disk free", "{}", whole=on_disk, largest=disk_most)
+    places += [replace(one, keeps_old=context.options.last_step is not None) for one in on_disks]
     size = context.mesh.shard.size
     weights = run.cut.weights or (1.0,) * size
     shares = run.shares or (*weights,) * (context.world.size // size)
@@ -134,6 +151,7 @@ def _situation(context: Context, units: Units, *, payback_steps: int) -> Situati
         nbytes=on_device + on_host + on_disk,
         bytes_per_second=run.move_speed or (_IN_MEMORY if in_memory else _ON_DISK),
         payback_steps=payback_steps,
+        since_relief=None if run.relieved is None else run.updates - run.relieved,
     )
 
 

@@ -6,7 +6,7 @@ a step             = that of the slowest rank
 shares             cost nothing to change: as even as the measured speeds allow
 shards             cost a move: made if it saves more than it costs within ``payback_steps``
 both               stay as they are unless a step gets shorter by 5 %, and by more than the times vary
-a full memory      its ranks give away a part of their shards, whatever that costs (decision 0136)
+a full memory      its ranks give away a part of their shards, whatever that costs, once in 8 steps (decision 0136)
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class Place:
     """Bytes that a rank's part takes there if it has all of the model."""
     largest: int = 0
     """The same of the largest section: what is made anew stands beside what was there, a section at a time."""
+    keeps_old: bool = False
+    """Whether all that was there stays beside what is made anew: files of the last step that was kept."""
 
     def held(self, shards: Sequence[float]) -> float:
         """Return the bytes that shards take here."""
@@ -82,7 +84,8 @@ class Place:
         """Say whether other shards find room here, and leave some."""
         growth = self.held(wanted) - self.held(now)
         beside = self.largest * sum(wanted[rank % len(wanted)] for rank in self.ranks)
-        return growth <= 0 or growth + beside <= self.free - _KEPT * self.held(now)
+        needed = self.held(wanted) if self.keeps_old else max(growth, 0) + beside
+        return needed <= self.free - (_KEPT * self.held(now) if growth > 0 else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,8 @@ class Situation:
     """How fast they do."""
     payback_steps: int = 100
     """Within how many steps a move has to save what it costs."""
+    since_relief: int | None = None
+    """Updates since a full memory last gave shards away; None: none has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +126,8 @@ class Decision:
     """Seconds of a step as things are, by what was measured."""
     seconds_then: float = 0.0
     """Seconds of a step then."""
+    relieves: bool = False
+    """Whether shards move because a memory is full."""
     why: str
     """In words."""
 
@@ -128,17 +135,19 @@ class Decision:
 def decide(now: Situation) -> Decision:
     """Return which shares and shards are worth having."""
     model = _Model(now)
-    relief = _relief(now)
+    # What was given away may come back late, or stay with an allocator: the same shortage is not answered twice.
+    relief = _relief(now) if now.since_relief is None or now.since_relief >= LEAST_STEPS else None
     measured = min(one.steps for one in now.ranks)
     if measured < LEAST_STEPS and relief is None:
-        return Decision(why=f"kept: {measured} steps were measured since the last change, {LEAST_STEPS} are needed")
+        few = f"{measured} steps were measured since the last change, {LEAST_STEPS} are needed"
+        return Decision(why=f"kept: {few}{_phrases(_shortage(now))}")
     before = model.seconds(now.shares, now.shards)
     # The slowest of many ranks is so many standard errors too slow by chance, about once in _ODDS calls. Those of ranks
     # that take little time themselves, though they may vary a lot, do not matter as much.
     errors = math.sqrt(2 * math.log(_ODDS * len(now.ranks)))
     margin = max(_WORTH, errors * max(one.error * one.compute for one in now.ranks) / max(before, 1e-12))
     shards, reason = relief or (now.shards, "")
-    shares = model.best_shares(shards)
+    shares = model.best_shares(shards) if measured >= LEAST_STEPS else now.shares
     rejected = ""
     if relief is not None and model.seconds(shares, shards) > (1 - margin) * model.seconds(now.shares, shards):
         shares = now.shares
@@ -147,7 +156,7 @@ def decide(now: Situation) -> Decision:
     after = model.seconds(shares, shards)
     if relief is None and before - after < margin * before:
         saved = f"a step would take {after:.3g} s instead of {before:.3g} s, and has to gain {margin:.0%}"
-        fixed = _phrases(now.fixed_shares and f"shares stay, {now.fixed_shares}", rejected)
+        fixed = _phrases(now.fixed_shares and f"shares stay, {now.fixed_shares}", rejected, _shortage(now))
         return Decision(seconds_now=before, seconds_then=before, why=f"kept: {saved}{fixed}")
     moves, deals = shards != now.shards, shares != now.shares
     slow = max(range(len(now.ranks)), key=lambda rank: model.rank_seconds(rank, now.shares, now.shards))
@@ -160,8 +169,21 @@ def decide(now: Situation) -> Decision:
         shards=shards if moves else None,
         seconds_now=before,
         seconds_then=after,
+        relieves=relief is not None,
         why="; ".join(filter(None, [reason, waits])) + _phrases(rejected),
     )
+
+
+def _shortage(now: Situation) -> str:
+    """Return which memory is short though nothing relieves it, and why; empty if none is."""
+    short = next((place for place in now.places if place.is_short(now.shards)), None)
+    if short is None:
+        return ""
+    if now.since_relief is not None and now.since_relief < LEAST_STEPS:
+        why = f"gave shards away {now.since_relief} updates ago"
+    else:
+        why = now.fixed_shards or "no other shards find room"
+    return f"{short.name} has {format_bytes(short.free)} left: {why}"
 
 
 def _phrases(*texts: str) -> str:
@@ -174,7 +196,7 @@ class _Model:
     def __init__(self, now: Situation) -> None:
         self._now = now
         total = math.fsum(one.samples for one in now.ranks)
-        self._least = 1 / total if total else 0.0  # a sample: so that its speed can be measured again
+        self._least = 1.5 / total if total else 0.0  # a sample, however bounds are rounded: its speed stays measured
         self._fixed = [0.0 if self._deals(one) else one.compute for one in now.ranks]
         self._batch = [one.compute * total / one.samples if self._deals(one) else 0.0 for one in now.ranks]
         known = [one.update / self._shard(at) for at, one in enumerate(now.ranks) if self._shard(at) > 0]
@@ -208,10 +230,11 @@ class _Model:
         costs = [self._batch[rank] for rank in dealing]
         begun = [self.update[rank] * shards[rank % len(shards)] for rank in dealing]
         wanted = math.fsum(self._now.shares[rank] for rank in dealing)
-        filled = _fill(costs, begun, total=wanted, least=self._least)
+        least = min(self._least, wanted / len(dealing))
+        filled = _fill(costs, begun, total=wanted, least=least)
         found = list(self._now.shares)
         for rank, share in zip(dealing, filled, strict=True):
-            found[rank] = round(share, 4)
+            found[rank] = max(round(share, 4), least)
         return tuple(found)
 
     def best_shards(self, shares: Sequence[float]) -> tuple[float, ...]:

@@ -5,8 +5,8 @@
 
 Ranges follow the ranks' order in both, so what a rank sends lies in its old range in the order of its targets, and what
 it receives lies in its new one in the order of its sources: an all_to_all from one array into the other, without a copy
-on the way. On the host what stays on its rank is copied there, and the rest alone goes through the group. Values on a
-disk take turns in memory, a piece of every rank's old range at a time.
+on the way. On the host what stays on its rank is copied there, and the rest alone goes through the group, first to
+lower ranks, then to higher ones. Values on a disk take turns in memory, a piece of every rank's old range at a time.
 """
 
 from __future__ import annotations
@@ -72,31 +72,27 @@ def move(
 
 
 def _move_in_memory(group: Group, old: Array, new: Array, before: Partition, after: Partition, *, name: str) -> None:
-    """Copy what stays on this rank, and have the ranks exchange the rest: that alone passes through the group."""
-    mine, own = before.of(group.rank), after.of(group.rank)
+    """Copy what stays on this rank, and have the ranks exchange the rest, without an array in between.
+
+    What goes to lower ranks lies at the beginning of an old range and arrives at the end of a new one; what goes to
+    higher ranks lies at the end, and arrives at the beginning: two exchanges of slices.
+    """
+    rank, size = group.rank, group.size
+    mine, own = before.of(rank), after.of(rank)
     stays = _common(mine, own)
     if stays.numel:
         new[stays.first - own.first : stays.last - own.first] = old[stays.first - mine.first : stays.last - mine.first]
-    counts = _counts([before.of(rank) for rank in range(group.size)], after)
-    for rank in range(group.size):
-        counts[rank][rank] = 0
-    if not any(map(any, counts)):
-        return
-    sent, received = _around(old, mine, stays), _around(new, own, stays)
-    source = sent[0] if len(sent) == 1 else np.concatenate(sent)
-    out = received[0] if len(received) == 1 else np.empty(sum(map(len, received)), new.dtype)
-    # not-gpu: between arrays of the host
-    group.all_to_all(source, out=out, counts=counts, name=name).wait()
-    if len(received) > 1:
-        received[0][:], received[1][:] = out[: len(received[0])], out[len(received[0]) :]
-
-
-def _around(array: Array, whole: Range, stays: Range) -> list[Array]:
-    """Return the parts of a rank's range before and behind what stays there; one of them if the other is empty."""
-    if not stays.numel:
-        return [array]
-    parts = [array[: stays.first - whole.first], array[stays.last - whole.first :]]
-    return [part for part in parts if len(part)] or parts[:1]
+    counts = _counts([before.of(source) for source in range(size)], after)
+    down = [[one if target < source else 0 for target, one in enumerate(row)] for source, row in enumerate(counts)]
+    up = [[one if target > source else 0 for target, one in enumerate(row)] for source, row in enumerate(counts)]
+    if any(map(any, down)):
+        sent, received = sum(down[rank]), sum(row[rank] for row in down)
+        # not-gpu: between arrays of the host
+        group.all_to_all(old[:sent], out=new[len(new) - received :], counts=down, name=name).wait()
+    if any(map(any, up)):
+        sent, received = sum(up[rank]), sum(row[rank] for row in up)
+        # not-gpu: between arrays of the host
+        group.all_to_all(old[len(old) - sent :], out=new[:received], counts=up, name=name).wait()
 
 
 def _pass(

@@ -60,16 +60,17 @@ def recut(context: Context, units: Units, weights: Sequence[float] | None) -> Re
     nbytes = sum(_moved_nbytes(context, section, partition) for section, partition in moving)
     if moving:
         expect_room(context, *map(list, zip(*moving, strict=True)))
-    if context.planner is not None:
-        context.planner.recut(given)
-    for section in sections:  # ranges that have yet to travel do so as they were cut
-        section.parameters.refresh()
-    wait_for_gathers(context, sections)
-    context.update_stream.reset()
     try:
-        with trace.span("rebalance"):
-            for section, partition in moving:
-                _move_section(context, section, partition)
+        with contextlib.nullcontext() if context.planner is None else context.planner.transaction():
+            if context.planner is not None:
+                context.planner.recut(given)
+            for section in sections:  # ranges that have yet to travel do so as they were cut
+                section.parameters.refresh()
+            wait_for_gathers(context, sections)
+            context.update_stream.reset()
+            with trace.span("rebalance"):
+                for section, partition in moving:
+                    _move_section(context, section, partition)
     except ZerortError:
         _reserve(context, units)  # those that have moved train on, and may need more than before
         raise
@@ -133,6 +134,7 @@ def _move_section(context: Context, section: Section, partition: Partition) -> N
     made = section.recut(partition)
     try:
         with agreed(context.world, "rebalance", catching=ZerortError):
+            made.make_parts(section)
             for column in _own_columns(made, beside=section):
                 column.create()
         raise_together(context.world, _fill(context, section, made), name="rebalance")
@@ -182,5 +184,5 @@ def _give_back(context: Context, section: Section, *, beside: Section) -> None:
             column.delete()
         if isinstance(column.memory, np.ndarray):
             context.host.free(column.memory)
-    if section.parameters.at_rest is None:
+    if section.parameters.at_rest is None and section.parameters is not beside.parameters:
         section.parameters.close_range()

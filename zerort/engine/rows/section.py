@@ -31,8 +31,9 @@ class RowSection(Section):
     parameter_placement = Placement.SHARDED
     table: RowTable
 
-    def _make_parts(self, before: Section | None = None) -> None:
-        super()._make_parts(before)
+    def make_parts(self, before: Section | None = None) -> None:
+        """Make its shard and state, and when each row was last up to date."""
+        super().make_parts(before)
         assert self._optimizers is not None
         assert self.state is not None
         (extent,) = self.layout.extents

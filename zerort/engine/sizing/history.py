@@ -2,17 +2,20 @@
 
     {"model": "5c0e…", "memory": "host", "plan": "…", "ranks": 2, "batch": 8.0, "layout": 812…, "besides": 390…, …}
 
-A line for each batch size and plan, and another one when its peak grows by a hundredth: what is in the file does not
-grow with the number of steps. What a step takes is told in two parts: the layout, which is known of any plan
-(`forecast`), and the rest, which a prediction is made from (`predicting.py`, decision 0137).
+A line for each plan and batch size, of which those within some 4 % count as one, and another line when its peak grows
+by a hundredth: the file does not grow with the number of steps, even if each has a batch of its own (tokens). What a
+step takes is told in two parts: the layout, which is known of any plan (`forecast`), and the rest, which a prediction
+is made from (`predicting.py`, decision 0137).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Final
 
@@ -23,6 +26,10 @@ __all__ = ["MemoryHistory", "Peak", "model_key"]
 
 _GROWTH: Final = 1.01
 """What the rest of a step has to be times what was known, to be told again."""
+_SIZES: Final = 16
+"""Batch sizes that are told apart, between one and twice as much."""
+_BEGIN: Final = '{"model": "'
+"""How every line begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +78,23 @@ class MemoryHistory:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._peaks: dict[tuple[str, str, str, int, float], Peak] = {}
-        for number, line in enumerate(_lines_of(path), 1):
-            self._keep(_read(line, f"line {number} of {path}"))
+        self._peaks: dict[_Key, Peak] = {}
+        text = _text_of(path)
+        lines = text.splitlines()
+        self._torn: tuple[int, int] | None = None  # bytes of the file with its last line, and without, if that is torn
+        if lines and not text.endswith("\n") and _is_torn(lines[-1]):
+            torn, nbytes = lines.pop(), len(text.encode())
+            self._torn = nbytes, nbytes - len(torn.encode())
+            warnings.warn(
+                f"Expected {path} to end with a whole line, got {torn[:60]!r}: a run has ended while it wrote it. The "
+                "line is left out.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._before = "\n" if text and not text.endswith("\n") and self._torn is None else ""  # its end alone is gone
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                self._keep(_read(line, f"line {number} of {path}"))
 
     def of(self, model: str, *, memory: str) -> list[Peak]:
         """Return what is known of a model's steps in one memory."""
@@ -96,7 +117,10 @@ class MemoryHistory:
         if write:
             try:
                 with open(self.path, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(peak)) + "\n")
+                    if self._torn is not None and os.fstat(file.fileno()).st_size == self._torn[0]:
+                        file.truncate(self._torn[1])  # unless another run has done so
+                    file.write(self._before + json.dumps(asdict(peak)) + "\n")
+                self._torn, self._before = None, ""
             except OSError as error:
                 raise StorageError(f"Expected to write a step's memory to {self.path}, got {error}.") from error
         return True
@@ -107,8 +131,12 @@ class MemoryHistory:
             self._peaks[_key(peak)] = peak
 
 
-def _key(peak: Peak) -> tuple[str, str, str, int, float]:
-    return peak.model, peak.memory, peak.plan, peak.ranks, peak.batch
+_Key = tuple[str, str, str, int, int | None]
+
+
+def _key(peak: Peak) -> _Key:
+    size = round(_SIZES * math.log2(peak.batch)) if peak.batch > 0 else None
+    return peak.model, peak.memory, peak.plan, peak.ranks, size
 
 
 def _read(line: str, where: str) -> Peak:
@@ -121,11 +149,20 @@ def _read(line: str, where: str) -> Peak:
         ) from error
 
 
-def _lines_of(path: str) -> Iterable[str]:
-    if not os.path.exists(path):
-        return []
+def _is_torn(line: str) -> bool:
+    """Say whether a line is the beginning of a peak: of any other file nothing is cut off."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return [line for line in file if line.strip()]
+        json.loads(line)
+    except ValueError:
+        return line.startswith(_BEGIN) or _BEGIN.startswith(line)
+    return False
+
+
+def _text_of(path: str) -> str:
+    if not os.path.exists(path):
+        return ""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise CallError(f"Expected history={path!r} to be a file of JSON lines, got {error}.") from error

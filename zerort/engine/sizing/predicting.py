@@ -28,7 +28,7 @@ from zerort.engine.sizing.forecast import MemoryForecast
 from zerort.engine.sizing.history import Peak
 from zerort.errors import CallError, PlanError
 
-__all__ = ["Prediction", "besides", "predict", "prediction", "warn_unless_fits"]
+__all__ = ["Prediction", "batch_of", "besides", "predict", "prediction", "warn_unless_fits", "with_size"]
 
 _LEAST: Final = 0.05
 """How far off a prediction of anything may be, as a part of it."""
@@ -74,13 +74,42 @@ class Prediction:
         )
 
 
-def besides(peaks: Sequence[Peak], batch: float) -> tuple[float, float]:
-    """Return what a step takes beside the layout, and how far off that may be.
+def with_size(peaks: Sequence[Peak]) -> list[Peak]:
+    """Return the peaks of steps whose batch size is known."""
+    return [one for one in peaks if one.batch > 0]
+
+
+def batch_of(peaks: Sequence[Peak], batch: float | None, *, where: str) -> float:
+    """Return the batch size to predict; None: the largest there was.
 
     Args:
         peaks: What is known of the model's steps; at least one.
+        batch: What was asked for.
+        where: The file of the history.
+
+    Raises:
+        CallError: It is no size, or steps of unknown sizes alone are known.
+    """
+    if batch is None:
+        return max(one.batch for one in peaks)
+    if isinstance(batch, bool) or not isinstance(batch, (int, float)) or not 0 <= batch < math.inf:
+        raise CallError(f"Expected batch to be a number of samples of at least 0, or None, got {batch!r}.")
+    if not with_size(peaks):
+        raise CallError(
+            f"Expected steps of a known batch size in {where} to predict one of {batch:g}, got {len(peaks)} of unknown "
+            "size. Take batches with rt.take(order), or tell their size: rt.step(weight=…)."
+        )
+    return float(batch)
+
+
+def besides(peaks: Sequence[Peak], batch: float) -> tuple[float, float]:
+    """Return what a step takes beside the layout, and how far off that may be. Steps of unknown sizes do not count.
+
+    Args:
+        peaks: What is known of the model's steps; at least one. If no size is known, any step takes the most there was.
         batch: Samples of a micro-step.
     """
+    peaks = with_size(peaks) or peaks
     most: dict[float, float] = {}
     for one in peaks:
         most[one.batch] = max(most.get(one.batch, -math.inf), float(one.besides))
@@ -111,6 +140,7 @@ def prediction(peaks: Sequence[Peak], *, batch: float, plan: str, layout: int, r
         layout: Bytes of the runtime's arrays under it.
         room: Bytes that a rank can have.
     """
+    peaks = with_size(peaks) or peaks
     rest, error = besides(peaks, batch)
     likely = layout + rest
     unlike = min(abs(layout - one.layout) for one in peaks)
@@ -129,36 +159,40 @@ def prediction(peaks: Sequence[Peak], *, batch: float, plan: str, layout: int, r
 
 def predict(context: Context, units: Units, *, batch: float | None, plan: Plan | Budget | None) -> Prediction:
     """Predict a step's memory; see `Runtime.predict`. Every rank calls this."""
-    known: list[Peak] = []
-    layout = 0
+    asked, layout = 0.0, 0
     with agreed(context.world, "predict"):
         if context.peaks is None:
             raise CallError(
                 "Expected a runtime that keeps the peaks of its steps, got one without. zr.open(history='peaks.jsonl')."
             )
-        known = context.peaks.known(units)
+    assert context.peaks is not None
+    known = _known(context, units)
+    with agreed(context.world, "predict"):
         if not known:
             raise CallError(
                 f"Expected steps of this model in {context.peaks.history.path}, got none. Take two steps first: the "
                 "second one tells what the first one and its update took."
             )
-        batch = max(one.batch for one in known) if batch is None else batch
-        if isinstance(batch, bool) or not isinstance(batch, (int, float)) or not 0 <= batch < math.inf:
-            raise CallError(f"Expected batch to be a number of samples of at least 0, or None, got {batch!r}.")
+        asked = batch_of(known, batch, where=context.peaks.history.path)
         layout = _layout_under(context, units, plan)
-    assert batch is not None
-    expect_same(context.world, [float(batch), repr(plan)], what="what is predicted", error=CallError)
+    expect_same(context.world, [asked, repr(plan)], what="what is predicted", error=CallError)
     told = gather_json(context.world, [socket.gethostname(), layout, *_own_room(context)], name="predict")
     alike = [sum(other[0] == one[0] for other in told) for one in told]  # ranks that share a host's memory
     room = min(now + min(left // count, most) for (_, _, now, left, most), count in zip(told, alike, strict=True))
-    first = gather_json(context.world, [asdict(one) for one in known], name="predict")[0]  # hosts may have other files
     return prediction(
-        [Peak(**one) for one in first],
-        batch=float(batch),
+        known,
+        batch=asked,
         plan=str(plan or context.budget or context.plan),
         layout=max(one[1] for one in told),
         room=room,
     )
+
+
+def _known(context: Context, units: Units) -> list[Peak]:
+    """Return what the first rank knows of the model's steps: hosts may have other files. Every rank calls this."""
+    assert context.peaks is not None
+    own = [asdict(one) for one in context.peaks.known(units)]
+    return [Peak(**one) for one in gather_json(context.world, own, name="predict")[0]]
 
 
 def warn_unless_fits(context: Context, units: Units, *, batch: float) -> None:
@@ -181,7 +215,7 @@ def warn_unless_fits(context: Context, units: Units, *, batch: float) -> None:
         return
     context.peaks.has_warned = True
     cures = [f"micro_steps={2 * context.options.micro_steps}"] if context.options.virtual_shards is None else []
-    less = _largest_batch(context.peaks.known(units), seen)
+    less = _largest_batch(_known(context, units), seen)
     if less:
         cures.insert(0, f"batches of at most {less} samples at once")
     with contextlib.suppress(CallError, PlanError):  # on every rank: this runtime's options may not go with it
@@ -223,6 +257,8 @@ def _layout_under(context: Context, units: Units, plan: Plan | Budget | None) ->
         plan=plan if isinstance(plan, Plan) else Plan.zero(plan.stage),
         frozen={name: _is_frozen(unit) for name, unit in units.items()},
         ties={name: ties for name, unit in units.items() if (ties := _ties_of(unit))},
+        rows={name: tables for name, unit in units.items() if (tables := _tables_of(unit))},
+        lazy={name: any(section.is_lazy for section in unit.sections) for name, unit in units.items()},
     )
     working = sizes.working
     seen = MemoryForecast.of(
@@ -245,6 +281,11 @@ def _layout_under(context: Context, units: Units, plan: Plan | Budget | None) ->
 def _is_frozen(unit: Unit) -> Callable[[str], bool]:
     """Return which names of a unit take no gradient."""
     return frozenset(unit.names).difference(unit.trainable).__contains__
+
+
+def _tables_of(unit: Unit) -> list[str]:
+    """Return a unit's tables of which rows are gathered."""
+    return [unit.local_name(full) for one in unit.sections if one.table is not None for full in one.names]
 
 
 def _ties_of(unit: Unit) -> dict[str, tuple[str, str]]:

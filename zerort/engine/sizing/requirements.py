@@ -87,8 +87,8 @@ class ModelSpec:
     """What frozen parameters rest in; None: as they are."""
     rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Tables that are gathered and updated by rows, by unit: ``{"embed": ("table",)}``."""
-    lazy: bool = False
-    """Whether their rows stay as they are without a gradient."""
+    lazy: bool | Mapping[str, bool] = False
+    """Whether their rows stay as they are without a gradient: in every unit, or by unit."""
 
     def sections(self, *, rank: int | None = None) -> list[SectionSize]:
         """Return what each section takes on ``rank``; None: the most that it takes on any."""
@@ -145,7 +145,7 @@ class ModelSpec:
             resolve=lambda name, shape: resolve(self.optimizer, self.param_groups, name, shape),
             frozen_format=self.frozen_format,
             tables={full_name(unit, local) for local in self.rows.get(unit, ())},
-            lazy=self.lazy,
+            lazy=self.lazy if isinstance(self.lazy, bool) else self.lazy.get(unit, False),
         )
 
     def _size(self, unit: str, part: Division, ranks: Sequence[int]) -> SectionSize:

@@ -127,6 +127,7 @@ class Pace:
     def restart(self) -> None:
         """Forget the times of past steps: what ranks have to do has changed."""
         self.times.clear()
+        self._updating_ns = 0
         if self._began is not None:
             self.begin()
 
