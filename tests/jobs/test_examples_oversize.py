@@ -15,7 +15,7 @@ def run(ranks, scratch, *words, **options):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "parameters", "memory", "micro_steps"), [(1, "40M", "152MiB", "1"), (2, "82M", "310MiB", "2")]
+    ("ranks", "parameters", "memory", "micro_steps"), [(1, "42M", "162MiB", "1"), (2, "84M", "322MiB", "2")]
 )
 def test_it_trains_within_a_quarter_of_what_it_needs(ranks, parameters, memory, micro_steps, tmp_path):
     words = ("--layers", "48", "--rows", "1", "--micro-steps", micro_steps)
