@@ -325,7 +325,7 @@ def test_virtual_shards_send_the_same_codes_on_any_number_of_ranks(group):
 
 @pytest.mark.slow
 def test_virtual_shards_over_copies_send_the_same_codes(group):
-    if group.size % 2:
+    if group.size not in (2, 4):
         pytest.skip("2 or 4 ranks")
     wire, mesh = zr.Wire(reduce="int4", feedback=True), zr.mesh(replicate=2, group=group)
 
