@@ -108,6 +108,9 @@ class CudaDevice:
             made.view(np.uint8).fill(0)
         return made
 
+    def reserve(self, numel: int, dtype: DtypeLike) -> None:
+        """Return None: memory of a GPU stands behind all addresses that it has."""
+
     def owns(self, array: Any) -> bool:
         """Say whether ``array`` is CuPy's and lies on this GPU."""
         return isinstance(array, cupy.ndarray) and array.device.id == self.ordinal

@@ -35,7 +35,6 @@ from zerort.engine.step.state import OptimizerState
 from zerort.engine.step.state_entry import Streaming
 from zerort.errors import DeviceMemoryError, ZerortError
 from zerort.layout import Partition, Placement
-from zerort.optim import MasterForm, Optimizer
 from zerort.typing import Array
 
 __all__ = ["Section"]
@@ -104,7 +103,7 @@ class Section(SectionGradients):
         if self._optimizers is None:
             return
         if before is None or context.plan.state.placement is Placement.SHARDED:
-            self.state = self._make_state(self._optimizers, self._master)
+            self.state = self._make_state(before)
         self._make_offloaded_gradient()
 
     @property
@@ -144,9 +143,10 @@ class Section(SectionGradients):
         """Bytes of the codes that its parameters are gathered as; 0 if they are gathered as they are."""
         return self._gather_of(self.layout.dtype).room_nbytes(self.partition)
 
-    def _make_state(self, optimizers: Mapping[str, Optimizer], master: MasterForm | None) -> OptimizerState:
+    def _make_state(self, before: Section | None) -> OptimizerState:
         """Make the state on all ranks, or on none: one rank's GPU may have less left than another's."""
         context = self._context
+        assert self._optimizers is not None
         made: OptimizerState | None = None
         error: DeviceMemoryError | None = None
         try:
@@ -155,12 +155,13 @@ class Section(SectionGradients):
                 self.partition,
                 rank=self._group.rank,
                 whole=context.plan.state.placement is Placement.REPLICATED,
-                optimizers=optimizers,
-                master=master,
+                optimizers=self._optimizers,
+                master=self._master,
                 name=self._stored_as,
                 streaming=self._streaming(),
                 device=self._device,
                 zeros=context.host.zeros if self._is_offloaded(self.tiers.state) else None,
+                before=None if before is None else before.state,
             )
         except DeviceMemoryError as caught:
             error = caught

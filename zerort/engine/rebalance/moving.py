@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from zerort.comm import Group
+from zerort.comm.arrays import address_of_any
 from zerort.engine.residence.chunked_array import LEAST_NUMEL, ChunkedArray
 from zerort.errors import StorageError
 from zerort.layout import Partition, Range
@@ -80,8 +81,10 @@ def _move_in_memory(group: Group, old: Array, new: Array, before: Partition, aft
     rank, size = group.rank, group.size
     mine, own = before.of(rank), after.of(rank)
     stays = _common(mine, own)
-    if stays.numel:
-        new[stays.first - own.first : stays.last - own.first] = old[stays.first - mine.first : stays.last - mine.first]
+    source = old[stays.first - mine.first : stays.last - mine.first]
+    target = new[stays.first - own.first : stays.last - own.first]
+    if stays.numel and address_of_any(source) != address_of_any(target):  # not where it is to be
+        target[:] = source
     counts = _counts([before.of(source) for source in range(size)], after)
     down = [[one if target < source else 0 for target, one in enumerate(row)] for source, row in enumerate(counts)]
     up = [[one if target > source else 0 for target, one in enumerate(row)] for source, row in enumerate(counts)]

@@ -182,7 +182,10 @@ def _give_back(context: Context, section: Section, *, beside: Section) -> None:
     for column in _own_columns(section, beside=beside):
         with contextlib.suppress(StorageError):  # a file that cannot be deleted goes with the runtime's others
             column.delete()
-        if isinstance(column.memory, np.ndarray):
+        other = next((one for one in beside.columns if one.reserve is not None and one.reserve is column.reserve), None)
+        if other is not None:
+            column.give_back(keep=other)
+        elif isinstance(column.memory, np.ndarray):
             context.host.free(column.memory)
     if section.parameters.at_rest is None and section.parameters is not beside.parameters:
         section.parameters.close_range()
