@@ -40,6 +40,7 @@ def main() -> None:
         rt.step()  # so that state is there
         light, heavy = [1] * rt.size, [3, *[1] * (rt.size - 1)]
         rt.rebalance(shard_weights=heavy)
+        source = np.ones(options.size, np.uint8)  # once: pages that copies and moves leave are there for the next ones
         turns: list[list[tuple[float, float]]] = []
         nbytes = 0
         for number in range(options.rounds):
@@ -51,7 +52,7 @@ def main() -> None:
             before = held(rt)
             move = timed(rt, move_shards)
             nbytes = done[0].nbytes
-            copies = [timed(rt, copy_of(count)) for count in (arrived(before, held(rt)), nbytes // rt.size)]
+            copies = [timed(rt, copy_of(source, count)) for count in (arrived(before, held(rt)), nbytes // rt.size)]
             turns.append([move, *copies])
         if rt.rank == 0:
             show(rt, options.size, nbytes, np.median(turns, axis=0))
@@ -84,15 +85,14 @@ def arrived(before: list[tuple[int, int]], after: list[tuple[int, int]]) -> int:
     return sum(last - first - max(min(last, end) - max(first, begin), 0) for (begin, end), (first, last) in both)
 
 
-def copy_of(nbytes: int) -> Callable[[], None]:
+def copy_of(source: np.ndarray, nbytes: int) -> Callable[[], None]:
     """Return what copies so many bytes into new memory: mappings of its own, or an allocator would use old ones."""
-    source = np.ones(nbytes, np.uint8)
 
     def copy() -> None:
         if nbytes:
-            new = mmap.mmap(-1, nbytes)
+            new = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             new.madvise(mmap.MADV_HUGEPAGE)  # as state has them
-            np.frombuffer(new, np.uint8)[:] = source
+            np.frombuffer(new, np.uint8)[:] = source[:nbytes]
 
     return copy
 

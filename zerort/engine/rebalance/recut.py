@@ -137,7 +137,9 @@ def _move_section(context: Context, section: Section, partition: Partition) -> N
             made.make_parts(section)
             for column in _own_columns(made, beside=section):
                 column.create()
-        raise_together(context.world, _fill(context, section, made), name="rebalance")
+        error = _fill(context, section, made)
+        if any(column.is_stored for column in made.columns):  # else nothing can have failed
+            raise_together(context.world, error, name="rebalance")
     except ZerortError:
         _give_back(context, made, beside=section)
         raise
