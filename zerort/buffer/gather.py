@@ -163,22 +163,22 @@ class CodedGather:
         if traffic is not None and group.size > 1:
             traffic["all_gather"] += sum(counts) - self.format.nbytes(padding)
             self.uncoded["all_gather"] += (partition.numel - padding) * mine.itemsize
-        slot = self.slots.lease(sum(counts))
-        payloads, first = [], 0
-        for count in counts:
-            payloads.append(slot.memory[first : first + count])
-            first += count
-        own = payloads[group.rank]
-        self.format.encode(own, mine, start=partition.offsets[group.rank])
-        arrival = group.all_gather(own, out=slot.memory[:first], counts=counts, name=name, eager=False)
+        with self.slots.lease(sum(counts)).returned_on_error() as slot:
+            payloads, first = [], 0
+            for count in counts:
+                payloads.append(slot.memory[first : first + count])
+                first += count
+            own = payloads[group.rank]
+            self.format.encode(own, mine, start=partition.offsets[group.rank])
+            slot.busy = arrival = group.all_gather(own, out=slot.memory[:first], counts=counts, name=name, eager=False)
 
-        def decode() -> Array:
-            arrival.wait()  # not-gpu: codes are refused on GPUs
-            for rank, payload in enumerate(payloads):
-                self.format.decode(out[partition.of(rank).slice], payload)
-            return out
+            def decode() -> Array:
+                arrival.wait()  # not-gpu: codes are refused on GPUs
+                for rank, payload in enumerate(payloads):
+                    self.format.decode(out[partition.of(rank).slice], payload)
+                return out
 
-        stream = group.device.named_stream("decode")
-        ticket: Ticket[Array] = stream.submit(decode, name=f"decode {name}", eager=arrival.done())
-        slot.release(after=ticket)  # not-gpu: codes are refused on GPUs
+            stream = group.device.named_stream("decode")
+            ticket: Ticket[Array] = stream.submit(decode, name=f"decode {name}", eager=arrival.done())
+            slot.release(after=ticket)  # not-gpu: codes are refused on GPUs
         return ticket

@@ -101,26 +101,26 @@ class DeltaGather:
             self.uncoded["all_gather"] += (partition.numel - padding) * mine.itemsize
         if not any(told):
             return Done(out)
-        slot = self.slots.lease(sum(counts))
-        payloads, first = [], 0
-        for count in counts:
-            payloads.append(slot.memory[first : first + count])
-            first += count
-        own = payloads[group.rank]
-        if own.size:
-            encode_delta(before, mine, size=self._size, out=own[: told[group.rank]])
-        arrival = group.all_gather(own, out=slot.memory[:first], counts=counts, name=name, eager=False)
+        with self.slots.lease(sum(counts)).returned_on_error() as slot:
+            payloads, first = [], 0
+            for count in counts:
+                payloads.append(slot.memory[first : first + count])
+                first += count
+            own = payloads[group.rank]
+            if own.size:
+                encode_delta(before, mine, size=self._size, out=own[: told[group.rank]])
+            slot.busy = arrival = group.all_gather(own, out=slot.memory[:first], counts=counts, name=name, eager=False)
 
-        def apply() -> Array:
-            arrival.wait()  # not-gpu: deltas are refused on GPUs
-            for rank, payload in enumerate(payloads):
-                if payload.size:
-                    apply_delta(out[partition.of(rank).slice], payload[: told[rank]])
-            return out
+            def apply() -> Array:
+                arrival.wait()  # not-gpu: deltas are refused on GPUs
+                for rank, payload in enumerate(payloads):
+                    if payload.size:
+                        apply_delta(out[partition.of(rank).slice], payload[: told[rank]])
+                return out
 
-        stream = group.device.named_stream("decode")
-        ticket: Ticket[Array] = stream.submit(apply, name=f"apply changes of {name}", eager=arrival.done())
-        slot.release(after=ticket)  # not-gpu: deltas are refused on GPUs
+            stream = group.device.named_stream("decode")
+            ticket: Ticket[Array] = stream.submit(apply, name=f"apply changes of {name}", eager=arrival.done())
+            slot.release(after=ticket)  # not-gpu: deltas are refused on GPUs
         return ticket
 
 

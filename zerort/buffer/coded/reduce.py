@@ -108,31 +108,34 @@ class CodedReduce:
         counts, stretch = routes.counts(self.format), routes.stretch(rank)
         if traffic is not None and group.size > 1:
             self._count(traffic, routes, source, rank=rank, padding=padding)
-        slot = self.slots.lease(sent_nbytes(self.format, routes, rank, width=source.itemsize))
-        sent, got = sum(counts[rank]), [row[rank] for row in counts]
-        codes, arrived = slot.memory[:sent], slot.memory[sent : sent + sum(got)]
-        residual = None
-        if self.residual is not None and stretch.start < stretch.stop:
-            residual = self.residual.begin(self.sends_leaf or 0)
-        encoded: Ticket[None] | None = None
-        if self.senders.sum_first:
-            beside = slot.memory[_codes_nbytes(self.format, routes, rank) :]
-            encoded = self._sum_and_encode(group, source, routes, beside, codes, residual, name=name)
-        else:
-            self._encode(codes, source[stretch], routes, rank, residual, unfed=self.unfed)
-        # not-gpu: codes are refused on GPUs
-        exchange = group.all_to_all(codes, out=arrived, counts=counts, name=name, eager=False, after=encoded)
+        nbytes = sent_nbytes(self.format, routes, rank, width=source.itemsize)
+        with self.slots.lease(nbytes).returned_on_error() as slot:
+            sent, got = sum(counts[rank]), [row[rank] for row in counts]
+            codes, arrived = slot.memory[:sent], slot.memory[sent : sent + sum(got)]
+            residual = None
+            if self.residual is not None and stretch.start < stretch.stop:
+                residual = self.residual.begin(self.sends_leaf or 0)
+            encoded: Ticket[None] | None = None
+            if self.senders.sum_first:
+                beside = slot.memory[_codes_nbytes(self.format, routes, rank) :]
+                slot.busy = encoded = self._sum_and_encode(group, source, routes, beside, codes, residual, name=name)
+            else:
+                self._encode(codes, source[stretch], routes, rank, residual, unfed=self.unfed)
+            # not-gpu: codes are refused on GPUs
+            slot.busy = exchange = group.all_to_all(
+                codes, out=arrived, counts=counts, name=name, eager=False, after=encoded
+            )
 
-        def decode() -> Array:
-            if encoded is not None:
-                encoded.wait()  # not-gpu: codes are refused on GPUs
-            exchange.wait()  # not-gpu: codes are refused on GPUs
-            self._decode(out, arrived, got, routes, rank)
-            return out
+            def decode() -> Array:
+                if encoded is not None:
+                    encoded.wait()  # not-gpu: codes are refused on GPUs
+                exchange.wait()  # not-gpu: codes are refused on GPUs
+                self._decode(out, arrived, got, routes, rank)
+                return out
 
-        stream = group.device.named_stream("decode")
-        ticket: Ticket[Array] = stream.submit(decode, name=f"decode {name}", eager=exchange.done())
-        slot.release(after=ticket)  # not-gpu: codes are refused on GPUs
+            stream = group.device.named_stream("decode")
+            ticket: Ticket[Array] = stream.submit(decode, name=f"decode {name}", eager=exchange.done())
+            slot.release(after=ticket)  # not-gpu: codes are refused on GPUs
         return ticket
 
     def _count(self, traffic: Counter[str], routes: Routes, source: Array, *, rank: int, padding: int) -> None:

@@ -159,9 +159,13 @@ class UnitGradients:
             self._fail(error)
 
     def skip_micro_step(self) -> None:
-        """End a micro-step in which no rank has a gradient of this unit: nothing moves. Every rank calls this."""
+        """End a micro-step in which no rank has a gradient of this unit: nothing moves. Every rank calls this.
+
+        Of a unit with ties, and with ``virtual_shards``, zeros are reduced: other units' gradients are added to its
+        own, and what is added to what must not depend on the ranks.
+        """
         self._expect_room_for_gradients()
-        if self._context.leaves is not None:  # a leaf of zeros: what is added to what must not depend on the ranks
+        if self._context.leaves is not None or len(self._contributors) > 1 or self.tied_tensors:
             self.reduce()
         else:
             self._reduce_calls += 1
