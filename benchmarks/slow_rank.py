@@ -7,7 +7,8 @@ The loop computes a little for each sample, calls ``rt.rebalance("auto")`` once 
 after as many steps as were needed for that. The ideal is what ranks of these speeds would take if samples could be
 divided at will, and nothing else took time: ``batch / (samples per second of all ranks)``, where each rank's speed is
 measured in the same run, all of them computing at once. Every rank needs a core of its own. A quota needs a control
-group with a CPU controller (v2: ``cpu.max``, v1: ``cpu.cfs_quota_us``) that this user may write to.
+group with a CPU controller (v2: ``cpu.max``, v1: ``cpu.cfs_quota_us``) that this user may write to; then each rank has
+one, with a large weight: other processes of the machine count for less.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def main() -> None:
     warnings.simplefilter("ignore", RuntimeWarning)  # the report names the rank, too
     with zr.open(plan=zr.Plan.zero(2), optimizer=zr.AdamW(lr=1e-3)) as rt, contextlib.ExitStack() as stack:
         line = rt.register("line", {"w": np.zeros(64, np.float32)})
+        stack.enter_context(at_speed(options.by, 1.0))
         compute = work_of(options.milliseconds)
         seconds: list[float] = []
         named: list[int] = []
@@ -44,7 +46,8 @@ def main() -> None:
         order = zr.data.Order(length=options.batch * 1000, batch=options.batch, seed=7)
         for number, indices in enumerate(rt.take(order)):
             if number == options.before:
-                mine = stack.enter_context(slowed(options.by)) if rt.rank == options.slow else ""
+                stack.close()
+                mine = stack.enter_context(at_speed(options.by, 0.5 if rt.rank == options.slow else 1.0))
                 how = gather_json(rt.group, mine)[options.slow]
                 speeds = gather_json(rt.group, speed_of(compute))
             began = time.perf_counter()
@@ -116,20 +119,23 @@ def speed_of(compute: Callable[[], None], *, seconds: float = 1.0) -> float:
 
 
 @contextlib.contextmanager
-def slowed(by: str) -> Iterator[str]:
-    """Give this process half of a core inside, and say how."""
-    group = None if by == "stop" else open_quota()
+def at_speed(by: str, share: float) -> Iterator[str]:
+    """Give this process a share of a core inside, and say how."""
+    group = None if by == "stop" else open_quota(share)
     if group is not None:
         try:
-            yield f"a quota of half a core ({group})"
+            yield f"a quota of {share} cores ({group})"
         finally:
             close_quota(group)
         return
     if by == "quota":
         raise SystemExit("Expected a control group with a CPU controller to write to, got none. Use --by stop.")
+    if share == 1:
+        yield ""
+        return
     whom, child = os.getpid(), os.fork()
     if not child:
-        stop_and_go(whom)
+        stop_and_go(whom, share)
     try:
         yield "SIGSTOP and SIGCONT in turns"
     finally:
@@ -138,21 +144,21 @@ def slowed(by: str) -> Iterator[str]:
         os.kill(whom, signal.SIGCONT)
 
 
-def stop_and_go(whom: int) -> None:
-    """Stop a process for half of the time, until it has ended."""
+def stop_and_go(whom: int, share: float) -> None:
+    """Let a process go for a share of the time, until it has ended."""
     try:
         while os.getppid() == whom:
             os.kill(whom, signal.SIGSTOP)
-            time.sleep(PERIOD / 2)
+            time.sleep(PERIOD * (1 - share))
             os.kill(whom, signal.SIGCONT)
-            time.sleep(PERIOD / 2)
+            time.sleep(PERIOD * share)
     finally:
         os._exit(0)
 
 
-def open_quota() -> str | None:
-    """Put this process into a control group of its own with half a core, and return its directory; None: we may not."""
-    period, quota = round(1e6 * PERIOD), round(1e6 * PERIOD / 2)
+def open_quota(share: float) -> str | None:
+    """Put this process into a control group with a share of a core, and return its directory; None: we may not."""
+    period, quota = round(1e6 * PERIOD), round(1e6 * PERIOD * share)
     with open("/proc/self/cgroup", encoding="utf-8") as file:
         lines = [line.rstrip("\n").split(":", 2) for line in file]
     for _, controllers, path in lines:
