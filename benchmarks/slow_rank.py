@@ -121,12 +121,12 @@ def speed_of(compute: Callable[[], None], *, seconds: float = 1.0) -> float:
 @contextlib.contextmanager
 def at_speed(by: str, share: float) -> Iterator[str]:
     """Give this process a share of a core inside, and say how."""
-    group = None if by == "stop" else open_quota(share)
-    if group is not None:
+    opened = None if by == "stop" else open_quota(share)
+    if opened is not None:
         try:
-            yield f"a quota of {share} cores ({group})"
+            yield f"a quota of {share} cores ({opened[0]})"
         finally:
-            close_quota(group)
+            close_quota(*opened)
         return
     if by == "quota":
         raise SystemExit("Expected a control group with a CPU controller to write to, got none. Use --by stop.")
@@ -156,8 +156,8 @@ def stop_and_go(whom: int, share: float) -> None:
         os._exit(0)
 
 
-def open_quota(share: float) -> str | None:
-    """Put this process into a control group with a share of a core, and return its directory; None: we may not."""
+def open_quota(share: float) -> tuple[str, str] | None:
+    """Put this process into a control group with a share of a core; return it, and that it came from, or None."""
     period, quota = round(1e6 * PERIOD), round(1e6 * PERIOD * share)
     with open("/proc/self/cgroup", encoding="utf-8") as file:
         lines = [line.rstrip("\n").split(":", 2) for line in file]
@@ -169,23 +169,24 @@ def open_quota(share: float) -> str | None:
         if controllers:
             limits = {"cpu.cfs_period_us": str(period), "cpu.cfs_quota_us": str(quota), "cpu.shares": "100000"}
         root = f"/sys/fs/cgroup/{controllers}" if controllers else "/sys/fs/cgroup"
-        made = os.path.join(root, path.lstrip("/"), f"zerort-slow-{os.getpid()}")
-        try:
-            os.mkdir(made)
-            for name, value in limits.items():
-                write(os.path.join(made, name), value)
-            write(os.path.join(made, "cgroup.procs"), str(os.getpid()))
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.rmdir(made)
-        else:
-            return made
+        for parent in dict.fromkeys((path, os.path.dirname(path))):  # in v2 a group with processes has no children
+            made = os.path.join(root, parent.lstrip("/"), f"zerort-speed-{os.getpid()}")
+            try:
+                os.mkdir(made)
+                for name, value in limits.items():
+                    write(os.path.join(made, name), value)
+                write(os.path.join(made, "cgroup.procs"), str(os.getpid()))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.rmdir(made)
+            else:
+                return made, os.path.join(root, path.lstrip("/"))
     return None
 
 
-def close_quota(group: str) -> None:
+def close_quota(group: str, came_from: str) -> None:
     """Go back to where this process came from."""
-    write(os.path.join(os.path.dirname(group), "cgroup.procs"), str(os.getpid()))
+    write(os.path.join(came_from, "cgroup.procs"), str(os.getpid()))
     os.rmdir(group)
 
 

@@ -138,7 +138,7 @@ def _move_section(context: Context, section: Section, partition: Partition) -> N
             for column in _own_columns(made, beside=section):
                 column.create()
         error = _fill(context, section, made)
-        if any(column.is_stored for column in made.columns):  # else nothing can have failed
+        if section.tiers.streams:  # else nothing can have failed
             raise_together(context.world, error, name="rebalance")
     except ZerortError:
         _give_back(context, made, beside=section)
