@@ -14,6 +14,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -135,6 +136,7 @@ def _move_section(context: Context, section: Section, partition: Partition) -> N
     try:
         with agreed(context.world, "rebalance", catching=ZerortError):
             made.make_parts(section)
+            _touch(context, made, beside=section)
             for column in _own_columns(made, beside=section):
                 column.create()
         error = _fill(context, section, made)
@@ -179,12 +181,26 @@ def _own_columns(section: Section, *, beside: Section) -> list[ChunkedArray]:
     return [column for column in section.columns if id(column) not in {*theirs, *shared}]
 
 
+def _touch(context: Context, section: Section, *, beside: Section) -> None:
+    """Have another thread touch the memory of what is to arrive: that takes as long as copying it."""
+    for column in _own_columns(section, beside=beside):
+        other = _at_same_addresses(column, beside)
+        if other is not None:
+            stream = context.device.named_stream("touch")
+            stream.submit(partial(column.touch, but=other), name=f"touch {column.name}")
+
+
+def _at_same_addresses(column: ChunkedArray, section: Section) -> ChunkedArray | None:
+    """Return what another section has of the same values at the same addresses."""
+    return next((one for one in section.columns if one.reserve is not None and one.reserve is column.reserve), None)
+
+
 def _give_back(context: Context, section: Section, *, beside: Section) -> None:
     """Let go of what a section holds and the other one does not."""
     for column in _own_columns(section, beside=beside):
         with contextlib.suppress(StorageError):  # a file that cannot be deleted goes with the runtime's others
             column.delete()
-        other = next((one for one in beside.columns if one.reserve is not None and one.reserve is column.reserve), None)
+        other = _at_same_addresses(column, beside)
         if other is not None:
             column.give_back(keep=other)
         elif isinstance(column.memory, np.ndarray):
