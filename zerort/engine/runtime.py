@@ -342,8 +342,8 @@ class Runtime(Persistence):
         """Return what a step will take of memory, with an interval: also for batch sizes and plans that were not run.
 
         From the layout, which is counted, and from peaks of past steps of this model: for a runtime with ``history=``.
-        On GPUs it is the GPU's memory, else that of the process, of which shared pages count in parts. Every rank calls
-        this.
+        On GPUs it is the GPU's memory, with what pools of CuPy and torch keep for later and give back when it runs out:
+        a bound from above. Else it is that of the process, of which shared pages count in parts. Every rank calls this.
 
         Args:
             batch: Samples that a rank computes at once, in a micro-step: those of `take`, or of ``weight=`` without;
