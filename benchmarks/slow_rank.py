@@ -2,6 +2,7 @@
 
     mpirun -n 2 python benchmarks/slow_rank.py                      # a quota of CPU time, by a control group
     mpirun -n 2 python benchmarks/slow_rank.py --by stop            # SIGSTOP and SIGCONT in turns
+    mpirun -n 2 python benchmarks/slow_rank.py --share 0.3         # on a machine with other load: its speed is printed
 
 The loop computes a little for each sample, calls ``rt.rebalance("auto")`` once the report names a rank, and once more
 after as many steps as were needed for that. The ideal is what ranks of these speeds would take if samples could be
@@ -47,7 +48,7 @@ def main() -> None:
         for number, indices in enumerate(rt.take(order)):
             if number == options.before:
                 stack.close()
-                mine = stack.enter_context(at_speed(options.by, 0.5 if rt.rank == options.slow else 1.0))
+                mine = stack.enter_context(at_speed(options.by, options.share if rt.rank == options.slow else 1.0))
                 how = gather_json(rt.group, mine)[options.slow]
                 speeds = gather_json(rt.group, speed_of(compute))
             began = time.perf_counter()
@@ -201,6 +202,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--by", choices=("auto", "quota", "stop"), default="auto", help="(default: %(default)s)")
     parser.add_argument("--slow", type=int, default=1, metavar="RANK", help="(default: %(default)s)")
+    parser.add_argument("--share", type=float, default=0.5, help="of a core that it has (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=120, help="samples of a step (default: %(default)s)")
     parser.add_argument("--milliseconds", type=float, default=2.0, help="for a sample (default: %(default)s)")
     parser.add_argument("--before", type=int, default=20, help="steps before it is slow (default: %(default)s)")

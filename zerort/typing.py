@@ -54,9 +54,6 @@ class Reserve(Protocol):
     def take(self, first: int, last: int) -> Any:
         """Return the elements from ``first`` to ``last``: with the values that are there, else zeros."""
 
-    def touch(self, first: int, last: int) -> None:
-        """Have memory behind elements that are in use before somebody writes to them."""
-
     def give_back(self, first: int, last: int, *, keep: tuple[int, int]) -> None:
         """Let the memory of some elements go, except for pages on which there are some of ``keep``."""
 

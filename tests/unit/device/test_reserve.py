@@ -45,18 +45,6 @@ def test_what_is_in_both_ranges_stays_and_the_rest_goes():
     assert not old[: NUMEL // 4 - 1000].any()  # an array that is not in use any more can be read still
 
 
-def test_memory_can_be_touched_before_it_is_written_to_while_it_is_in_use():
-    reserve = opened()
-    array = reserve.take(1000, NUMEL)
-    assert resident(array) == 0
-    reserve.touch(NUMEL // 2, NUMEL)
-    assert resident(array[NUMEL // 2 - 1000 :]) in (0, array[NUMEL // 2 - 1000 :].nbytes)  # kernels before 5.14 do not
-    assert not array.any()
-    reserve.give_back(1000, NUMEL, keep=(0, 0))
-    reserve.touch(1000, NUMEL)
-    assert resident(array) == 0
-
-
 @pytest.mark.parametrize("keep", [(5, 900), (5000, 5001), (20_000, 20_000), (0, 1 << 20)])
 def test_pages_with_values_that_are_kept_stay(keep):
     """Ranges begin and end in the middle of pages."""

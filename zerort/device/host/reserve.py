@@ -38,7 +38,6 @@ _HUGE_FROM: Final = 1 << 22
 _HUGE_PAGE: Final = 2 << 20
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
-_MADV_POPULATE_WRITE: Final = 23
 """Not in Python's mmap, or not in that of all our versions."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -82,13 +81,6 @@ class Reserve:
         self._ask_for_huge_pages(begin, end)
         size = self._dtype.itemsize
         return self._bytes[first * size : last * size].view(self._dtype)
-
-    def touch(self, first: int, last: int) -> None:
-        """Have memory behind elements that are in use before somebody writes to them: on another thread, meanwhile."""
-        begin, end = self._pages(first, last)
-        if begin < end:
-            # Refused by kernels before 5.14, and of elements that are not in use any more: then nothing is touched.
-            _libc.madvise(self._address + begin, end - begin, _MADV_POPULATE_WRITE)
 
     def give_back(self, first: int, last: int, *, keep: tuple[int, int]) -> None:
         """Let the memory of some elements go, except for pages on which there are some of ``keep``.

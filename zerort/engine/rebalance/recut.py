@@ -14,7 +14,6 @@ import contextlib
 import time
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -136,7 +135,6 @@ def _move_section(context: Context, section: Section, partition: Partition) -> N
     try:
         with agreed(context.world, "rebalance", catching=ZerortError):
             made.make_parts(section)
-            _touch(context, made, beside=section)
             for column in _own_columns(made, beside=section):
                 column.create()
         error = _fill(context, section, made)
@@ -179,15 +177,6 @@ def _own_columns(section: Section, *, beside: Section) -> list[ChunkedArray]:
     theirs = {id(column) for column in beside.columns}
     shared = [] if section.parameters.at_rest is None else [id(section.parameters.array)]
     return [column for column in section.columns if id(column) not in {*theirs, *shared}]
-
-
-def _touch(context: Context, section: Section, *, beside: Section) -> None:
-    """Have another thread touch the memory of what is to arrive: that takes as long as copying it."""
-    for column in _own_columns(section, beside=beside):
-        other = _at_same_addresses(column, beside)
-        if other is not None:
-            stream = context.device.named_stream("touch")
-            stream.submit(partial(column.touch, but=other), name=f"touch {column.name}")
 
 
 def _at_same_addresses(column: ChunkedArray, section: Section) -> ChunkedArray | None:

@@ -124,13 +124,6 @@ class ChunkedArray:
             with contextlib.suppress(CallError):  # it was not made
                 self._storage.store.delete(self._value(at))
 
-    def touch(self, *, but: ChunkedArray) -> None:
-        """Have memory behind what the same values of another partition, at the same addresses, do not use."""
-        if self.reserve is not None:
-            last, until = self.first + self.memory.size, but.first + but.memory.size
-            self.reserve.touch(self.first, min(last, but.first))
-            self.reserve.touch(max(self.first, until), last)
-
     def give_back(self, *, keep: ChunkedArray) -> None:
         """Let the memory go that the same values of another partition, at the same addresses, do not use."""
         if self.reserve is not None:
