@@ -10,12 +10,14 @@ Imports the siblings of this folder only.
 
 from __future__ import annotations
 
+import numpy as np
+
 from zerort.native import checks, reference
 from zerort.native.dtypes import Array
 from zerort.native.extension import kernels, use_numpy_form
 from zerort.native.scalars import adamw_scalars, lion_scalars, sgd_scalars
 
-__all__ = ["adamw_", "lion_", "sgd_"]
+__all__ = ["adamw_", "late_adamw_", "lion_", "sgd_"]
 
 
 def adamw_(
@@ -174,3 +176,47 @@ def lion_(
         grad_scale=grad_scale,
         copy_out=copy_out,
     )
+
+
+def late_adamw_(
+    param: Array,
+    exp_avg: Array,
+    exp_avg_sq: Array,
+    ages: Array,
+    *,
+    decays: Array,
+    means: Array,
+    squares: Array,
+    terms: Array,
+    eps: float,
+    error: float,
+) -> Array:
+    """Make up for the updates of AdamW without a gradient that rows have missed, given what these do by age.
+
+    Args:
+        param: Rows one after the other, float32 or float64; updated.
+        exp_avg: The same of the running mean, updated.
+        exp_avg_sq: The same of the running mean of squares, updated.
+        ages: Updates that each row has missed, int64.
+        decays: What parameters shrink by, by age, float64; as the next three.
+        means: What `exp_avg` fades by.
+        squares: What `exp_avg_sq` fades by.
+        terms: Coefficients of the series in ``-eps / sqrt(exp_avg_sq)``: seven for each age, of which the last one
+            bounds the error of the first six.
+        eps: Of AdamW.
+        error: Largest error, relative to the first term.
+
+    Returns:
+        Which rows stay as they were, for the series is too short for them: 1, else 0.
+
+    Raises:
+        ValueError: If an array is not what it can work on.
+    """
+    left = np.zeros(ages.size, np.uint8)
+    numbers = (decays, means, squares, terms.reshape(-1))
+    if kernels is not None and kernels.late_adamw(param, exp_avg, exp_avg_sq, ages, left, *numbers, eps, error):
+        return left
+    checks.check_late(param, exp_avg, exp_avg_sq, ages, *numbers)
+    use_numpy_form()
+    reference.late_adamw_(param, exp_avg, exp_avg_sq, ages, left, *numbers, eps=eps, error=error)
+    return left

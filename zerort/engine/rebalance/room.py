@@ -19,6 +19,7 @@ from zerort.device.host.memory import available_nbytes, left_of_limits
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.rows.table import touched_nbytes
 from zerort.errors import DeviceMemoryError, PlanError
 from zerort.layout import Partition, Placement
 
@@ -56,6 +57,8 @@ def expect_room(context: Context, sections: Sequence[Section], partitions: Seque
             new = int(numel * sum(width_of(one, section) for one in columns))
             # Files of the last step keep their room until the next one is kept.
             peak.pass_by(old, new, keeps_old=peak is disk and context.options.last_step is not None)
+        if section.table is not None and not section.is_lazy:
+            memory.pass_by(section.table.touched.nbytes, touched_nbytes(numel // section.table.width))
     what = "shards that are cut anew"
     if any(section.tiers.streams for section in sections):
         host.most += 2 * context.backings.chunk_numel * 8  # on their way

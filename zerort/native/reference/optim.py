@@ -148,3 +148,50 @@ def lion_(
             p -= np.multiply(np.sign(direction, out=direction), rate, out=direction)
             m *= b2
             m += np.multiply(g, rest2, out=t)
+
+
+def late_adamw_(
+    param: Array,
+    exp_avg: Array,
+    exp_avg_sq: Array,
+    ages: Array,
+    left: Array,
+    decays: Array,
+    means: Array,
+    squares: Array,
+    terms: Array,
+    *,
+    eps: float,
+    error: float,
+) -> None:
+    """Make up for missed updates of AdamW; mark rows that stay as they were."""
+    if not ages.size:
+        return
+    made, width = param.dtype.type, param.size // ages.size
+    terms = terms.reshape(-1, decays.size)[:, ages]
+    with np.errstate(all="ignore"):
+        root = np.sqrt(exp_avg_sq.reshape(-1, width))
+        least = root.min(axis=1).astype(np.float64)
+        x = np.cumprod(np.broadcast_to(eps / least, (len(terms) - 1, ages.size)), axis=0)
+        enough = (x * terms[1:] <= error * terms[0]) & np.isfinite(terms[0])
+        needed = np.where(enough.any(axis=0), enough.argmax(axis=0) + 1, len(terms))
+        needed[~exp_avg.reshape(-1, width).any(axis=1)] = 0
+        left[:] = needed == len(terms)
+        for count in np.unique(needed[left == 0]):
+            which = needed == count
+            p, m, v = (one.reshape(-1, width)[which] for one in (param, exp_avg, exp_avg_sq))
+            p *= decays[ages[which]].astype(made)[:, np.newaxis]
+            if count:
+                first, *rest = terms[:count, which].astype(made)[..., np.newaxis]
+                series: Array = first
+                if rest:
+                    x = made(-eps) / root[which]
+                    series = x * rest.pop()
+                    while rest:
+                        series = (series + rest.pop()) * x
+                    series = series + first
+                p -= m / root[which] * series
+            m *= means[ages[which]].astype(made)[:, np.newaxis]
+            v *= squares[ages[which]].astype(made)[:, np.newaxis]
+            for one, new in zip((param, exp_avg, exp_avg_sq), (p, m, v), strict=True):
+                one.reshape(-1, width)[which] = new
