@@ -19,6 +19,7 @@ from zerort.native.reference.moments import MOMENT_BLOCK, moment_nbytes
 
 __all__ = [
     "check_add",
+    "check_ages",
     "check_blocks",
     "check_cast",
     "check_changes",
@@ -220,11 +221,16 @@ def check_rows(values: Any, table: Any, rows: Any, width: Any, *, takes: bool) -
     _check_all_apart({"values": values, "table": table})
 
 
-def check_late(param: Any, exp_avg: Any, exp_avg_sq: Any, ages: Any, *numbers: Any) -> None:
-    """Raise unless `late_adamw_` can work on these; `numbers` are those by age, the terms last."""
+def check_late(param: Any, exp_avg: Any, exp_avg_sq: Any) -> None:
+    """Raise unless `late_adamw_` and `adamw_rows_` can work on these."""
     _check_array("param", param, (FLOAT32, FLOAT64), writable=True)
     for name, state in {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}.items():
         _check_array(name, state, (param.dtype,), numel=param.size, writable=True)
+    _check_all_apart({"param": param, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq})
+
+
+def check_ages(param: Any, ages: Any, *numbers: Any) -> None:
+    """Raise unless `late_adamw_` can bring rows of these ages up to date; `numbers` are by age, the terms last."""
     _check_array("ages", ages, (np.dtype(np.int64),))
     if (param.size % ages.size if ages.size else param.size) != 0:
         raise ValueError(f"Expected rows of one width, got {param.size} elements for {ages.size} ages.")
@@ -233,7 +239,6 @@ def check_late(param: Any, exp_avg: Any, exp_avg_sq: Any, ages: Any, *numbers: A
         _check_array(name, one, (FLOAT64,), numel=count * kept)
     if ages.size and not (ages.min() >= 0 and ages.max() < kept):
         raise ValueError(f"Expected ages from 0 to {kept - 1}, got {ages.min()} to {ages.max()}.")
-    _check_all_apart({"param": param, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq})
 
 
 def check_optimizer(param: Any, grad: Any, copy_out: Any, **states: Any) -> None:

@@ -4,7 +4,7 @@ Parameter and state are float32, the gradient is float32, bfloat16 or float16, a
 float16 copy of the new parameter in the same pass; it may be the gradient's own memory. Or all are float64, and there
 is no copy. Or the parameter is in two halves, bfloat16 in `copy_out` and the rest of its bits, uint16, in `param`
 (`masters.py`): both are read and written. All arrays are 1-D, contiguous and of one length, such as a shard. Both forms
-agree to the bit, up to the payload of a NaN.
+agree to the bit, up to the payload of a NaN. Rows of a table are updated where they lie (decision 0173).
 Imports the siblings of this folder only.
 """
 
@@ -17,7 +17,7 @@ from zerort.native.dtypes import Array
 from zerort.native.extension import kernels, use_numpy_form
 from zerort.native.scalars import adamw_scalars, lion_scalars, sgd_scalars
 
-__all__ = ["adamw_", "late_adamw_", "lion_", "sgd_"]
+__all__ = ["adamw_", "adamw_rows_", "late_adamw_", "lion_", "sgd_"]
 
 
 def adamw_(
@@ -178,6 +178,66 @@ def lion_(
     )
 
 
+def adamw_rows_(
+    param: Array,
+    grad: Array,
+    exp_avg: Array,
+    exp_avg_sq: Array,
+    rows: Array,
+    *,
+    width: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: int,
+    grad_scale: float = 1.0,
+) -> None:
+    """Make one step of AdamW over some rows of a table, where they lie; the others stay as they are.
+
+    Args:
+        param: All rows, one after the other, float32 or float64; updated.
+        grad: A row for each of ``rows``, in the parameters' dtype.
+        exp_avg: As in `adamw_`, of all rows.
+        exp_avg_sq: As in `adamw_`, of all rows.
+        rows: Numbers of rows, int64, each once.
+        width: Elements of a row.
+        lr: As in `adamw_`, like all that follows.
+        beta1: See `adamw_`.
+        beta2: See `adamw_`.
+        eps: See `adamw_`.
+        weight_decay: See `adamw_`.
+        step: See `adamw_`.
+        grad_scale: See `adamw_`.
+
+    Raises:
+        ValueError: If an array is not what it can work on, there is no such row, or a number is out of range.
+    """
+    scalars = adamw_scalars(lr, beta1, beta2, eps, weight_decay, step, grad_scale)
+    if kernels is not None and kernels.adamw_rows(param, grad, exp_avg, exp_avg_sq, rows, width, *scalars):
+        return
+    for column in (param, exp_avg, exp_avg_sq):
+        checks.check_rows(grad, column, rows, width, takes=False)
+    checks.check_late(param, exp_avg, exp_avg_sq)
+    use_numpy_form()
+    reference.adamw_rows_(
+        param,
+        grad,
+        exp_avg,
+        exp_avg_sq,
+        rows,
+        width=width,
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        eps=eps,
+        weight_decay=weight_decay,
+        step=step,
+        grad_scale=grad_scale,
+    )
+
+
 def late_adamw_(
     param: Array,
     exp_avg: Array,
@@ -216,7 +276,8 @@ def late_adamw_(
     numbers = (decays, means, squares, terms.reshape(-1))
     if kernels is not None and kernels.late_adamw(param, exp_avg, exp_avg_sq, ages, left, *numbers, eps, error):
         return left
-    checks.check_late(param, exp_avg, exp_avg_sq, ages, *numbers)
+    checks.check_late(param, exp_avg, exp_avg_sq)
+    checks.check_ages(param, ages, *numbers)
     use_numpy_form()
     reference.late_adamw_(param, exp_avg, exp_avg_sq, ages, left, *numbers, eps=eps, error=error)
     return left

@@ -85,3 +85,20 @@ def test_missed_updates_have_the_same_bits_in_both_forms(dtype, width):
     np.testing.assert_array_equal(found[0].reshape(-1, width)[left == 1], before)
     with pytest.raises(ValueError, match="ages from 0"):
         native.late_adamw_(*found, ages + MOST_MISSED, **numbers, eps=late._eps, error=late._error)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", [1, 5, 64])
+def test_rows_are_updated_where_they_lie_as_others_are(dtype, width):
+    lot = np.random.default_rng(width)
+    before = [np.abs(lot.standard_normal(50 * width)).astype(dtype) for _ in range(3)]
+    rows, gradient = lot.permutation(50)[:30], lot.standard_normal(30 * width).astype(dtype)
+    settings = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "step": 3, "grad_scale": 0.5}
+    found, expected = ([one.copy() for one in before] for _ in range(2))
+    native.adamw_rows_(found[0], gradient, *found[1:], rows, width=width, **settings)
+    reference.adamw_rows_(expected[0], gradient, *expected[1:], rows, width=width, **settings)
+    for one, other, old in zip(found, expected, before, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert (one.reshape(-1, width) != old.reshape(-1, width)).all(axis=1).nonzero()[0].tolist() == sorted(rows)
+    with pytest.raises(ValueError, match="rows from 0 to 49"):
+        native.adamw_rows_(found[0], gradient, *found[1:], rows + 30, width=width, **settings)

@@ -4,28 +4,27 @@
                └ row 0 ┘                            now = 17: row 2 has missed 14 updates
 
 An update costs what its rows cost, and a thousandth of the table: that much is brought up to date in turn with every
-update, so that no row is ever older than the numbers that are kept for it (decision 0155).
+update, so that no row is ever older than the numbers that are kept for it (decision 0155). Which rows is decided by
+their numbers in the whole table, whatever the ranks (decision 0172).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.layout import Partition
-from zerort.native import put_rows, take_rows
+from zerort.native import take_rows
 from zerort.optim import ElementwiseOptimizer
 from zerort.optim.kernels import kernels_for
 from zerort.optim.late import MOST_MISSED, LateUpdates
+from zerort.optim.optimizer import row_blocks
 from zerort.typing import Array
 
 __all__ = ["RowTable", "row_bounds", "touched_nbytes"]
-
-_BLOCK: Final = 1 << 15
-"""Elements that are copied out, updated and copied back at once."""
 
 _NEIGHBOURS: Final = 16
 """Rows that are brought up to date together, needed or not: one after the other in memory."""
@@ -124,33 +123,26 @@ class RowTable:
             return
         late = np.flatnonzero(self.touched != self.now) if rows is None else rows[self.touched[rows] != self.now]
         ages = (self.now - self.touched[late]).astype(np.int64)
-        for here, target, state in self._blocks(late):
-            self.late.catch_up_(target, state, ages[here])
+        kinds, columns = [kind for kind in self._state if kind != "master"], self._columns
+        for here, found in row_blocks(columns, late, width=self.width):
+            target, *state = (one.reshape(-1, self.width) for one in found)
+            self.late.catch_up_(target, dict(zip(kinds, state, strict=True)), ages[here])
+        self._round(late)
         self.touched[late] = self.now
 
-    def _blocks(self, rows: Array) -> Iterator[tuple[slice, Array, dict[str, Array]]]:
-        """Yield a few of the rows at a time, to be changed: which, parameters or their master weights, and state.
+    @property
+    def _columns(self) -> list[Array]:
+        """What an update changes: parameters, or their master weights, and state."""
+        target = self._state.get("master", self._parameter)
+        return [target, *(column for kind, column in self._state.items() if kind != "master")]
 
-        They are copied out, and back when the next ones are asked for: blocks stay in a core's cache meanwhile.
-        """
-        most = max(min(_BLOCK // self.width, rows.size), 1)
-        names = list(self._state) if "master" in self._state else ["parameter", *self._state]
-        columns = {"parameter": self._parameter, **self._state}
-        room = {name: np.empty(most * self.width, columns[name].dtype) for name in names}
-        for first in range(0, rows.size, most):
-            here = slice(first, min(first + most, rows.size))
-            which = rows[here]
-            block = {name: one[: which.size * self.width] for name, one in room.items()}
-            for name, values in block.items():
-                take_rows(values, columns[name], which, self.width)
-            state = {name: values.reshape(-1, self.width) for name, values in block.items()}
-            yield here, state.pop("master" if "master" in state else "parameter"), state
-            if "master" in block:
-                rounded = np.empty(block["master"].size, self._parameter.dtype)
-                kernels_for(rounded).round_master(rounded, block["master"])
-                put_rows(self._parameter, rounded, which, self.width)
-            for name, values in block.items():
-                put_rows(columns[name], values, which, self.width)
+    def _round(self, rows: Array) -> None:
+        """Write the parameters that master weights of some rows round to, if there are any."""
+        if "master" in self._state:
+            for here, (rounded,) in row_blocks([self._parameter], rows, width=self.width):
+                master = np.empty(rounded.size, self._state["master"].dtype)
+                take_rows(master, self._state["master"], rows[here], self.width)
+                kernels_for(master).round_master(rounded, master)
 
     def update_(self, rows: Array, gradients: Array, *, lr: float, step: int, grad_scale: float) -> None:
         """Update some rows; the others miss this update, or are brought up to date with it.
@@ -164,16 +156,18 @@ class RowTable:
         """
         rows = rows.astype(np.int64, copy=False)
         self.catch_up(rows)
-        for here, target, state in self._blocks(rows):
-            self._optimizer.update_(
-                target.reshape(-1),
-                gradients[here].reshape(-1),
-                {kind: values.reshape(-1) for kind, values in state.items()},
-                lr=lr,
-                step=step,
-                grad_scale=grad_scale,
-                copy_out=None,
-            )
+        target, *state = self._columns
+        self._optimizer.update_rows_(
+            target,
+            gradients.astype(target.dtype, copy=False).reshape(-1),
+            dict(zip((kind for kind in self._state if kind != "master"), state, strict=True)),
+            rows,
+            width=self.width,
+            lr=lr,
+            step=step,
+            grad_scale=grad_scale,
+        )
+        self._round(rows)
         if self.late is not None:
             self.late.advance(lr=lr, step=step)
             self.now += 1

@@ -21,10 +21,11 @@ from zerort.native.reference.largest import find_largest
 from zerort.native.reference.masters import join_master, split_master
 from zerort.native.reference.measure import copy_checked, first_nonfinite, square_sum, square_sums_into
 from zerort.native.reference.moments import decode_moments, encode_moments
-from zerort.native.reference.optim import adamw_, late_adamw_, lion_, sgd_
+from zerort.native.reference.optim import adamw_, adamw_rows_, late_adamw_, lion_, sgd_
 
 __all__ = [
     "adamw_",
+    "adamw_rows_",
     "add_into",
     "apply_changes",
     "bytes_of",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from zerort.native.dtypes import BFLOAT16, FLOAT32, Array
-from zerort.native.reference.arrays import BLOCK, blocks, cast_into
+from zerort.native.reference.arrays import BLOCK, blocks, cast_into, put_rows, take_rows
 from zerort.native.reference.masters import join_master, split_master
 from zerort.native.scalars import adamw_scalars, lion_scalars, sgd_scalars
 
@@ -148,6 +148,19 @@ def lion_(
             p -= np.multiply(np.sign(direction, out=direction), rate, out=direction)
             m *= b2
             m += np.multiply(g, rest2, out=t)
+
+
+def adamw_rows_(
+    param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, rows: Array, *, width: int, **settings: Any
+) -> None:
+    """Make one step of AdamW over some rows."""
+    columns = [param, exp_avg, exp_avg_sq]
+    found = [np.empty(grad.size, param.dtype) for _ in columns]
+    for values, column in zip(found, columns, strict=True):
+        take_rows(values, column, rows, width)
+    adamw_(found[0], grad, *found[1:], **settings)
+    for values, column in zip(found, columns, strict=True):
+        put_rows(column, values, rows, width)
 
 
 def late_adamw_(

@@ -81,6 +81,32 @@ bool bind_late_adamw(nb::handle param, nb::handle mean, nb::handle square, nb::h
   return true;
 }
 
+bool bind_adamw_rows(nb::handle param, nb::handle grad, nb::handle mean, nb::handle square, nb::handle rows,
+                     std::size_t width, double grad_scale, double decay, double beta1, double rest1, double beta2,
+                     double rest2, double root_correction, double eps, double step_size) {
+  Argument p, g, m, v, numbers;
+  if (width == 0 || !p.open(param, Access::write)) return false;
+  if (!(p.dtype() == Dtype::float32 || p.dtype() == Dtype::float64)) return false;
+  if (!m.open(mean, Access::write, p.dtype(), p.numel()) || !v.open(square, Access::write, p.dtype(), p.numel()))
+    return false;
+  if (!open_numbers(numbers, rows, p.numel() / width)) return false;
+  if (!g.open(grad, Access::read, p.dtype(), numbers.numel() * width)) return false;
+  if (p.overlaps(m) || p.overlaps(v) || m.overlaps(v) || g.overlaps(p) || g.overlaps(m) || g.overlaps(v)) return false;
+  const WithoutGil released(4 * g.nbytes());
+  const auto update = [&](auto zero) {
+    using T = decltype(zero);
+    const AdamWScalars<T> scalars{T(grad_scale), T(decay), T(beta1), T(rest1),    T(beta2),
+                                  T(rest2),      T(root_correction), T(eps), T(step_size)};
+    adamw_rows(as<T>(p), as<const T>(g), as<T>(m), as<T>(v), as<const std::int64_t>(numbers), numbers.numel(), width,
+               scalars);
+  };
+  if (p.dtype() == Dtype::float32)
+    update(float{});
+  else
+    update(double{});
+  return true;
+}
+
 }  // namespace
 
 void bind_rows(nb::module_& module) {
@@ -88,6 +114,8 @@ void bind_rows(nb::module_& module) {
   const auto array = nb::arg().none();
   module.def("take_rows", &bind_take_rows, array, array, array, number);
   module.def("put_rows", &bind_put_rows, array, array, array, number);
+  module.def("adamw_rows", &bind_adamw_rows, array, array, array, array, array, number, number, number, number, number,
+             number, number, number, number, number);
   module.def("late_adamw", &bind_late_adamw, array, array, array, array, array, array, array, array, array, number,
              number);
 }

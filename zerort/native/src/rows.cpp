@@ -92,6 +92,33 @@ ZERORT_INLINE void late_body(T* param, T* mean, T* square, const std::int64_t* a
   }
 }
 
+template <typename T>
+ZERORT_INLINE void adamw_body(T* param, const T* grad, T* mean, T* square, const std::int64_t* rows, std::size_t count,
+                              std::size_t width, const AdamWScalars<T>& scalars) {
+  const AdamWScalars<T> s = scalars;
+  const std::size_t nbytes = width * sizeof(T);
+  for (std::size_t row = 0; row < count; ++row) {
+    if (row + rows_ahead < count) {
+      const std::size_t later = static_cast<std::size_t>(rows[row + rows_ahead]) * width;
+      ask_for(reinterpret_cast<const char*>(param + later), nbytes);
+      ask_for(reinterpret_cast<const char*>(mean + later), nbytes);
+      ask_for(reinterpret_cast<const char*>(square + later), nbytes);
+    }
+    const std::size_t first = static_cast<std::size_t>(rows[row]) * width;
+    T *p = param + first, *m = mean + first, *v = square + first;
+    const T* gradient = grad + row * width;
+    ZERORT_INDEPENDENT
+    for (std::size_t i = 0; i < width; ++i) {
+      const T g = gradient[i] * s.grad_scale;
+      const T average = m[i] * s.beta1 + g * s.rest1;
+      const T sum = v[i] * s.beta2 + (g * s.rest2) * g;
+      m[i] = average;
+      v[i] = sum;
+      p[i] = p[i] * s.decay - (average * s.step_size) / (std::sqrt(sum) * s.root_correction + s.eps);
+    }
+  }
+}
+
 }  // namespace
 
 namespace row_loops {
@@ -100,6 +127,10 @@ namespace row_loops {
   ZERORT_CLONES void late(T* param, T* mean, T* square, const std::int64_t* ages, std::uint8_t* left,              \
                           std::size_t count, std::size_t width, const LateNumbers& numbers) {                      \
     late_body(param, mean, square, ages, left, count, width, numbers);                                             \
+  }                                                                                                                \
+  ZERORT_CLONES void adamw(T* param, const T* grad, T* mean, T* square, const std::int64_t* rows,                  \
+                           std::size_t count, std::size_t width, const AdamWScalars<T>& s) {                       \
+    adamw_body(param, grad, mean, square, rows, count, width, s);                                                  \
   }
 ZERORT_LATE(float)
 ZERORT_LATE(double)
@@ -128,6 +159,15 @@ void late_adamw(T* param, T* mean, T* square, const std::int64_t* ages, std::uin
                 std::size_t width, const LateNumbers& numbers) {
   row_loops::late(param, mean, square, ages, left, count, width, numbers);
 }
+template <typename T>
+void adamw_rows(T* param, const T* grad, T* mean, T* square, const std::int64_t* rows, std::size_t count,
+                std::size_t width, const AdamWScalars<T>& scalars) {
+  row_loops::adamw(param, grad, mean, square, rows, count, width, scalars);
+}
+template void adamw_rows(float*, const float*, float*, float*, const std::int64_t*, std::size_t, std::size_t,
+                         const AdamWScalars<float>&);
+template void adamw_rows(double*, const double*, double*, double*, const std::int64_t*, std::size_t, std::size_t,
+                         const AdamWScalars<double>&);
 template void late_adamw(float*, float*, float*, const std::int64_t*, std::uint8_t*, std::size_t, std::size_t,
                          const LateNumbers&);
 template void late_adamw(double*, double*, double*, const std::int64_t*, std::uint8_t*, std::size_t, std::size_t,

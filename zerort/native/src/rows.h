@@ -4,12 +4,19 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "optim.h"
+
 namespace zerort {
 
 // Copy rows of `nbytes` each out of a table, or into it. Those that come later are asked for while one is copied:
 // rows by chance are a miss of every cache each.
 void take_rows(char* out, const char* table, const std::int64_t* rows, std::size_t count, std::size_t nbytes);
 void put_rows(char* table, const char* values, const std::int64_t* rows, std::size_t count, std::size_t nbytes);
+
+// AdamW (optim.h) over rows of a table where they lie; `grad` has a row for each.
+template <typename T>
+void adamw_rows(T* param, const T* grad, T* mean, T* square, const std::int64_t* rows, std::size_t count,
+                std::size_t width, const AdamWScalars<T>& scalars);
 
 constexpr std::size_t late_terms = 6;
 
