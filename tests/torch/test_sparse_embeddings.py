@@ -154,6 +154,16 @@ def test_whole_tables_are_gathered_saved_loaded_and_given_back(group, tmp_path):
     assert plain.users.weight.grad.is_sparse
 
 
+def test_virtual_shards_and_cuts_that_change_have_the_same_losses(group):
+    expected = train_plain(make_wide(dense_shop), STEPS, batches=clicks, **DECAY)
+    optimizer = zr.AdamW(lr=LR, **DECAY)
+    with zr.open(plan=zr.Plan.zero(3), optimizer=optimizer, group=group, virtual_shards=8) as rt:
+        model = zt.shard(make_wide(sparse_shop), rt)
+        assert_same(train_sharded(model, rt, 2, batches=clicks), expected, tolerance=1e-10)
+        rt.rebalance(shard_weights=[1 + rank for rank in range(rt.size)])
+        assert_same(train_sharded(model, rt, STEPS - 2, batches=clicks, first=2), expected[2:], tolerance=1e-10)
+
+
 def test_lazy_rows_stay_as_they_are(group):
     with zr.open(plan=zr.Plan.zero(2), optimizer=zr.SGD(lr=LR, weight_decay=0.5), group=group) as rt:
         table = zt.shard(make_wide(lambda: nn.Embedding(9, 2, sparse=True)), rt, lazy=True)
