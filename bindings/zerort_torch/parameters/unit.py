@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -128,6 +128,14 @@ class TorchUnit(BoundUnit):
         return weights
 
     # -- gathering -------------------------------------------------------------------------------------------------
+
+    gathers_in_backward = True
+    """Whether backward may ask for it again."""
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether ranks meet when it is gathered."""
+        return not self.is_resident and bool(self.places)
 
     def bring(self) -> None:
         """Put the live parameters into their modules; see `BoundUnit`. Collective where ranks share no memory."""
@@ -292,6 +300,10 @@ class TorchUnit(BoundUnit):
             return {local: as_array(parameter, device).copy() for local, parameter in parameters.items()}
 
     # -- gradients and steps ---------------------------------------------------------------------------------------
+
+    def handed_in(self, gradient: torch.Tensor, indices: Array | None = None) -> Any:
+        """Return a gradient of autograd's as the runtime is to have it."""
+        return gradient
 
     def on_gradients_complete(self) -> None:
         """Let go of what backward needed; see `BoundUnit`."""

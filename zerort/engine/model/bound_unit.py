@@ -17,7 +17,7 @@ from zerort.engine.model.unit import Unit
 from zerort.optim import Optimizer
 from zerort.typing import Array
 
-__all__ = ["BoundUnit", "TensorPlace"]
+__all__ = ["BoundUnit", "RowGradients", "TensorPlace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,16 @@ class TensorPlace:
     first: int
     """Where it begins there, in elements."""
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowGradients:
+    """The gradient of some rows of a table that was registered with ``rows=``."""
+
+    indices: Array
+    """Which, counted in the whole table; of one that comes twice, gradients are summed."""
+    values: Array
+    """A row for each."""
 
 
 class BoundUnit:
@@ -112,6 +122,16 @@ class BoundUnit:
         with self._around(), self._unit.gathered():
             return [copy(part) for part in self.parts()]
 
+    def gather_rows(self, indices: Mapping[str, Array]) -> dict[str, Array]:
+        """Return rows of its tables, up to date, in new memory and in the order given. Every rank calls this.
+
+        Args:
+            indices: Of each of its tables, by local name: this rank's own, or none of them.
+        """
+        assert self._unit is not None
+        with self._around(), self._unit.gathered(rows=indices) as found:
+            return {local: found[local].copy() for local in indices}
+
     # -- values ----------------------------------------------------------------------------------------------------
 
     def assign(self, values: Mapping[str, Array], *, broadcast: bool = False) -> None:
@@ -150,10 +170,18 @@ class BoundUnit:
         """Say whether it stands for a unit of the runtime."""
         return self._unit is unit
 
-    def add_gradient(self, local: str, gradient: Array) -> None:
+    @property
+    def has_tables(self) -> bool:
+        """Whether it has tables of which rows are gathered: their gradients may come several times in a pass."""
+        return self._unit is not None and bool(self._unit.tables)
+
+    def add_gradient(self, local: str, gradient: Array | RowGradients) -> None:
         """Hand in a gradient, whose memory is the runtime's from now on; `reduce` ends the micro-step."""
         assert self._unit is not None
-        self._unit.add(local, gradient, donate=True, late=True)
+        if isinstance(gradient, RowGradients):
+            self._unit.add_rows({local: (gradient.indices, gradient.values)}, late=True)
+        else:
+            self._unit.add(local, gradient, donate=True, late=True)
 
     def reduce(self) -> None:
         """End a micro-step: see `Unit.reduce`."""

@@ -84,7 +84,8 @@ class Division:
         """Return how its section is cut over ranks, given how others are: no block is divided, nor a table's row."""
         if self.table:
             (table,) = self.tensors.values()
-            return replace(cut, granule=table.shape[1])
+            blocks = cut.granule if cut.granule % BLOCK == 0 else 1  # over which norms are summed, if they are
+            return replace(cut, granule=math.lcm(table.shape[1], blocks))
         block = math.lcm(*(one.numel for one in (self.format, self.rows) if one is not None))
         return replace(cut, alignment=math.lcm(cut.alignment, block), granule=math.lcm(cut.granule, block))
 

@@ -96,13 +96,7 @@ def _plain(weights: Sequence[float]) -> Any:
 
 
 def check_between_steps(units: Units) -> None:
-    """Raise if a unit is gathered, or has gradients that wait for their step, or a table is kept by rows."""
-    tables = [section.name for section in units.sections() if section.table is not None]
-    if tables:
-        raise CallError(
-            f"Expected rebalance() of sections that are gathered whole, got {tables[0]!r}. Register its table without "
-            "rows=, or save, and load into a runtime with other shard_weights."
-        )
+    """Raise if a unit is gathered, or has gradients that wait for their step."""
     held = [unit.name for unit in units.values() if unit.is_gathered]
     if held:
         raise UnitStateError(
@@ -169,6 +163,9 @@ def _fill(context: Context, old: Section, new: Section) -> StorageError | None:
                 fill(entry.column, there.column, entry.partition, there.partition, old.tiers.state)
         if old.state.master is not None and new.state.master is not None:
             fill(old.state.master, new.state.master, old.partition, new.partition, old.tiers.state)
+    if old.table is not None and new.table is not None and not old.is_lazy:
+        mine, made = old.table, new.table
+        fill(mine.touched_column, made.touched_column, mine.partition, made.partition, Tier.DEVICE)
     return next((error for error in errors if error is not None), None)
 
 

@@ -21,6 +21,7 @@ from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.rebalance.moving import common
 from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.rows.table import touched_nbytes
 from zerort.errors import DeviceMemoryError, PlanError
 from zerort.layout import Partition, Placement
 
@@ -61,6 +62,9 @@ def expect_room(context: Context, sections: Sequence[Section], partitions: Seque
             # Files of the last step keep their room until the next one is kept.
             keeps_old = peak is disk and context.options.last_step is not None
             peak.pass_by(old, new, made=new - there, keeps_old=keeps_old)
+        if section.table is not None and not section.is_lazy:
+            was, touched = section.table.touched.nbytes, touched_nbytes(numel // section.table.width)
+            memory.pass_by(was, touched, made=touched)
     what = "shards that are cut anew"
     if any(section.tiers.streams for section in sections):
         host.most += 2 * context.backings.chunk_numel * 8  # on their way

@@ -24,6 +24,7 @@ namespace zerort {
 void bind_codecs(nb::module_& module);      // codecs.cpp
 void bind_doorbell(nb::module_& module);    // doorbell.cpp
 void bind_prepared(nb::module_& module);    // prepared.cpp
+void bind_rows(nb::module_& module);        // row_bindings.cpp
 void bind_rendezvous(nb::module_& module);  // rendezvous.cpp
 
 namespace {
@@ -324,4 +325,5 @@ NB_MODULE(_kernels, m) {
   zerort::bind_doorbell(m);
   zerort::bind_rendezvous(m);
   zerort::bind_prepared(m);
+  zerort::bind_rows(m);
 }
