@@ -21,7 +21,7 @@ import numpy as np
 
 from zerort import native
 from zerort.codec.rounding import Stochastic
-from zerort.codec.summands import Coded, SummandFormat, kernels_for, pieces
+from zerort.codec.summands import Coded, SummandFormat, codes_directly, kernels_for, pieces
 from zerort.errors import CallError
 from zerort.native.reference.blocks import BLOCKS, LIMITS, code_nbytes
 
@@ -69,7 +69,7 @@ class Format(SummandFormat):
             return
         scales, codes = self._scales(payload, source.size), self._codes(payload, source.size)
         keys = None if rounding is None else rounding.keys
-        if source.dtype.itemsize != 2:
+        if codes_directly(source):
             kernels.encode_blocks(source, scales, codes, bits=self.bits, start=start, keys=keys)
             return
         for values, part, of_scales, of_codes in self._pieces(source):
@@ -90,7 +90,7 @@ class Format(SummandFormat):
             kernels.cast_into(out, codes)
             return
         scales = self._scales(payload, out.size)
-        if out.dtype.itemsize != 2:
+        if codes_directly(out):
             kernels.decode_blocks(out, scales, codes, bits=self.bits)
             return
         for values, part, of_scales, of_codes in self._pieces(out):

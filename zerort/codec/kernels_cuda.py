@@ -1,7 +1,8 @@
 """The block formats and bfloat16 over CuPy arrays: what `zerort.native` has for the host, with its bits.
 
-Kernels are queued on the current stream and return at once. The source is `kernels_cuda.cu`, compiled by NVRTC when
-first used (`device.cuda.kernel_module`).
+Unlike the host's, kernels take float16 and bfloat16 as they are: no room for float32 besides. They are queued on the
+current stream and return at once. The source is `kernels_cuda.cu`, compiled by NVRTC when first used
+(`device.cuda.kernel_module`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from zerort.device.cuda.library import cupy
 from zerort.errors import CallError
 from zerort.native.reference.blocks import BLOCKS, code_nbytes
 
-__all__ = ["OPTIONS", "SOURCE", "cast_into", "decode_blocks", "encode_blocks"]
+__all__ = ["OPTIONS", "SOURCE", "cast_into", "decode_blocks", "decode_rows", "encode_blocks"]
 
 SOURCE = Path(__file__).with_suffix(".cu")
 OPTIONS = ("--fmad=false", "--ftz=false", "--std=c++17")
@@ -24,6 +25,7 @@ OPTIONS = ("--fmad=false", "--ftz=false", "--std=c++17")
 
 _THREADS = 256
 _WARP = 32
+_DTYPES = {"float32": 0, "float16": 2, "bfloat16": 3}
 _MODULE = KernelModule(SOURCE, OPTIONS)
 
 
@@ -34,24 +36,41 @@ def encode_blocks(
     _check_blocks("source", source, scales, codes, bits, start)
     key0, key1 = keys if keys is not None else (0, 0)
     rounding = (np.int32(keys is not None), np.uint32(key0), np.uint32(key1))
-    arguments = (source, scales, codes, np.int32(bits), np.uint64(start), *rounding)
+    arguments = (source, _dtype(source), scales, codes, np.int32(bits), np.uint64(start), *rounding)
     _launch("encode_blocks", source.size, *arguments, threads=_WARP * -(-source.size // BLOCKS[bits]))
 
 
 def decode_blocks(out: Any, scales: Any, codes: Any, *, bits: int) -> None:
     """Write the values of codes to ``out``; see `zerort.native.decode_blocks`."""
     _check_blocks("out", out, scales, codes, bits, 0)
-    _launch("decode_blocks", out.size, out, scales, codes, np.int32(bits), threads=out.size)
+    _launch("decode_blocks", out.size, out, _dtype(out), scales, codes, np.int32(bits), threads=out.size)
+
+
+def decode_rows(out: Any, rows: Any, *, bits: int) -> None:
+    """Write the values of rows to ``out``, whose last one may have more than it takes; see `BlockRows`.
+
+    Args:
+        out: float32, float16 or bfloat16.
+        rows: As many as it takes: uint8, of which the first begins at a multiple of 4 bytes, or 2 for codes of 4 bits.
+        bits: 8 or 4.
+    """
+    _check_values("out", out)
+    _check("rows", rows, "uint8", rows.size)
+    _launch("decode_rows", out.size, out, _dtype(out), rows, np.int32(bits), threads=out.size)
 
 
 def cast_into(out: Any, source: Any) -> None:
-    """Convert float32 to bfloat16, to nearest even, or back; see `zerort.native.cast_into`."""
+    """Convert float32 to bfloat16 or float16, to nearest even, or back; see `zerort.native.cast_into`."""
     names = (out.dtype.name, source.dtype.name)
-    if names not in (("bfloat16", "float32"), ("float32", "bfloat16")):
-        raise CallError(f"Expected float32 and bfloat16, got {names[1]} to {names[0]}. Convert it first.")
+    if not {*names} <= _DTYPES.keys() or "float32" not in names:
+        raise CallError(f"Expected float32 and bfloat16 or float16, got {names[1]} to {names[0]}. Convert it first.")
     _check("out", out, names[0], source.size)
     _check("source", source, names[1], source.size)
-    _launch("narrow" if names[0] == "bfloat16" else "widen", out.size, out, source, threads=out.size)
+    _launch("cast_values", out.size, out, _dtype(out), source, _dtype(source), threads=out.size)
+
+
+def _dtype(array: Any) -> np.int32:
+    return np.int32(_DTYPES[array.dtype.name])
 
 
 def _launch(name: str, numel: int, *arguments: Any, threads: int) -> None:
@@ -67,9 +86,15 @@ def _check_blocks(name: str, array: Any, scales: Any, codes: Any, bits: int, sta
             f"Expected start to be a multiple of a block, {BLOCKS[bits]} elements, got {start}. Cut arrays between "
             "blocks."
         )
-    _check(name, array, "float32", array.size)
+    _check_values(name, array)
     _check("scales", scales, "float32" if bits == 8 else "uint16", -(-array.size // BLOCKS[bits]))
     _check("codes", codes, "int8" if bits == 8 else "uint8", code_nbytes(bits, array.size))
+
+
+def _check_values(name: str, array: Any) -> None:
+    """Refuse arrays that codes are neither made of nor decoded to."""
+    name_of_dtype = getattr(getattr(array, "dtype", None), "name", "")
+    _check(name, array, name_of_dtype if name_of_dtype in _DTYPES else "float32", array.size)
 
 
 def _check(name: str, array: Any, dtype: str, numel: int) -> None:

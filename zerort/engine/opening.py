@@ -205,7 +205,7 @@ def _prepare(
             f"{len(settings.shard_weights)}: {settings.shard_weights!r}."
         )
     plan.check_device(on_gpus=on_gpus)
-    check_frozen_format(settings.frozen_format, on_gpus=on_gpus)
+    check_frozen_format(settings.frozen_format)
     if settings.wire is not None:
         _check_wire(ranks, plan, settings, settings.wire)
     for one in (optimizer, *(settings_of(group, optimizer) for group in param_groups)):

@@ -100,7 +100,7 @@ def forecast(
     on_gpus = device == "cuda"
     if isinstance(plan, Plan):
         plan.check_device(on_gpus=on_gpus)
-    check_frozen_format(frozen_format, on_gpus=on_gpus)
+    check_frozen_format(frozen_format)
     model_spec = ModelSpec(
         units=units,
         plan=plan if isinstance(plan, Plan) else Plan.zero(plan.stage),
