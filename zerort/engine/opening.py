@@ -262,8 +262,12 @@ def _check_offloaded_gradient(tier: Tier, *, is_whole: bool, free: Tier) -> None
 
 def _check_wire(ranks: Mesh, plan: Plan, settings: RuntimeOptions, wire: Wire) -> None:
     """Refuse codes that a plan, a device or a mesh cannot have."""
-    if not ranks.shard.device.in_host_memory:
-        raise PlanError(f"Expected ranks that compute on the host with wire={wire!r}, got GPUs. Leave wire= out.")
+    if not ranks.shard.device.in_host_memory and (wire.gather == "delta" or wire.reduce is not None):
+        what = f"reduce={wire.reduce!r}" if wire.gather != "delta" else "gather='delta'"
+        raise PlanError(
+            f"Expected ranks that compute on the host with Wire({what}), got GPUs. Use gather='int8', 'int4' or "
+            "'bfloat16' there, or leave it out."
+        )
     if wire.gather is not None and plan.parameter.placement is not Placement.SHARDED:
         raise PlanError(
             f"Expected a plan that shards parameters with Wire(gather={wire.gather!r}), got {plan.parameter.placement} "

@@ -197,8 +197,15 @@ class Parameters(ABC):
     def release(self) -> None:
         """Let the whole go, if it is apart from what rests. Views of it must not be used any more."""
 
-    def _gather(self, mine: Array, *, out: Array, told: Sequence[int] | None = None) -> Ticket[Array]:
-        """Bring all ranks' ranges to ``out``; every rank calls this. ``told``: see `RangeGather.start`."""
+    def _gather(
+        self,
+        mine: Array,
+        *,
+        out: Array,
+        told: Sequence[int] | None = None,
+        brought: Ticket[Any] | None = None,
+    ) -> Ticket[Array]:
+        """Bring all ranks' ranges to ``out``; every rank calls this. The others: see `RangeGather.start`."""
         return self._gathers.start(
             self._group,
             mine,
@@ -208,6 +215,7 @@ class Parameters(ABC):
             padding=self.layout.numel - self.layout.end,
             traffic=self._traffic,
             told=told,
+            brought=brought,
         )
 
     # -- new values ------------------------------------------------------------------------------------------------
@@ -323,8 +331,7 @@ class ShardedParameters(Parameters):
             # gpu-wait: an_update_is_the_same_on_either_side
             self._written.on(self._group.device.named_stream("copy in"))
         here = self.array.read(0, mine)
-        self._group.after(here)  # gpu-wait: no_order_of_streams_changes_a_walk
-        return joined([here, self._gather(mine, out=out)], result=out)
+        return joined([here, self._gather(mine, out=out, brought=here)], result=out)
 
     def local_error(self) -> StorageError | None:
         """Wait for this rank's range, if it is read from a disk, and return what went wrong."""

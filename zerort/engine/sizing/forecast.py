@@ -118,7 +118,7 @@ def forecast(
         ties=_checked(ties or {}),
         coding=Coding.of(
             wire,
-            one_memory=one_memory and not on_gpus,
+            one_host=one_memory,
             virtual_shards=virtual_shards,
             may_skip=nonfinite == "skip" or loss_scale is not None,
         ),
