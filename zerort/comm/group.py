@@ -103,7 +103,7 @@ class Group(Collectives):
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """For each rank, a number that tells its host: ranks with the same share memory, their own or their host's."""
+        """For each rank, a number that tells whose memory it shares: ranks with the same share theirs, GPUs none."""
         return self._transport.memories
 
     @property

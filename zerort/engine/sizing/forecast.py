@@ -122,7 +122,7 @@ def forecast(
             virtual_shards=virtual_shards,
             may_skip=nonfinite == "skip" or loss_scale is not None,
         ),
-        hosts=_checked_hosts(hosts, size=size, one_memory=one_memory),
+        hosts=_checked_hosts(hosts, size=size, one_memory=one_memory and not on_gpus),
         replicate=replicate,
         frozen_format=frozen_format,
         rows=_checked_rows(rows or {}, units),

@@ -284,7 +284,8 @@ class ModelSpec:
         format = None if self.coding is None else self.coding.reduce_format(summed_in)
         if format is None:
             return 0
-        return sent_nbytes(format, Routes(self._senders(), partition), rank, width=itemsize(summed_in))
+        routes, ranks = Routes(self._senders(), partition), range(self.size) if self.over_nccl else (rank,)
+        return max(sent_nbytes(format, routes, one, width=itemsize(summed_in)) for one in ranks)
 
     def _residual(self, summed_in: str, numel: int, rank: int) -> int:
         """Return the bytes that a rank keeps of what coding loses of gradients: of each sender that it codes for."""

@@ -116,11 +116,6 @@ class NcclTransport(Transport):
         """Whether the ranks share their host's memory."""
         return self.host.one_memory
 
-    @property
-    def memories(self) -> tuple[int, ...]:
-        """For each rank, a number that tells its host; the GPUs' own memory is shared by nobody."""
-        return self.host.memories
-
     def open_stream(self) -> CudaStream:
         """Return a stream of the GPU, ahead of others: what it carries, other ranks wait for."""
         self._stream = self.device.stream(
