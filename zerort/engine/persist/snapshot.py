@@ -113,7 +113,8 @@ def values_in(
             if extents or not converted:
                 mine = _range_of(kept.column, kept.partition.of(rank), first=kept.first_of(rank))
                 layout = replace(kept.layout, extents=extents)
-                yield Value(kind=kind, layout=layout, partition=kept.partition, mine=mine)
+                is_sparse = MASK in section.state.entries and kind != MASK
+                yield Value(kind=kind, layout=layout, partition=kept.partition, mine=mine, is_sparse=is_sparse)
 
 
 def published_values(context: Context, units: Units) -> Iterator[Value]:
@@ -147,6 +148,7 @@ def _parameters_of(section: Section, rank: int) -> Value:
             layout=stored.stored_layout,
             partition=stored.stored_partition,
             mine=_range_of(section.shard, there, first=there.first),
+            is_sparse=state is not None and MASK in state.entries,
             is_frozen=state is None,
         )
     layout = replace(section.layout, dtype="float32")
@@ -156,7 +158,8 @@ def _parameters_of(section: Section, rank: int) -> Value:
         master = JoinedHalves(section.owned, state.master, first=first, size=own.numel)
     else:
         master = _range_of(state.master, own, first=state.owned.first)
-    return Value(kind="parameter", layout=layout, partition=section.partition, mine=master)
+    is_sparse = MASK in state.entries
+    return Value(kind="parameter", layout=layout, partition=section.partition, mine=master, is_sparse=is_sparse)
 
 
 def _range_of(column: ChunkedArray | DecodedArray, own: Range, *, first: int) -> Array | OffloadedArray:
