@@ -123,7 +123,7 @@ class _Save:
     ) -> None:
         self._began = time.perf_counter()
         self._compress = compress
-        self._file_grows = compress is not None or any(value.is_sparse for value in values)
+        self._file_grows = compress is not None or any(value.sparse for value in values)
         self._path = path
         self._group = group
         self._values = values

@@ -18,6 +18,7 @@ from zerort.layout import FlatLayout, Partition
 from zerort.testing import run_threads
 
 SHAPES = {"w": (120, 201), "b": (599,), "scale": (), "none": (0, 3)}
+SPARSE = (frozenset(SHAPES), frozenset())
 DTYPES = {"parameter": ml_dtypes.bfloat16, "exp_avg": np.float32, "dense": np.float64}
 
 
@@ -40,7 +41,7 @@ def values_of(group, *, filled):
         mine = values[partition.of(group.rank).slice].copy()
         if not filled:
             mine[:] = 1
-        yield Value(kind=kind, layout=layout, partition=partition, mine=mine, is_sparse=kind != "dense")
+        yield Value(kind=kind, layout=layout, partition=partition, mine=mine, sparse=SPARSE[kind == "dense"])
 
 
 def saved(path, ranks, **options):

@@ -61,7 +61,7 @@ class CompressedFile:
             else:
                 elements = buffer[: extent.nbytes].view(mine.dtype)
                 mine.read(extent.at, elements).wait()
-            frame, way = self._frame(elements, is_sparse=value.is_sparse)
+            frame, way = self._frame(elements, is_sparse=extent.name in value.sparse)
             data = elements.tobytes() if frame is None else frame
             checksum = crc32c(data)
             with self._lock:
