@@ -3,7 +3,8 @@
     values      those whose bits are not all zero, in order: -0.0 is one
     bitmap      bit i % 8 of byte i // 8: element i is among them
 
-How many values there are follows from the payload's length. Host arrays only; elements of 1, 2, 4 or 8 bytes.
+How many values there are follows from the payload's length. Host arrays only; elements of 1, 2, 4 or 8 bytes (decision
+0177).
 """
 
 from __future__ import annotations
