@@ -3,6 +3,7 @@
     PlainGather    all_gather                                                 nothing moves where ranks share memory
     CodedGather    encode my range ── all_gather of codes ──> decode them all    every rank has the same bits, mine too
     DeltaGather    only what has changed of the ranges travels                   delta_gather.py
+    SparseGather   only what is not zero of the ranges travels                   sparse_gather.py
 
 Blocks lie by global element index, and ranges begin at multiples of them: the decoded whole does not depend on how
 ranks cut it (decision 0126). On GPUs kernels code and decode, each on a stream of its own (decision 0175).

@@ -9,12 +9,18 @@ How many values there are follows from the payload's length. Host arrays only; e
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from zerort import native
 from zerort.typing import Array
 
 __all__ = ["decode_sparse", "encode_sparse", "sparse_nbytes"]
+
+
+_TOGETHER: Final = 1 << 16
+"""Elements that are decoded at once, apart: others may read ``out`` who have decoded the same there."""
 
 
 def sparse_nbytes(elements: Array) -> int:
@@ -46,7 +52,7 @@ def encode_sparse(elements: Array) -> Array | None:
 
 
 def decode_sparse(out: Array, payload: Array) -> None:
-    """Write the array of a payload to ``out``, as long and of the dtype that it was encoded from.
+    """Write the array of a payload to ``out``, as long and of the dtype that it was encoded from; each element once.
 
     Args:
         out: 1-D, contiguous, writable.
@@ -60,8 +66,17 @@ def decode_sparse(out: Array, payload: Array) -> None:
     if rest < 0 or rest % bits.itemsize:
         raise ValueError(f"a bitmap of {bits.size} elements and values of {bits.itemsize} bytes, got {payload.size}")
     values, bitmap = _parts(payload, bits)
-    bits.fill(0)
-    native.apply_changes(bits, bitmap, values, bitmap=True)
+    room, at = np.empty(min(bits.size, _TOGETHER), bits.dtype), 0
+    for first in range(0, bits.size, _TOGETHER):
+        part, where = bits[first : first + _TOGETHER], bitmap[first // 8 : (first + _TOGETHER) // 8]
+        some = room[: part.size]
+        some.fill(0)
+        count = int(np.unpackbits(where).sum())
+        native.apply_changes(some, where, values[at : at + count], bitmap=True)
+        part[:] = some
+        at += count
+    if at != values.size:
+        raise ValueError(f"{values.size} values, got a bitmap of {at}")
 
 
 def _parts(payload: Array, bits: Array) -> tuple[Array, Array]:
