@@ -146,3 +146,12 @@ def test_bytes_of_codes_on_gpus_are_those_of_the_forecast(gpus, shared_tmp_path)
 
     for plan, format in (("zero2", "int8"), ("zero3", "int4"), ("zero3-host", "int8"), ("zero3-nvme", "int4")):
         OnGpus().expect_as_told(gpus, shared_tmp_path, PLANS[plan], frozen_format=format)
+
+
+def test_shards_of_codes_on_gpus_are_cut_anew(gpus, shared_tmp_path):
+    for plan in ("zero2", "zero3", "zero3-host"):
+        with open_run(gpus, PLANS[plan], "int4", shared_tmp_path) as rt:
+            rt.rebalance(shard_weights=[1 + rank for rank in range(rt.size)])
+            expect_frozen(rt, "int4")
+            step(rt)
+            expect_frozen(rt, "int4")
