@@ -88,7 +88,7 @@ def forecast(
         loss_scale: What losses are multiplied by, which skips steps, too.
         one_memory: Whether all ranks are on one machine: then a gather of what rests in memory takes none. Not on GPUs.
         hosts: For each rank, a number that tells its host: those of one sum gradients before they are coded. None: one
-            for all with ``one_memory``, and one for each rank without.
+            for all with ``one_memory``, and one for each rank without. GPUs code theirs each for itself.
         device: Where ranks compute. On GPUs shards are padded to one length, and the host's memory is apart.
         offload: How values stream between memory and a disk; as the environment says if None.
 
@@ -122,7 +122,7 @@ def forecast(
             virtual_shards=virtual_shards,
             may_skip=nonfinite == "skip" or loss_scale is not None,
         ),
-        hosts=_checked_hosts(hosts, size=size, one_memory=one_memory and not on_gpus),
+        hosts=tuple(range(size)) if on_gpus else _checked_hosts(hosts, size=size, one_memory=one_memory),
         replicate=replicate,
         frozen_format=frozen_format,
         rows=_checked_rows(rows or {}, units),
