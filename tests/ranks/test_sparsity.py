@@ -206,16 +206,24 @@ def test_bytes_are_those_of_the_forecast(scratch):
     groups = (zr.ParameterGroup("block.*", sparsity=GRADUAL),)
     for kind in ("node", "mpi"):
         with open_group(kind=kind) as group:
-            for plan in (zr.Plan.zero(1), zr.Plan.zero(3)):
+            for plan in (zr.Plan.zero(1), zr.Plan.zero(3), zr.Plan.zero(3, secondary="host")):
                 ForecastContract().expect_as_told(group, scratch, plan, param_groups=groups)
 
 
-@pytest.mark.parametrize("kind", ["mpi", "hierarchical"])
-def test_between_hosts_only_what_is_not_zero_is_gathered(kind, options, scratch):
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [
+        ("mpi", PLANS["zero3"]),
+        ("hierarchical", PLANS["zero3"]),
+        ("hierarchical", zr.Plan.zero(3, secondary="host")),
+    ],
+    ids=["mpi", "hierarchical", "copies"],
+)
+def test_between_hosts_only_what_is_not_zero_is_gathered(kind, plan, options, scratch):
     """The same bits as on one host, before anything is pruned and after it, and after a load; in fewer bytes."""
     machine = WORLD.Split(WORLD.rank % 2, WORLD.rank)
     transport = best_transport(WORLD, name="hosts", options=options, kind=kind, machine=machine)
-    with Group(transport) as group, open_run(PLANS["zero3"], OPTIMIZERS["adamw"], np.float32, group) as rt:
+    with Group(transport) as group, open_run(plan, OPTIMIZERS["adamw"], np.float32, group) as rt:
         reports, found = train(rt, range(STEPS), np.float32)
         rt.save(f"{scratch}/saved")
         rt.load(f"{scratch}/saved")
