@@ -97,8 +97,13 @@ class Group(Collectives):
         return self._transport.one_memory
 
     @property
+    def one_host(self) -> bool:
+        """Whether all ranks are on one host: they share its memory, though not that of their GPUs."""
+        return self._transport.one_host
+
+    @property
     def hosts(self) -> tuple[int, ...]:
-        """For each rank, a number that tells whose memory it shares: ranks with the same share theirs."""
+        """For each rank, a number that tells whose memory it shares: ranks with the same share theirs, GPUs none."""
         return self._transport.memories
 
     @property

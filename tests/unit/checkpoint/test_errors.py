@@ -130,9 +130,9 @@ def test_no_checkpoint_a_file_an_unfinished_save_and_a_foreign_directory(tmp_pat
 
 def test_a_newer_format_says_so(tmp_path: Path) -> None:
     store(tmp_path / "c")
-    newer = dataclasses.replace(read_manifest(tmp_path / "c"), format=3)
+    newer = dataclasses.replace(read_manifest(tmp_path / "c"), format=4)
     (tmp_path / "c" / "manifest.json").write_bytes(encode(newer))
-    with pytest.raises(CheckpointError, match="Expected a checkpoint of format 2 or older, got format 3"):
+    with pytest.raises(CheckpointError, match="Expected a checkpoint of format 3 or older, got format 4"):
         read_manifest(tmp_path / "c")
 
 

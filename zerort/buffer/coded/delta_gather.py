@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -86,6 +86,7 @@ class DeltaGather:
         padding: int,
         traffic: Counter[str] | None,
         told: Sequence[int] | None = None,
+        brought: Ticket[Any] | None = None,
     ) -> Ticket[Array]:
         """Make ``out``, which holds the whole of before, what all ranks' ranges are now.
 

@@ -70,12 +70,16 @@ class Division:
         """The dtype of all of them."""
         return next(iter(self.tensors.values())).dtype
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether its tensors are pruned."""
+        return self.optimizers is not None and next(iter(self.optimizers.values())).sparsity is not None
+
     def section_name(self, unit: str) -> str:
         """Return what its section is called: unit and dtype, whether it is frozen, and an unusual form of masters."""
         form = next((f" {name}" for name, form in MASTERS.items() if form is self.master and name != "float32"), "")
         blocks = "".join(f" {one.name}" for one in (self.format, self.rows) if one is not None)
-        if self.optimizers is not None and next(iter(self.optimizers.values())).sparsity is not None:
-            blocks += " sparse"
+        blocks += " sparse" * self.is_sparse
         if self.table:
             blocks += f" rows of {next(iter(self.tensors))}"
         return f"{unit or 'root unit'} {self.dtype}{' frozen' * (self.optimizers is None)}{form}{blocks}"

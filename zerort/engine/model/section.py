@@ -20,6 +20,7 @@ from zerort.buffer import (
     DeltaGather,
     GradientBucket,
     RangeGather,
+    SparseGather,
 )
 from zerort.comm.agreed import raise_together
 from zerort.config import Tier
@@ -34,7 +35,7 @@ from zerort.engine.rows.table import RowTable
 from zerort.engine.step.state import OptimizerState
 from zerort.engine.step.state_entry import Streaming
 from zerort.errors import DeviceMemoryError, ZerortError
-from zerort.layout import Partition, Placement
+from zerort.layout import Partition, Placement, itemsize
 from zerort.typing import Array
 
 __all__ = ["Section"]
@@ -73,7 +74,7 @@ class Section(SectionGradients):
         shapes = {full: spec.shape for full, spec in part.tensors.items()}
         layout, partition = cut.of(shapes, dtype=part.dtype)
         super().__init__(name, layout, partition, tiers=tiers, context=context)
-        self._optimizers, self._master, self._rows = optimizers, part.master, part.rows
+        self._optimizers, self._master, self._rows, self._is_sparse = optimizers, part.master, part.rows, part.is_sparse
         self.parameters: Parameters
         self.state: OptimizerState | None = None
         self.make_parts()
@@ -134,7 +135,12 @@ class Section(SectionGradients):
         if context.coding is not None and context.coding.sends_deltas(dtype) and self._rows is None:
             return DeltaGather(context.slots.codes, context.ledger.uncoded)
         format = None if context.coding is None else context.coding.gather_format(dtype)
-        if format is None or self._rows is not None:  # what rests as codes travels as these
+        if self._rows is not None:  # what rests as codes travels as these
+            return PLAIN
+        if format is None:
+            is_apart = len(set(context.mesh.shard.hosts)) > 1 and self.parameter_placement is Placement.SHARDED
+            if self._is_sparse and is_apart:
+                return SparseGather(itemsize(dtype), context.slots.codes, context.ledger.uncoded)
             return PLAIN
         return CodedGather(format, context.slots.codes, context.ledger.uncoded)
 

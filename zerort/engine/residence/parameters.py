@@ -197,8 +197,15 @@ class Parameters(ABC):
     def release(self) -> None:
         """Let the whole go, if it is apart from what rests. Views of it must not be used any more."""
 
-    def _gather(self, mine: Array, *, out: Array, told: Sequence[int] | None = None) -> Ticket[Array]:
-        """Bring all ranks' ranges to ``out``; every rank calls this. ``told``: see `RangeGather.start`."""
+    def _gather(
+        self,
+        mine: Array,
+        *,
+        out: Array,
+        told: Sequence[int] | None = None,
+        brought: Ticket[Any] | None = None,
+    ) -> Ticket[Array]:
+        """Bring all ranks' ranges to ``out``; every rank calls this. The others: see `RangeGather.start`."""
         return self._gathers.start(
             self._group,
             mine,
@@ -208,6 +215,7 @@ class Parameters(ABC):
             padding=self.layout.numel - self.layout.end,
             traffic=self._traffic,
             told=told,
+            brought=brought,
         )
 
     # -- new values ------------------------------------------------------------------------------------------------
@@ -279,6 +287,7 @@ class ShardedParameters(Parameters):
         super().__init__(*args, **kwargs)
         self._window = window
         self._begun: Ticket[Any] | None = None
+        self._told: Sequence[int] | None = None  # what each rank sends of its range, if that depends on its values
         self._written: Ticket[None] = Done(None)  # the last update is in the host's memory
         self.release()
 
@@ -309,7 +318,7 @@ class ShardedParameters(Parameters):
         assert out is not None, "parameters that need room were given none"
         self._place = out = out.view(self.dtype)
         if self.array.in_reach:
-            self._begun = self._whole = self._gather(self.array.memory, out=out)
+            self._begun = self._whole = self._gather(self.array.memory, out=out, told=self._told)
         elif self.can_fail:
             self._begun = self.array.read(0, out[self._own.slice])
         else:
@@ -323,8 +332,7 @@ class ShardedParameters(Parameters):
             # gpu-wait: an_update_is_the_same_on_either_side
             self._written.on(self._group.device.named_stream("copy in"))
         here = self.array.read(0, mine)
-        self._group.after(here)  # gpu-wait: no_order_of_streams_changes_a_walk
-        return joined([here, self._gather(mine, out=out)], result=out)
+        return joined([here, self._gather(mine, out=out, brought=here)], result=out)
 
     def local_error(self) -> StorageError | None:
         """Wait for this rank's range, if it is read from a disk, and return what went wrong."""
@@ -352,6 +360,7 @@ class ShardedParameters(Parameters):
 
     def assign(self, values: Mapping[str, Array]) -> None:
         """Write tensors, as far as they are in this rank's range."""
+        self._told = None
         for name, value in values.items():
             extent, flat = self.layout.of(name), self._flat(name, value)
             begin, end = max(extent.offset, self._own.first), min(extent.last, self._own.last)
@@ -359,7 +368,16 @@ class ShardedParameters(Parameters):
                 self.array.put(begin - self._own.first, flat[begin - extent.offset : end - extent.offset])
 
     def changed(self) -> None:
-        """Note nothing: no copy of the whole outlives its release, and a window is the ranges themselves."""
+        """Forget what was told of them: no copy of the whole outlives its release, and a window is the ranges."""
+        self._told = None
+
+    def measure(self) -> int | None:
+        """Return how many bytes this rank is going to send, if the others have to be told."""
+        return self._gathers.measure(self.array.memory, self.array.memory)
+
+    def expect(self, told: Sequence[int]) -> None:
+        """Note what every rank is going to send."""
+        self._told = told
 
     def updated(self, written: Sequence[Ticket[Any]]) -> None:
         """Note when an update is back in the memory of a GPU's host: the next gather waits for that and no more."""
