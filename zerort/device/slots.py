@@ -170,6 +170,10 @@ class Slots:
         self.peak_nbytes = max(self.peak_nbytes, self.leased_nbytes)
         return slot
 
+    def reorder(self) -> None:
+        """Have free slots leased in the order in which they were made: ranks may have released them in other orders."""
+        self._free.sort(key=self._all.index)
+
     def reclaim(self) -> None:
         """Take all slots back, also those on lease: a run has ended early, and nobody uses them any more."""
         self._free = list(self._all)

@@ -7,8 +7,11 @@ depends on nothing but the program's own order, so all ranks prefetch the same.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Protocol
+
+from zerort.comm.guard.differing import RanksDiffer
 
 __all__ = ["GatherOrder", "Prefetcher"]
 
@@ -38,6 +41,15 @@ class GatherOrder:
         except ValueError:
             return []  # not predicted: stay where we were
         return self._before[self._at : self._at + self._ahead]
+
+    @property
+    def last(self) -> str:
+        """What was gathered last in this step; empty: nothing yet."""
+        return self._now[-1] if self._now else ""
+
+    def forget(self) -> None:
+        """Start anew: ranks have not all gathered the same."""
+        self._before, self._now, self._at = [], [], 0
 
     def end_step(self) -> None:
         """Make this step's order the forecast for the next."""
@@ -70,12 +82,20 @@ class Prefetcher:
     Args:
         units: All units by name; more may come.
         ahead: How many to gather ahead.
+        tells_order: Whether ranks tell each other which unit a gather follows. For ranks of which only some share
+            slots: one that came for what was gathered ahead has released its slot, another one has not.
     """
 
-    def __init__(self, units: Mapping[str, Gatherer], *, ahead: int) -> None:
+    def __init__(self, units: Mapping[str, Gatherer], *, ahead: int, tells_order: bool = False) -> None:
         self._units = units
+        self._tells_order = tells_order
         self._order = GatherOrder(ahead=ahead)
         self._expected: list[str] = []
+
+    @property
+    def follows(self) -> str:
+        """What the calls of the next gather are called besides: after which unit it comes, if ranks compare that."""
+        return f" after {self._order.last!r}" if self._tells_order and self._order.last else ""
 
     def note(self, name: str) -> None:
         """Note that a unit is about to be gathered."""
@@ -83,9 +103,10 @@ class Prefetcher:
 
     def fetch(self) -> None:
         """Start to gather the units that are expected next, as far as there is room."""
-        for name in self._expected:
-            if not self._units[name].form.fetch():
-                break
+        with contextlib.suppress(RanksDiffer):  # who needs them gathers them again
+            for name in self._expected:
+                if not self._units[name].form.fetch():
+                    break
 
     def drop(self) -> None:
         """Let go of units that were gathered ahead and that nobody holds."""
@@ -96,3 +117,9 @@ class Prefetcher:
         """Start a new step's order of gathers; what was gathered ahead is out of date."""
         self.drop()
         self._order.end_step()
+
+    def forget(self) -> None:
+        """Let go of what was gathered ahead, and watch the next step anew: ranks have gathered different units."""
+        self.drop()
+        self._expected = []
+        self._order.forget()
