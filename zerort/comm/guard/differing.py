@@ -71,7 +71,7 @@ class Differences:
             self.stance = before
 
     @contextlib.contextmanager
-    def following(self, suffix: str) -> Iterator[None]:
+    def named_besides(self, suffix: str) -> Iterator[None]:
         """Add ``suffix`` to the names of the calls that are made inside."""
         before, self.suffix = self.suffix, suffix
         try:

@@ -25,6 +25,9 @@ class GatherOrder:
     >>> order.end_step()
     >>> [order.note(name) for name in ("a", "b", "b", "a")]
     [['b'], ['b'], ['a'], []]
+    >>> order.end_step()
+    >>> order.note("b"), order.detour
+    (['b'], ' at 0')
     """
 
     def __init__(self, *, ahead: int) -> None:
@@ -32,24 +35,23 @@ class GatherOrder:
         self._before: list[str] = []
         self._now: list[str] = []
         self._at = 0  # where in _before the next gather is expected
+        self.detour = ""
+        """Where in the last step's order the gather that was noted last was not expected; empty: it was."""
 
     def note(self, name: str) -> list[str]:
         """Note that ``name`` is gathered now and return which are expected next."""
         self._now.append(name)
+        expected = not self._before or self._before[self._at : self._at + 1] == [name]
+        self.detour = "" if expected else f" at {self._at}"
         try:
             self._at = self._before.index(name, self._at) + 1
         except ValueError:
             return []  # not predicted: stay where we were
         return self._before[self._at : self._at + self._ahead]
 
-    @property
-    def last(self) -> str:
-        """What was gathered last in this step; empty: nothing yet."""
-        return self._now[-1] if self._now else ""
-
     def forget(self) -> None:
         """Start anew: ranks have not all gathered the same."""
-        self._before, self._now, self._at = [], [], 0
+        self._before, self._now, self._at, self.detour = [], [], 0, ""
 
     def end_step(self) -> None:
         """Make this step's order the forecast for the next."""
@@ -82,8 +84,8 @@ class Prefetcher:
     Args:
         units: All units by name; more may come.
         ahead: How many to gather ahead.
-        tells_order: Whether ranks tell each other which unit a gather follows. For ranks of which only some share
-            slots: one that came for what was gathered ahead has released its slot, another one has not.
+        tells_order: Whether ranks tell each other where they leave the last step's order. For ranks of which only some
+            share slots: one that came for what was gathered ahead has released its slot, another one has not.
     """
 
     def __init__(self, units: Mapping[str, Gatherer], *, ahead: int, tells_order: bool = False) -> None:
@@ -93,9 +95,9 @@ class Prefetcher:
         self._expected: list[str] = []
 
     @property
-    def follows(self) -> str:
-        """What the calls of the next gather are called besides: after which unit it comes, if ranks compare that."""
-        return f" after {self._order.last!r}" if self._tells_order and self._order.last else ""
+    def detour(self) -> str:
+        """What is added to the names of a gather's calls where it leaves the last step's order, if ranks compare it."""
+        return self._order.detour if self._tells_order else ""
 
     def note(self, name: str) -> None:
         """Note that a unit is about to be gathered."""

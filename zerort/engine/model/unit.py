@@ -104,9 +104,8 @@ class Unit(UnitGradients):
         """
         self._move("gather")
         prefetcher, differences = self._context.prefetcher, self._context.mesh.shard.differences
-        follows = prefetcher.follows
         prefetcher.note(self.name)
-        with contextlib.ExitStack() as undo, differences.following(follows):
+        with contextlib.ExitStack() as undo, differences.named_besides(prefetcher.detour):
             undo.callback(setattr, self, "_state", RELEASED)
             indices, error = (None, None) if rows is None else self._checked_indices(rows)
             for unit in (*self.tied_owners, self):
@@ -128,7 +127,7 @@ class Unit(UnitGradients):
         )
         self._views = views
         arrivals = [unit.form.fetched for unit in (*self.tied_owners, self) if unit.form.fetched is not None]
-        with differences.following(prefetcher.follows):
+        with differences.named_besides(prefetcher.detour):
             prefetcher.fetch()
         return joined(arrivals, result=views)
 
