@@ -13,7 +13,7 @@ from training import LR, SAMPLES, assert_same, make_wide, part, train_plain
 
 import zerort as zr
 import zerort_torch as zt
-from zerort.errors import UnitStateError
+from zerort.errors import CollectiveMismatchError, UnitStateError
 
 pytestmark = [
     pytest.mark.mpi,
@@ -115,6 +115,14 @@ def test_a_part_that_is_called_out_of_turn_is_joined(rt):
         found = model.blocks[1](h) if rt.rank else model(*batch)
         assert torch.equal(found, plain.blocks[1](h) if rt.rank else plain(*batch))
     rt.group.barrier().wait()
+
+
+def test_where_ranks_cannot_join_other_branches_are_named_with_their_cure(options):
+    """A copy of the whole on each host has a state that all ranks change together."""
+    with open_apart("mpi", options) as group, zr.open(plan=zr.Plan.zero(3, secondary="host"), group=group) as rt:
+        model = zt.shard(make_wide(Branching), rt, units=Expert)
+        with pytest.raises(CollectiveMismatchError, match=r"(?s)'experts\.\d .*zt\.shard\(model, rt, branches=True\)"):
+            model(*part(branches_apart(SAMPLES, 0), rt.rank, rt.size))
 
 
 def test_reentrant_checkpointing_is_refused_with_branches(rt):

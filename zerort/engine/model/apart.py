@@ -98,7 +98,7 @@ class ApartGathers:
             except StorageError as error:
                 context.complain(error)
                 raise
-            context.ledger.moved["all_gather"] += section.layout.end * out.itemsize
+            self._count(section)
             ticket = group.all_gather(mine, out=out, counts=section.partition.counts, name=_name_of(section))
             ticket.wait()  # not-gpu: gathers apart are the host's
         return out
@@ -106,7 +106,11 @@ class ApartGathers:
     def _join(self, section: Section) -> Join:
         """Return this rank's part in a gather of a section that others need."""
         out = np.empty(section.layout.numel, section.parameters.dtype)
+        self._count(section)
         return Join(self._own_range(section, out), out, section.partition.counts)
+
+    def _count(self, section: Section) -> None:
+        self._context.ledger.moved["all_gather"] += section.layout.end * section.parameters.dtype.itemsize
 
     def _own_range(self, section: Section, out: Array) -> Array:
         """Return this rank's range where it rests; from a disk it is read to its place in ``out``."""
