@@ -127,6 +127,21 @@ def test_ranks_come_for_what_was_gathered_ahead_in_other_orders(rt_anywhere):
     rt.group.barrier().wait()
 
 
+@pytest.mark.parametrize("kind", ["node", "mpi"])
+def test_a_unit_of_the_last_steps_first_micro_step_sleeps(options, kind):
+    """It is in the order of that micro-step, and summed as zeros; in the other one it is in none."""
+    with (
+        open_apart(kind, options) as group,
+        zr.open(plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=0.1), group=group, micro_steps=2) as rt,
+    ):
+        model = zt.shard(make_wide(Ordered), rt, units=Expert)
+        x = torch.ones(2, WIDTH, dtype=torch.float64)
+        for used in ((0, 1), (1, 1), (2, 0)):
+            for at in used:
+                model(x, (at,)).sum().backward()
+            assert rt.step().updated
+
+
 @pytest.mark.parametrize("accumulate", ["sharded", "local"])
 def test_ranks_sit_out_micro_steps(options, accumulate):
     """In some micro-steps a rank makes no backward pass, in the second step rank 1 not even a forward."""

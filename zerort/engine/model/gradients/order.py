@@ -344,8 +344,9 @@ class GradientOrder(Attachment):
             self._take_agreement()
         used = [account for account in self._accounts.values() if account.used]
         if verb == "step":
-            for account in used:
-                self._skip_to(account, self._context.micro_steps)
+            for account in self._accounts.values():
+                if account.used or account.passed:  # or it was in the order, and nobody had a gradient of it
+                    self._skip_to(account, self._context.micro_steps)
         if not used:
             if verb == "step" and not self._others_reduced():
                 raise UnitStateError(
