@@ -103,6 +103,33 @@ def test_steps_in_which_ranks_agree_gather_ahead_again(rt_anywhere):
     assert differed == [step in (0, 2, 5) for step in range(7)]
 
 
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+@pytest.mark.parametrize(
+    "first_tokens",
+    [([0] * 4, [1] * 4), ([0] * 4, [0, 0, 1, 1]), ([0, 0, 1, 1], [0] * 4)],
+    ids=["other", "more", "less"],
+)
+def test_ranks_differ_for_the_first_time_when_units_are_gathered_ahead(options, first_tokens, prefetch):
+    """In the third step rank 1's samples are for other experts, more of them, or fewer: as in one memory."""
+
+    def weights(kind):
+        with (
+            open_apart(kind, options) as group,
+            zr.open(plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=0.1), group=group, prefetch=prefetch) as rt,
+        ):
+            model = zt.shard(make_wide(Branching), rt, units=Expert)
+            for step in range(4):
+                x, y = text(4, step)
+                x[:, 0] = torch.tensor(first_tokens[int(step == 2 and rt.rank == 1)])
+                model(x, y).backward()
+                rt.step()
+            return zt.full_state_dict(model, root=None)
+
+    expected, found = weights("node"), weights("mpi")
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
+
+
 class Ordered(torch.nn.Module):
     def __init__(self):
         super().__init__()
