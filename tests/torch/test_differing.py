@@ -169,6 +169,20 @@ def test_a_unit_of_the_last_steps_first_micro_step_sleeps(options, kind):
             assert rt.step().updated
 
 
+def test_a_unit_that_slept_is_used_in_one_of_the_micro_steps(options):
+    """On one rank in one, on the others in both: whole gradients are summed once, in the same order on all ranks."""
+    with (
+        open_apart("mpi", options) as group,
+        zr.open(plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=0.1), group=group, micro_steps=2, accumulate="local") as rt,
+    ):
+        model = zt.shard(make_wide(Ordered), rt, units=Expert)
+        x = torch.ones(2, WIDTH, dtype=torch.float64)
+        for used in (((0,), (0,)), ((0, 1), (0, 2) if rt.rank else (0, 1, 2))):
+            for order in used:
+                model(x, order).sum().backward()
+            assert rt.step().updated
+
+
 @pytest.mark.parametrize("accumulate", ["sharded", "local"])
 def test_ranks_sit_out_micro_steps(options, accumulate):
     """In some micro-steps a rank makes no backward pass, in the second step rank 1 not even a forward."""

@@ -324,7 +324,7 @@ class GradientOrder(Attachment):
         """Reduce what any rank used, and take rank 0's order for the same micro-steps of the next step."""
         touched = self._everyone[:, :, 0].max(0, initial=0)
         for account in self._accounts.values():
-            if touched[account.index] and account.reduced == 0:
+            if touched[account.index] and account.reduced < self._span:
                 self._finish(account)
         if touched.any():
             places = self._everyone[0, :, 1]
