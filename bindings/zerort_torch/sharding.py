@@ -123,9 +123,10 @@ def shard(
         name: What to put before all names; for several models in one runtime.
         init: Gives a module's own parameters values, if they are on the meta device; None: ``reset_parameters()``.
         broadcast: Take rank 0's values instead of checking that all ranks have the same.
-        branches: Ranks may use different parameters, or none, in a forward of ``model`` and its backward. Where they
-            share memory they may anyway; elsewhere every rank then takes part in the gathers of all units, and
-            gradients are reduced after a backward pass, not during it.
+        branches: Ranks use different parameters, or none, in a forward of ``model`` and its backward, and do not find
+            that out by themselves: every rank takes part in the gathers of all units, and gradients are reduced after a
+            backward pass, not during it. For ranks without shared memory on GPUs, with ``wire=`` for parameters,
+            ``frozen_format=``, ``secondary=`` or copies of the model; elsewhere they may differ anyway.
         lazy: Rows of ``nn.Embedding(sparse=True)`` without a gradient stay as they are, moments included, instead of
             getting what they have missed when they are next used; see `Runtime.register`.
 

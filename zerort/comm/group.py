@@ -25,6 +25,7 @@ from zerort.comm.collectives import Collectives
 from zerort.comm.guard import checks
 from zerort.comm.guard.call import Call, call_site
 from zerort.comm.guard.checks import Given
+from zerort.comm.guard.differing import Differences
 from zerort.comm.guard.standing import Standing
 from zerort.comm.launch import Fill, Launcher
 from zerort.comm.transport import Transport
@@ -129,6 +130,11 @@ class Group(Collectives):
     def after(self, ticket: Ticket[Any]) -> None:
         """Make the calls that are made from now on wait for ``ticket``; the caller does not."""
         self._calls.after(ticket)
+
+    @property
+    def differences(self) -> Differences:
+        """What becomes of calls that differ between ranks: they are a mismatch, unless a caller says otherwise here."""
+        return self._calls.differences
 
     @property
     def timeout(self) -> float:

@@ -61,7 +61,7 @@ class Slot:
         try:
             yield self
         except BaseException:
-            self.release(after=self.busy)
+            self.release(after=self.busy)  # not-gpu: only where a call has failed
             raise
 
     def release(self, *, after: Ticket[Any] | None = None) -> None:
@@ -178,6 +178,10 @@ class Slots:
         self.leased_nbytes += nbytes
         self.peak_nbytes = max(self.peak_nbytes, self.leased_nbytes)
         return slot
+
+    def reorder(self) -> None:
+        """Have free slots leased in the order in which they were made: ranks may have released them in other orders."""
+        self._free.sort(key=self._all.index)
 
     def reclaim(self) -> None:
         """Take all slots back, also those on lease: a run has ended early, and nobody uses them any more."""

@@ -25,6 +25,7 @@ from zerort.data import Order
 from zerort.engine.attachment import Attachment, Verb, complete_all, within
 from zerort.engine.batches.counted import counted
 from zerort.engine.batches.taking import Taking, take
+from zerort.engine.model.apart import ApartGathers
 from zerort.engine.model.bound_unit import BoundUnit, RowGradients, TensorPlace
 from zerort.engine.model.gradients.order import GradientOrder
 from zerort.engine.model.tensors import Frozen, TensorSpec
@@ -98,6 +99,7 @@ class Binding:
         self.gradients = GradientOrder(rt.context, rt.units, to_array=to_array, around=stream, call_at_end=call_at_end)
         """Takes gradients as they become ready, and reduces them in one order on all ranks."""
         self.attach(self.gradients)
+        self._apart = ApartGathers(rt.context, rt.units)
 
     # -- the runtime -----------------------------------------------------------------------------------------------
 
@@ -199,7 +201,11 @@ class Binding:
             unit = None
             if params:
                 unit = self.rt.register(name, params, frozen=frozen, broadcast=broadcast, rows=rows, lazy=lazy)
-            return make(unit, name=name, around=self.stream)
+            made = make(unit, name=name, around=self.stream)
+            if unit is not None:
+                self._apart.add_unit(unit)
+                made.apart = self._apart
+            return made
 
     # -- values beside units ---------------------------------------------------------------------------------------
 

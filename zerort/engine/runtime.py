@@ -85,7 +85,9 @@ class Runtime(Persistence):
             optimizer=optimizer,
             param_groups=tuple(param_groups),
             options=options,
-            prefetcher=Prefetcher(self.units, ahead=options.prefetch),
+            prefetcher=Prefetcher(
+                self.units, ahead=options.prefetch, tells_order=1 < len(set(mesh.shard.hosts)) < mesh.shard.size
+            ),
         )
         mesh.world.standing.updates = 0
         self._stepped = False

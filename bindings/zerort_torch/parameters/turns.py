@@ -5,8 +5,8 @@ backward   what an enclosing module holds, then what is inside it, from the last
 step       a rank that made fewer rounds of forward and backward than micro-steps joins those that it lacks
 
 What a rank does not use is gathered and let go at once, not copied. A unit that is used again, or not in this order, is
-gathered by a collective of its own: all ranks do that alike, or are told of a mismatch. Gradients are reduced when the
-ranks agree on them, and not among the gathers (decision 0115).
+gathered by a collective of its own: all ranks do that alike, join it where they can (decision 0165), or are told of a
+mismatch. Gradients are reduced when the ranks agree on them, and not among the gathers (decision 0115).
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from zerort import Unit
 from zerort.engine.binding import Binding, BoundUnit, unit_title
 from zerort.errors import CallError, CollectiveMismatchError
 from zerort.typing import Array
+from zerort_torch.backward.passes import current_pass
 from zerort_torch.model.finding import FoundUnit
 from zerort_torch.parameters.memory import as_array, as_tensor, outside_transforms
 from zerort_torch.parameters.released import ReleasedParameter, frozen_refusal
@@ -214,12 +215,12 @@ class TorchUnit(BoundUnit):
     def gather(self) -> list[torch.Tensor]:
         """Return the gathered form in memory of its own, 1-D, one tensor per dtype. Every rank calls this."""
         with outside_transforms(), self._naming_cures():
-            return self.copy_parts(lambda part: as_tensor(part).clone())
+            return self.copy_parts(lambda part: as_tensor(part).clone(), in_backward=current_pass() >= 0)
 
     def join_gather(self) -> None:
         """Take part in gathering it for other ranks: nothing is copied. Every rank calls this, or `gather`."""
         with self._naming_cures():
-            self.copy_parts(lambda part: None)
+            self.copy_parts(lambda part: None, in_backward=current_pass() >= 0)
 
     @contextmanager
     def _naming_cures(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TypeVar
 
+from zerort.engine.model.apart import ApartGathers
 from zerort.engine.model.unit import Unit
 from zerort.optim import Optimizer
 from zerort.typing import Array
@@ -60,6 +61,8 @@ class BoundUnit:
         self._around = around
         self._holders = 0
         self._gathered = ExitStack()
+        self.apart: ApartGathers | None = None
+        """How it is copied where ranks may use different units; None: all of them copy it at once."""
         sections = () if unit is None else unit.sections
         self.is_resident = all(section.parameters.is_resident for section in sections)
         """Whether the whole unit always lies where this rank can read it, at one address."""
@@ -112,15 +115,21 @@ class BoundUnit:
         """Return the unit as 1-D arrays, one for each dtype: not copied, and valid while gathered, or resident."""
         return [] if self._unit is None else [section.parameters.whole for section in self._unit.sections]
 
-    def copy_parts(self, copy: Callable[[Array], Copied]) -> list[Copied]:
-        """Gather the unit only to copy it: return ``copy`` of each part. Every rank calls this.
+    def copy_parts(self, copy: Callable[[Array], Copied], *, in_backward: bool = False) -> list[Copied]:
+        """Gather the unit only to copy it: return ``copy`` of each part.
+
+        Every rank calls this, or takes part where it comes to another call (`ApartGathers`).
 
         Args:
             copy: Makes memory of the framework's own that holds the same values.
+            in_backward: Units are needed from the last to the first: which of several ranks' goes first.
         """
         assert self._unit is not None
-        with self._around(), self._unit.gathered():
-            return [copy(part) for part in self.parts()]
+        with self._around():
+            if self.apart is not None:
+                return self.apart.copy(self._unit, copy, in_backward=in_backward)
+            with self._unit.gathered():
+                return [copy(part) for part in self.parts()]
 
     def gather_rows(self, indices: Mapping[str, Array]) -> dict[str, Array]:
         """Return rows of its tables, up to date, in new memory and in the order given. Every rank calls this.

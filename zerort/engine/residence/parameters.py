@@ -122,6 +122,11 @@ class Parameters(ABC):
         """Whether ranks compare `local_error` before `finish`: they read from disks. The same on every rank."""
 
     @property
+    def can_gather_apart(self) -> bool:
+        """Whether any rank can gather it at any time, beside `start` (`model/apart.py`); the same on every rank."""
+        return False
+
+    @property
     @abstractmethod
     def at_rest(self) -> Array | None:
         """All that the ranks hold, as it rests, if this rank reaches it: by itself, or in memory that they share."""
@@ -310,6 +315,11 @@ class ShardedParameters(Parameters):
     def can_fail(self) -> bool:
         """Whether it is read from a disk."""
         return self.array.is_stored
+
+    @property
+    def can_gather_apart(self) -> bool:
+        """Whether ranges of the host, or of its disk, travel as they are."""
+        return self.needs_room and self._gathers is PLAIN and self._group.device.in_host_memory
 
     def start(self, out: Array | None = None) -> Ticket[Any]:
         """Begin to gather what is in memory; begin to read this rank's range of what is on a disk."""

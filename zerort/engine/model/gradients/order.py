@@ -327,7 +327,7 @@ class GradientOrder(Attachment):
         """Reduce what any rank used, and take rank 0's order for the same micro-steps of the next step."""
         touched = self._everyone[:, :, 0].max(0, initial=0)
         for account in self._accounts.values():
-            if touched[account.index] and account.reduced == 0:
+            if touched[account.index] and account.reduced < self._span:
                 self._finish(account)
         if touched.any():
             places = self._everyone[0, :, 1]
@@ -347,8 +347,9 @@ class GradientOrder(Attachment):
             self._take_agreement()
         used = [account for account in self._accounts.values() if account.used]
         if verb == "step":
-            for account in used:
-                self._skip_to(account, self._context.micro_steps)
+            for account in self._accounts.values():
+                if account.used or account.passed:  # or it was in the order, and nobody had a gradient of it
+                    self._skip_to(account, self._context.micro_steps)
         if not used:
             if verb == "step" and not self._others_reduced():
                 raise UnitStateError(
