@@ -19,7 +19,7 @@ import numpy as np
 
 from zerort.typing import Array
 
-__all__ = ["Network", "is_direct", "largest_sum", "measure"]
+__all__ = ["Network", "is_direct", "largest_sum", "largest_whole", "measure"]
 
 Trade = Callable[[Sequence[tuple[int, Array]], Sequence[tuple[int, Array]]], None]
 
@@ -103,6 +103,24 @@ def largest_sum(network: Network, hosts: int, *, scattered: bool) -> int:
     spared = exchanges * _LATENCIES_OF_A_ROUND * network.latency
     surplus = (hosts - 1) * (1 - exchanges / hosts)  # times S: what rounds would not have moved
     return int(spared * network.bandwidth / surplus) if surplus else 2**62
+
+
+def largest_whole(network: Network, hosts: int, *, scattered: bool) -> int:
+    """Return the bytes of the largest array that hosts send whole to all others to sum it, rather than cut by host.
+
+    Args:
+        network: What messages cost.
+        hosts: How many.
+        scattered: Whether each rank needs a part of the sum only. Cut, a sum moves (hosts - 1) / hosts of itself then,
+            else twice that, in a second exchange; whole it moves hosts - 1 times.
+
+    >>> lan = Network(latency=100e-6, overhead=20e-6, bandwidth=125e6)
+    >>> largest_whole(lan, 4, scattered=False), largest_whole(lan, 4, scattered=True)
+    (8333, 5555)
+    """
+    exchanges = 1 if scattered else 2
+    surplus = (hosts - 1) * (1 - exchanges / hosts)  # times S: what is spared
+    return int(network.latency * network.bandwidth / surplus) if surplus else 2**62
 
 
 def _rounds(hosts: int) -> int:
