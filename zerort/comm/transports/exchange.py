@@ -95,8 +95,6 @@ class Exchange:
         self._only_thread = None if MPI.Query_thread() >= MPI.THREAD_MULTIPLE else threading.get_ident()
         self._alarming = threading.Lock()  # a probe by one thread must not find what another is about to receive
         self._hushed = False
-        self.listened_at = -LISTEN_EVERY
-        """When this rank last looked at the alarms."""
         self._alarms = Alarms(self.rank, self.size, send=self._mail_to, receive=self._next_mail)
         where = comm.allgather((hosts[self.rank], process_space(), os.getpid()))
         self._neighbours = {
@@ -176,7 +174,6 @@ class Exchange:
 
     def listen(self) -> None:
         """Read the alarms that have come, and send those that wait for this thread."""
-        self.listened_at = time.monotonic()
         if self._only_thread not in (None, threading.get_ident()):
             return
         with self._alarming:

@@ -31,10 +31,8 @@ class Caller(Protocol):
     places: dict[bytes, list[bytes]]
     begun: HostsShortcut | None
     """The shortcut of a call that it has not finished."""
-
-    @property
-    def listened_at(self) -> float:
-        """When this rank last looked for alarms."""
+    listened_at: float
+    """When this rank last looked for alarms."""
 
     def note_met(self, sequence: int, tails: list[bytes]) -> None:
         """Remember the call at which all last met."""

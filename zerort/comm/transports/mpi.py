@@ -83,6 +83,8 @@ class MpiTransport(Transport):
         self._met_at = time.monotonic()
         self._sequence = -1  # of the last call that was begun: none yet
         self._left = False
+        self.listened_at = 0.0
+        """When this rank last looked for alarms of others that gave up or failed, after a greeting."""
         leaders, hosts_count = [ranks[0] for ranks in self.topology.members], self.topology.count
         self._leads = self.rank in leaders
         self.network = self._measure(leaders)
@@ -147,15 +149,11 @@ class MpiTransport(Transport):
         """Give up if others have given up this call, or an earlier one."""
         # A rank that comes late still finds the others' words, but they have given up and gone: their alarms tell.
         # One that wakes up late was here in time: what they have given up is a later call.
+        self.listened_at = time.monotonic()
         self._exchange.listen()
         ended = [one for one in self._exchange.alarms.values() if one.reason in ("gave up", "failed")]
         if any(alarm.sequence <= call.sequence for alarm in ended):
             self._give_up(call)
-
-    @property
-    def listened_at(self) -> float:
-        """When this rank last looked for alarms."""
-        return self._exchange.listened_at
 
     def note_met(self, sequence: int, tails: list[bytes]) -> None:
         """Remember the call at which all last met, and what headers ended with."""
