@@ -76,8 +76,7 @@ def test_small_calls_made_again_and_again_give_what_numpy_gives(options, way, si
             assert root is None if r != step % n else (root == total).all()
             mine[:], shard[:] = np.nan, np.nan  # theirs again: nobody reads them any more
         if kind == "hierarchical" and native.AVAILABLE:
-            sums = {"all_reduce", "reduce_scatter"} if sizes is WHOLE else set()
-            assert shortcuts(group) >= {"barrier", "all_gather", "broadcast"} | sums
+            assert shortcuts(group) >= {"barrier", "all_gather", "broadcast", "all_reduce", "reduce_scatter"}
 
 
 @pytest.mark.parametrize("sizes", [pytest.param(WHOLE, id="whole"), pytest.param(CUT, id="cut")])
@@ -141,5 +140,6 @@ def test_a_sum_that_is_cut_moves_no_more_than_the_bound(options, monkeypatch):
             call().wait()
             return WORLD.allreduce(trace.counters().get("wire.bytes", 0) - before)
 
-        assert sent(lambda: group.reduce_scatter(array)) == (hosts - 1) * array.nbytes
-        assert sent(lambda: group.all_reduce(array)) == 2 * (hosts - 1) * array.nbytes
+        for _ in range(3):  # in Python, then natively
+            assert sent(lambda: group.reduce_scatter(array)) == (hosts - 1) * array.nbytes
+            assert sent(lambda: group.all_reduce(array)) == 2 * (hosts - 1) * array.nbytes

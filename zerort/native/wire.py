@@ -48,10 +48,11 @@ def start_messages(
     return messages
 
 
-def plan_greeting(library: Any, *, messages: Array, **facts: Any) -> Any:
-    """Return what a leader's ``HostsCall`` needs to greet other hosts; ``messages`` has a row for each."""
+def plan_greeting(library: Any, *, messages: Array, parts: Array, **facts: Any) -> Any:
+    """Return what a leader's ``HostsCall`` needs to greet other hosts; rows of ``parts`` are like the messages'."""
     assert kernels is not None
-    return kernels.GreetingPlan(mpi=library, messages=address_of(messages), stride=messages.shape[1], **facts)
+    stride, places = messages.shape[1], {"messages": address_of(messages), "parts": address_of(parts)}
+    return kernels.GreetingPlan(mpi=library, stride=stride, **places, **facts)
 
 
 def prepare_hosts(link: Any, log: Any, *, notes: Array, make: Any, **call: Any) -> Any:

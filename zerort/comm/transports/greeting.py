@@ -87,8 +87,8 @@ class Greeter:
             self._messages = np.zeros((2, GREETING_NBYTES + count * room), np.uint8)
         others = [rank for place, rank in enumerate(ranks) if place != self._me]
         self._receives = list(zip(others, self._messages[1:], strict=True)) if direct else []
-        # A message for each, with data of its own; made when it is first needed.
-        self._parts: Array = np.zeros(0, np.uint8)
+        # A message for each, with data of its own.
+        self._parts = np.zeros(self._messages.shape if direct else (0, 0), np.uint8)
 
     def plan(self, library: Any, call: Call, nbytes: int, most: int) -> Any:
         """Return what the compiled form needs to send what `greet` sends."""
@@ -98,6 +98,7 @@ class Greeter:
             me=self._me,
             direct=self._direct,
             messages=self._messages,
+            parts=self._parts,
             nbytes=nbytes,
             most=most,
             digest=digest_of(call.tail()),
@@ -111,8 +112,6 @@ class Greeter:
     def part(self, place: int, nbytes: int) -> Array:
         """Return where this rank puts the data that its next greeting carries to one of those who greet, or keeps."""
         assert nbytes <= self._room
-        if not self._parts.size:
-            self._parts = np.zeros((len(self._ranks), GREETING_NBYTES + self._room), np.uint8)
         return self._parts[place, GREETING_NBYTES:][:nbytes]
 
     def greet(

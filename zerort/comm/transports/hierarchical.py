@@ -29,6 +29,7 @@ from zerort.comm.transports.hosts_shortcut import HostsShortcut, make_native
 from zerort.comm.transports.mpi import KEY_NBYTES, MpiTransport
 from zerort.comm.transports.node.transport import NodeTransport
 from zerort.comm.transports.shift import Topology
+from zerort.comm.transports.small_calls import ranges_of
 from zerort.config import GroupOptions
 from zerort.errors import CollectiveError, SharedMemoryError
 from zerort.native.rendezvous import MEETING, PARTING
@@ -184,38 +185,48 @@ class HierarchicalTransport(MpiTransport):
         """Return the native form of a call that takes one exchange."""
         key = call.tail()[:KEY_NBYTES]
         tails, library = self.places.get(key), self._exchange.wire.library
-        is_whole = call.op == "barrier" or (self.small.has(call) and not self.small.cuts(call))
-        if tails is None or library is None or not is_whole:
+        is_small = self.small.has(call)
+        if tails is None or library is None or not (is_small or call.op == "barrier"):
             return None
         place = self._node.shortcut_place(call)
         if place is None:
             return None
-        host, nbytes, plan = self.topology.host_of[self.rank], 0, None
+        is_cut = is_small and self.small.cuts(call)
+        wire_nbytes, plan = 0, None
         if self._greeter is not None:
-            nbytes, most = self._sizes_of(call)
+            nbytes, most, wire_nbytes = self._sizes_of(call, is_cut=is_cut)
             plan = self._greeter.plan(library, call, nbytes, most)
         native_call = make_native(
             **place,
             call=call,
             rank=self.rank,
             members=self.topology.members,
-            host=host,
+            host=self.topology.host_of[self.rank],
             notes=self._notes,
             tails=[tails[rank] for rank in self._here],
             plan=plan,
+            is_cut=is_cut,
         )
-        wire_nbytes = nbytes * (self.topology.count - 1)
         return HostsShortcut(self, native_call, tails=tails, key=key, wire_nbytes=wire_nbytes)
 
-    def _sizes_of(self, call: Call) -> tuple[int, int]:
-        """Return the bytes of data that this host sends with a small call, and the most that any host does."""
+    def _sizes_of(self, call: Call, *, is_cut: bool) -> tuple[int, int, int]:
+        """Return the bytes that this host tells all others in a small call, the most that any does, and what it sends.
+
+        Of a sum that is cut by host, what it tells all others is its part of the sum.
+        """
         if call.source is None:
-            return 0, 0
-        width, table = call.source.itemsize, call.geometry
-        if table is None or table.reduces:
-            return call.numel * width, call.numel * width
-        shares = [sum(table.takes[rank][1] for rank in ranks) * width for ranks in self.topology.members]
-        return shares[self.topology.host_of[self.rank]], max(shares)
+            return 0, 0, 0
+        width, table, here = call.source.itemsize, call.geometry, self.topology.host_of[self.rank]
+        others = self.topology.count - 1
+        if table is not None and not table.reduces:
+            shares = [sum(table.takes[rank][1] for rank in ranks) * width for ranks in self.topology.members]
+            return shares[here], max(shares), shares[here] * others
+        whole = call.numel * width
+        if not is_cut:
+            return whole, whole, whole * others
+        shares = [sum(count for _, count in one) * width for one in ranges_of(call, self.topology.members)]
+        again = shares[here] * others if table is None else 0
+        return shares[here], max(shares), whole - shares[here] + again
 
     def resume(self, call: Call, progress: int) -> None:
         """Go on where a shortcut stopped: someone is late, calls differ, or it is time to look for alarms."""

@@ -17,8 +17,9 @@ from zerort.comm import geometry
 from zerort.comm.guard.call import Call
 from zerort.comm.transport import DONE, STALE
 from zerort.comm.transports.exchange import LISTEN_EVERY
+from zerort.comm.transports.small_calls import ranges_of
 from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
-from zerort.native.rendezvous import MOVES
+from zerort.native.rendezvous import MOVES, PARTING
 from zerort.native.wire import prepare_hosts
 from zerort.typing import Array
 
@@ -82,7 +83,7 @@ class HostsShortcut:
     def _end(self, sequence: int, progress: int) -> int:
         if progress == STALE:
             return progress
-        if self._wire_nbytes:
+        if self._wire_nbytes and (progress == DONE or progress >= PARTING):  # else nothing was sent yet
             trace.count("wire.bytes", self._wire_nbytes)
         if progress == DONE:
             self._transport.note_met(sequence, self._tails)
@@ -105,6 +106,7 @@ def make_native(
     notes: Array,
     tails: Sequence[bytes],
     plan: Any,
+    is_cut: bool,
 ) -> Any:
     """Return the native form of a small ``call``.
 
@@ -121,11 +123,18 @@ def make_native(
         notes: Where the leader leaves flags and the result.
         tails: What headers of this host's ranks end with.
         plan: How the leader greets other hosts; None for the others.
+        is_cut: Whether it is a sum that is cut by host.
     """
     table, width = call.geometry, 1 if call.out is None else call.out.itemsize
     reduces = call.op == "all_reduce" or (table is not None and table.reduces)
-    counts = [] if table is None or reduces else [count for _, count in table.takes]
-    shards = list(zip(geometry.starts(counts), counts, strict=True))
+    shards: list[list[tuple[int, int]]] = []
+    if reduces:
+        shards = ranges_of(call, members) if is_cut else []
+    elif table is not None:
+        counts = [count for _, count in table.takes]
+        places = geometry.starts(counts)
+        shards = [[(places[r], counts[r]) for r in ranks] for ranks in members]
+    numel = call.numel if reduces else sum(count for ranges in shards for _, count in ranges)
     first = table.takes[rank][0] if table is not None and table.reduces else 0
     return prepare_hosts(
         link,
@@ -139,7 +148,7 @@ def make_native(
         slab_nbytes=slab_nbytes,
         move=MOVES.index("reduce" if reduces else "copy" if shards else "nothing"),
         alike=call.out is not None and (table is None or table.alike),
-        whole_nbytes=(call.numel if reduces else sum(counts)) * width,
+        whole_nbytes=numel * width,
         first=first * width,
         width=width,
         dtype=DTYPE_CODES.get(call.dtype, 0),
@@ -148,9 +157,8 @@ def make_native(
         anywhere=slab_nbytes != 0 or (call.op == "broadcast" and call.root != rank),
         plan=plan,
         tails=list(tails),
-        shards=[[(place * width, count * width) for place, count in (shards[r] for r in ranks)] for ranks in members]
-        if shards
-        else [],
+        shards=[[(place * width, count * width) for place, count in ranges] for ranges in shards],
+        scattered=table is not None,
         host=host,
         make=call.make,
     )

@@ -23,7 +23,7 @@ from zerort.comm.transports.greeting import DIFFERS, Greeter
 from zerort.comm.transports.network import Network, is_direct, largest_sum, largest_whole
 from zerort.typing import Array
 
-__all__ = ["SmallCalls", "cut_sum"]
+__all__ = ["SmallCalls", "cut_sum", "ranges_of"]
 
 Greet = Callable[..., tuple[int, list[Array]]]
 
@@ -110,7 +110,7 @@ def cut_sum(
         partial: Fills an array with this host's own sum, from an element on.
         is_abroad: Of each host, whether what it is sent crosses a wire.
     """
-    ranges = _ranges_of(call, members)
+    ranges = ranges_of(call, members)
     counts = [sum(count for _, count in of_host) for of_host in ranges]
     width, kind = whole.itemsize, whole.dtype
     parts = [greeter.part(number, count * width).view(kind) for number, count in enumerate(counts)]
@@ -140,7 +140,7 @@ def cut_sum(
     return flags
 
 
-def _ranges_of(call: Call, members: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
+def ranges_of(call: Call, members: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
     """Return, for each host, the (first, count) of the array that it sums."""
     if call.geometry is None:
         return [[even_part(call.numel, len(members), host)] for host in range(len(members))]

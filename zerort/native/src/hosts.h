@@ -3,6 +3,7 @@
 //   every rank    meet the ranks of this host ─────────────────────────────────────────────> part from them ──> copy the result
 //   its leader      └─> sum, or collect, their sources ── Greeting ──> sum over hosts, or place their shards ──┘
 //
+// A sum that is cut by host (zerort/comm/transports/small_calls.py) takes a second greeting if every host needs all of it.
 // What it does not finish (a rank that does not come soon, calls that differ, a place that others have not heard of) it leaves to
 // zerort/comm/transports/hierarchical.py, which decides in the same way: ranks of one call may take either path.
 #pragma once
@@ -41,6 +42,7 @@ class Greeting {
     std::size_t stride;      // bytes of each
     std::size_t nbytes, most;  // of the data that this rank sends, and that any does
     char digest[16];
+    char* parts;               // rows like those of `messages`, one for each host: what is for it alone
   };
   static constexpr std::size_t kHead = 24;
 
@@ -59,6 +61,22 @@ class Greeting {
     heard_ = 1;
     start_round();
   }
+
+  // The same, directly, with data for each host: `nbytes` of them in `part(host)`.
+  void begin_parts(std::uint64_t sequence, std::uint64_t flags, const std::vector<std::size_t>& nbytes) {
+    number_ = sequence << kFlagBits;
+    flags_ = flags;
+    receive_all();
+    for (std::size_t step = 1; step < hosts(); step++) {
+      const std::size_t host = (plan_.me + step) % hosts();
+      write_head(part(host) - kHead);
+      under_way_.send(plan_.ranks[host], kGreetingTag, part(host) - kHead, kHead + nbytes[host]);
+    }
+  }
+
+  char* part(std::size_t host) const { return plan_.parts + host * plan_.stride + kHead; }
+  // What a host had for this one alone.
+  const char* part_of(std::size_t host) const { return host == plan_.me ? part(host) : row(host); }
 
   bool wait(double seconds, double busy) { return under_way_.wait(seconds, busy); }
 
@@ -88,9 +106,7 @@ class Greeting {
   std::size_t passed() const { return heard_ < hosts() - heard_ ? heard_ : hosts() - heard_; }
 
   void start_round() {
-    const std::uint64_t number = number_ | flags_;
-    std::memcpy(plan_.messages, plan_.digest, sizeof plan_.digest);
-    std::memcpy(plan_.messages + sizeof plan_.digest, &number, sizeof number);
+    write_head(plan_.messages);
     if (!plan_.direct) {
       if (heard_ >= hosts()) return;
       under_way_.receive(plan_.ranks[(plan_.me + hosts() - heard_) % hosts()], kGreetingTag, plan_.messages + plan_.stride,
@@ -98,11 +114,21 @@ class Greeting {
       under_way_.send(plan_.ranks[(plan_.me + heard_) % hosts()], kGreetingTag, plan_.messages, kHead + passed() * plan_.most);
       return;
     }
+    receive_all();
+    for (std::size_t step = 1; step < hosts(); step++)  // each begins with another: no host hears all at once
+      under_way_.send(plan_.ranks[(plan_.me + step) % hosts()], kGreetingTag, plan_.messages, kHead + plan_.nbytes);
+  }
+
+  void write_head(char* message) const {
+    const std::uint64_t number = number_ | flags_;
+    std::memcpy(message, plan_.digest, sizeof plan_.digest);
+    std::memcpy(message + sizeof plan_.digest, &number, sizeof number);
+  }
+
+  void receive_all() {
     for (std::size_t host = 0; host < hosts(); host++)
       if (host != plan_.me)
         under_way_.receive(plan_.ranks[host], kGreetingTag, const_cast<char*>(row(host)) - kHead, plan_.stride);
-    for (std::size_t step = 1; step < hosts(); step++)  // each begins with another: no host hears all at once
-      under_way_.send(plan_.ranks[(plan_.me + step) % hosts()], kGreetingTag, plan_.messages, kHead + plan_.nbytes);
   }
 
   void take_head(const char* message) {
@@ -137,7 +163,8 @@ struct HostsRoute {
   char* notes;                // in the host's window: flags in its first line, then the result
   // Of the leader only.
   std::vector<std::vector<char>> tails;  // what headers of this host's ranks end with, as all hosts know
-  std::vector<std::vector<Piece>> shards;  // of a copy: of each host, in order
+  std::vector<std::vector<Piece>> shards;  // of each host, in order: what it gives to a copy, or sums of a sum that is cut by host
+  bool scattered = false;                  // of a sum that is cut: no host needs more than what it sums
   std::size_t host = 0;
 };
 
@@ -170,8 +197,7 @@ class HostsShortcut {
       greet(sequence);
       do {
         if (!greeting_->wait(kPatience, kBusy)) return kGreeting;
-      } while (!greeting_->hear());
-      settle();
+      } while (!hear());
       if (now_ns() >= listen_at) return kListening;
     }
     const Status parted = come(false);
@@ -186,8 +212,17 @@ class HostsShortcut {
     const Away away(kLong);
     return greeting_->wait(seconds, busy);
   }
+  // Take what has come; true if that was all, and the result is there.
   bool hear() {
     if (!greeting_->hear()) return false;
+    if (is_cut() && !has_sums_ && !route_.scattered && !(greeting_->flags() & kDiffers)) {
+      has_sums_ = true;
+      sum_part(greeting_->data(), 0, shard_nbytes(route_.host));
+      std::uint64_t sequence;
+      std::memcpy(&sequence, header_, sizeof sequence);
+      greeting_->begin(sequence, greeting_->flags());
+      return false;
+    }
     settle();
     return true;
   }
@@ -226,6 +261,21 @@ class HostsShortcut {
     for (std::size_t r = 0; r < route_.tails.size(); r++)
       if (std::memcmp(peers_.call(int(r)).header + sizeof sequence, route_.tails[r].data(), route_.tails[r].size()) != 0)
         flags = kNewPlace;
+    has_sums_ = false;
+    if (is_cut()) {
+      std::vector<std::size_t> nbytes;
+      for (std::size_t host = 0; host < greeting_->hosts(); host++) {
+        char* to = greeting_->part(host);
+        for (const Piece& piece : route_.shards[host]) {
+          if (piece.nbytes != 0)
+            peers_.reduce_sources(to, route_.dtype, route_.reduction, piece.place / route_.width, piece.nbytes / route_.width);
+          to += piece.nbytes;
+        }
+        nbytes.push_back(shard_nbytes(host));
+      }
+      greeting_->begin_parts(sequence, flags, nbytes);
+      return;
+    }
     if (route_.move == Move::reduce && route_.whole_nbytes != 0) {
       peers_.reduce_sources(greeting_->data(), route_.dtype, route_.reduction, 0, route_.whole_nbytes / route_.width);
     } else if (route_.move == Move::copy) {
@@ -240,16 +290,38 @@ class HostsShortcut {
     greeting_->begin(sequence, flags);
   }
 
+  bool is_cut() const { return route_.move == Move::reduce && !route_.shards.empty(); }
+
+  std::size_t shard_nbytes(std::size_t host) const {
+    std::size_t total = 0;
+    for (const Piece& piece : route_.shards[host]) total += piece.nbytes;
+    return total;
+  }
+
+  // Sum over hosts what they had for this one alone, from a byte on.
+  void sum_part(char* out, std::size_t first, std::size_t nbytes) const {
+    if (nbytes == 0) return;
+    std::vector<const void*> rows;
+    for (std::size_t host = 0; host < greeting_->hosts(); host++) rows.push_back(greeting_->part_of(host) + first);
+    reduce(route_.dtype, route_.reduction, out, rows.data(), rows.size(), nbytes / route_.width);
+  }
+
   // Leave the flags for the ranks of this host, and the result if all agreed.
   void settle() {
     const std::uint64_t flags = greeting_->flags();
     if (!(flags & kDiffers)) {
       char* result = whole();
-      if (route_.move == Move::reduce && route_.whole_nbytes != 0) {
+      if (is_cut() && route_.scattered) {
+        std::size_t first = 0;
+        for (const Piece& piece : route_.shards[route_.host]) {
+          sum_part(result + piece.place, first, piece.nbytes);
+          first += piece.nbytes;
+        }
+      } else if (route_.move == Move::reduce && !is_cut() && route_.whole_nbytes != 0) {
         std::vector<const void*> rows;
         for (std::size_t host = 0; host < greeting_->hosts(); host++) rows.push_back(greeting_->row(host));
         reduce(route_.dtype, route_.reduction, result, rows.data(), rows.size(), route_.whole_nbytes / route_.width);
-      } else if (route_.move == Move::copy) {
+      } else if (!route_.shards.empty()) {  // each host's part, or its shards, to their places
         for (std::size_t host = 0; host < greeting_->hosts(); host++) {
           const char* from = greeting_->row(host);
           for (const Piece& piece : route_.shards[host]) {
@@ -267,6 +339,7 @@ class HostsShortcut {
   Bytes source_, out_;
   const std::uint64_t version_;
   std::optional<Greeting> greeting_;  // of the leader
+  bool has_sums_ = false;             // of a sum that is cut: this host's part was summed, and is on its way
   alignas(8) char header_[kHeaderBytes];
 };
 
