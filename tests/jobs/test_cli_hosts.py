@@ -47,6 +47,21 @@ def bench(*words: str | Path, **more) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*BENCH, *words], capture_output=True, text=True, check=False, timeout=120, **more)
 
 
+def test_a_step_on_a_slow_link_is_measured_uncoded_and_coded(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path, plot = tmp_path / "r.json", tmp_path / "r.png"
+    words = ("--numel", "10K", "--seconds", "0.001", "--step", "--rates", "500mbit", "--rounds", "1")
+    model = ("--width", "32", "--layers", "1", "--context", "8", "--rows", "2", "--steps", "1")
+    command = [sys.executable, "-m", "zerort", "bench", "wire", *words, *model, "--json", path, "--plot", plot]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    free, slow = json.loads(path.read_text())["links"]
+    assert (free["rate"], slow["rate"]) == (None, "500mbit")
+    # Gathered in forward and backward as int8, summed once as int4: 0.254, 0.254 and 0.129 of float32's bytes.
+    assert 0.15 < slow["coded_nbytes"] / slow["uncoded_nbytes"] < 0.3
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
 def test_collectives_and_a_step_are_measured_and_no_host_stays(tmp_path: Path) -> None:
     path, plot = tmp_path / "r.json", tmp_path / "r.png"
     pytest.importorskip("matplotlib")

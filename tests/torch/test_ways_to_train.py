@@ -244,34 +244,6 @@ def test_a_unit_that_no_rank_used_is_not_reduced(node):
             assert moved[1] < 0.5 * moved[0]  # the first step does not know yet
 
 
-def test_the_same_bits_on_any_number_of_ranks(node):
-    got = losses_of(GPT, node, 4, virtual_shards=8)
-    with zr.open_group(kind="solo") as alone:
-        np.testing.assert_array_equal(got, losses_of(GPT, alone, 4, virtual_shards=8))
-    assert_same(got, train_plain(make_wide(GPT), 4))
-
-
-@pytest.mark.parametrize("plan", [2, 3])
-def test_the_same_bits_where_a_micro_batch_leaves_a_unit_out(node, plan):
-    """The second of four micro-batches goes to the first expert alone, the last one to the third; the fourth sleeps."""
-
-    def digests(group):
-        with zr.open(plan=zr.Plan.zero(plan), optimizer=zr.AdamW(lr=LR), group=group, virtual_shards=4) as rt:
-            model, found = zt.shard(make(Branching), rt, units=Expert), []
-            for step in range(3):
-                for shard in rt.micro_batches:
-                    x, y = text(6, 4 * step + shard)
-                    x[:, 0] = torch.arange(6) % 2 * (shard != 1) if shard < 3 else 2
-                    model(x, y).backward()
-                found.append(rt.step().digest)
-            return found
-
-    with zr.open_group(kind="solo") as alone:
-        expected = digests(alone)
-    assert digests(node) == expected
-    assert len(set(expected)) == 3
-
-
 def test_loss_scale_and_fp16(node):
     def factory():
         return GPT().to(torch.float16)

@@ -100,12 +100,13 @@ def test_hybrid_sharding(gpus, hosts):
     ("plan", "more", "copies"),
     [
         (zr.Plan.zero(3), {}, 1),
+        (zr.Plan.zero(3), {"accumulate": "local"}, 1),
         (zr.Plan.zero(3), {"accumulate": "local"}, 2),
         (zr.Plan.zero(2), {}, 2),
         (zr.Plan.zero(3, gradient=zr.Tier.HOST, state=zr.Tier.HOST), {}, 1),
         (zr.Plan.zero(3, gradient=zr.Tier.HOST), {"offload": zr.OffloadOptions(chunk_nbytes=8192)}, 2),
     ],
-    ids=["sharded", "local", "copies", "offloaded", "offloaded copies"],
+    ids=["sharded", "local", "local copies", "copies", "offloaded", "offloaded copies"],
 )
 def test_the_fixed_tree_gives_the_hosts_bits(plan, more, copies, gpus, hosts):
     options = {"plan": zr.Plan.zero(3), "virtual_shards": 7, **DECAY}

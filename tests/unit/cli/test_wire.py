@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from zerort.cli.bench.wire import command as bench_wire
+from zerort.cli.bench.wire.link_rows import link_rows
 from zerort.cli.main import main
 
 TINY = ["bench", "wire", "--numel", "20K", "--seconds", "0.005"]
@@ -38,3 +39,21 @@ def test_too_many_values_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(bench_wire, "available_nbytes", lambda: 1000)
     assert main(TINY) == 1
     assert "--numel: Expected 1.22MiB of memory, got 1000B available" in capsys.readouterr().err
+
+
+def test_what_a_link_exposes_is_counted_from_the_uncoded_step_without_a_limit() -> None:
+    def steps(uncoded: float, coded: float) -> list[dict[str, object]]:
+        times = {"uncoded": uncoded, "coded": coded, "floor": 80.0}
+        return [{"plan": name, "step_ms": ms, "moved_nbytes": 4} for name, ms in times.items()]
+
+    free, slow = link_rows([(None, steps(100.0, 110.0)), ("200mbit", steps(400.0, 150.0))])
+    assert (free.uncoded_exposed_ms, free.coded_exposed_ms) == (0.0, 10.0)
+    assert (slow.uncoded_exposed_ms, slow.coded_exposed_ms) == (300.0, 50.0)
+    assert slow.as_json()["coded_exposed_ms"] == 50.0
+
+
+@pytest.mark.parametrize("rates", ["fast", "1gbit,", "0mbit"])
+def test_rates_that_are_none_are_refused(rates: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*TINY, "--step", "--rates", rates])
+    assert "Expected a rate such as 1gbit or 500mbit" in capsys.readouterr().err

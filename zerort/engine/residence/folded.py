@@ -106,7 +106,7 @@ class OffloadedFold(OffloadedGradient):
             super().total(summed, name=name)
             self._summed.update(range(len(self.column.cuts) - 1))
             for within, complete in self._tied:
-                super().put(complete(), within=within).wait()  # gpu-wait: the_fixed_tree
+                super().put(complete(), within=within).wait()  # gpu-wait: trees_of_tied_units_are_added
         return summed
 
     def read_into(self, out: Array | None = None) -> Ticket[Array]:

@@ -10,7 +10,6 @@ error      of sums of 16-bit floats, against the exact ones
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,11 +25,12 @@ from zerort.cli.bench.collectives.sweep import Sweep
 from zerort.cli.bench.collectives.trials import Pattern, mpi_trials, our_trials, shared_trial
 from zerort.cli.bench.harness import Result, run_in_ranks
 from zerort.cli.bench.limits import MemoryLimit
+from zerort.cli.bench.pictures import check_plot
 from zerort.cli.bench.timing import time_interleaved
 from zerort.cli.machine import library_title
 from zerort.cli.world import World
 from zerort.comm import Group, open_group
-from zerort.errors import BootstrapError, CallError, SharedMemoryError
+from zerort.errors import BootstrapError, SharedMemoryError
 from zerort.native.dtypes import numpy_dtype
 
 __all__ = ["run_collectives"]
@@ -38,8 +38,7 @@ __all__ = ["run_collectives"]
 
 def run_collectives(options: argparse.Namespace, words: list[str]) -> int:
     """Run the benchmark, in ranks that are started here unless a launcher has done so. Return the exit code."""
-    if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise CallError("--plot: Expected matplotlib, got none. Install it: pip install matplotlib.")
+    check_plot(options.plot)
     if options.device == "cuda":
         check_gpu_options(options)
     return run_in_ranks(options, words, lambda world: _run(options, world))

@@ -7,7 +7,6 @@ the ranks        `HostsSweep`: the same under a launcher that the user started, 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import tempfile
@@ -17,21 +16,21 @@ from zerort import trace
 from zerort.cli.bench.hosts.namespaces import Hosts, expect_hosts
 from zerort.cli.bench.hosts.step import measure_step
 from zerort.cli.bench.hosts.sweep import HostsSweep, write_results
+from zerort.cli.bench.pictures import check_plot
 from zerort.cli.bench.step.command import BLAS, check_step_options
 from zerort.cli.ranks import ending_as_exit, run_command
 from zerort.cli.screen import Screen
 from zerort.cli.world import World
 from zerort.comm import open_group
 from zerort.comm.bootstrap.environment import launched_size, load_mpi
-from zerort.errors import BootstrapError, CallError
+from zerort.errors import BootstrapError
 
 __all__ = ["run_hosts"]
 
 
 def run_hosts(options: argparse.Namespace, words: list[str]) -> int:
     """Run the benchmark on hosts that are made here, or on those where a launcher has put the ranks."""
-    if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise CallError("--plot: Expected matplotlib, got none. Install it: pip install matplotlib.")
+    check_plot(options.plot)
     check_step_options(options)
     if launched_size() is None:
         return _run_on_namespaces(options, words)

@@ -24,7 +24,7 @@ from zerort.cli.bench.timing import rotated
 from zerort.cli.machine import available_nbytes, library_title
 from zerort.cli.world import World
 from zerort.comm import Group, open_group
-from zerort.config import Plan, format_bytes
+from zerort.config import Plan, Wire, format_bytes
 from zerort.config.environment import read_variable
 from zerort.errors import CallError
 from zerort.layout import Placement
@@ -43,6 +43,8 @@ _WARM_UP = 2
 
 _APART = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
 """How far losses of two plans may be apart, relatively: sums in another order, and rounded elsewhere."""
+_APART_CODED = 0.1
+"""The same where values travel as codes, which change them."""
 
 
 def run_step(options: argparse.Namespace, words: list[str]) -> int:
@@ -81,6 +83,8 @@ class PlanOption(NamedTuple):
     """Its ranks."""
     accumulate: Literal["sharded", "local"] | None = None
     """How gradients of micro-steps are summed; None: as the plan has it."""
+    wire: Wire | None = None
+    """How values travel; None: as they are."""
 
     @property
     def plan(self) -> Plan:
@@ -124,7 +128,8 @@ class StepBenchmark(Benchmark):
                 base=self._base,
             )
         title = f"{self._model.numel:,} parameters, {options.rows * options.context:,} bytes of text per rank and step"
-        same, line = _compare_losses(rows, apart=_APART[options.dtype])
+        coded = any(one.wire is not None for one in self._plans.values())
+        same, line = _compare_losses(rows, apart=max(_APART[options.dtype], _APART_CODED if coded else 0.0))
         return Result(
             tables=[steps_table(title, rows, base=self._base), parts_table(rows)],
             legend=[*steps_legend(steps=options.steps, rounds=options.rounds), line],
@@ -184,6 +189,7 @@ class StepBenchmark(Benchmark):
                 prefetch=options.prefetch,
                 micro_steps=options.micro_steps,
                 accumulate=one.accumulate,
+                wire=one.wire,
                 loss_scale=1024.0 if options.dtype == "float16" else None,
             )
         )

@@ -15,11 +15,14 @@ import numpy as np
 
 from zerort import native
 from zerort.cli.bench.harness import Benchmark, Result, wrong_line
+from zerort.cli.bench.pictures import check_plot
 from zerort.cli.bench.timing import time_interleaved
+from zerort.cli.bench.wire.link import measure_links, run_link_ranks
 from zerort.cli.bench.wire.shares import LEARNING_RATES, share_table, shares_of
 from zerort.cli.machine import available_nbytes
 from zerort.cli.screen import new_table
 from zerort.codec import FORMATS, Format, Stochastic, apply_delta, encode_delta, join_planes, split_planes
+from zerort.comm.bootstrap.environment import launched_size
 from zerort.config import format_bytes
 from zerort.errors import CallError
 
@@ -67,21 +70,28 @@ class WireRow:
         return {**dataclasses.asdict(self), **ratios}
 
 
-def run_wire(options: argparse.Namespace) -> int:
+def run_wire(options: argparse.Namespace, words: list[str]) -> int:
     """Run the benchmark and return the exit code."""
+    check_plot(options.plot)
+    if options.step and launched_size() is not None:
+        return run_link_ranks(options)
     needed = options.numel * 64
     if needed > 0.9 * available_nbytes():
         raise CallError(
             f"--numel: Expected {format_bytes(needed)} of memory, got {format_bytes(available_nbytes())} available. "
             "Use fewer elements."
         )
-    return _WireBenchmark(options).run()
+    return _WireBenchmark(options, words).run()
 
 
 class _WireBenchmark(Benchmark):
     """Formats, deltas and planes on one thread."""
 
     name = "wire"
+
+    def __init__(self, options: argparse.Namespace, words: list[str]) -> None:
+        super().__init__(options)
+        self._words = words
 
     def head(self, machine: dict[str, Any]) -> list[str]:
         return []
@@ -110,16 +120,22 @@ class _WireBenchmark(Benchmark):
                 shares.append(shares_of(lr))
                 bar.step(f"updates, {lr:g}", advance=1)
         wrong = sum(row.error > 1.0 for row in rows) + sum(row.part > row.bound for row in shares)
+        link = measure_links(self.options, self._words) if self.options.step else Result([], [], {}, failed=False)
         return Result(
-            tables=[_table(rows), share_table(shares)],
+            tables=[_table(rows), share_table(shares), *link.tables],
             legend=[
                 "# one thread; medians of 7 interleaved repetitions. GB/s of decoded values; / memcpy of these, in the "
                 "same repetitions.",
                 "# error: the largest one, in parts of its bound (half a step of its block; a whole step if "
                 "stochastic; bfloat16: half its spacing).",
                 wrong_line("values", wrong),
+                *link.legend,
             ],
-            figures={"rows": [row.as_json() for row in rows], "shares": [row.as_json() for row in shares]},
+            figures={
+                "rows": [row.as_json() for row in rows],
+                "shares": [row.as_json() for row in shares],
+                **link.figures,
+            },
             failed=wrong > 0,
         )
 
