@@ -61,12 +61,11 @@ train: $(VENV)/.installed ## Train the example on 8 ranks (RANKS=n for another n
 	$(BIN)/mpirun -n $(RANKS) $(BIN)/python examples/train.py
 
 # Every part runs, whatever the others gave. Two strands take parts from one list, one from each end, until none is left
-# (decision 0162).
-# From its beginning: jobs, which wait more than they compute (for timeouts, mostly), then what runs in one process. From
-# its end: suites of several ranks, which take whatever the first strand leaves of the cores; emulated GPUs wait for their
-# delays, so they stand in the middle, beside another suite. What the second strand did is shown afterwards. What a shell
-# runs in the background does not hear Ctrl-C: it is a process group of its own, which is ended with the rest. A plus
-# stands for the space between a target and its variables.
+# (decision 0162). From its beginning: jobs, then what runs in one process. From its end: suites of several ranks, which
+# take whatever the first strand leaves of the cores; emulated GPUs wait for their delays, so they stand in the middle,
+# beside another suite. Jobs that hardly do more than wait for timeouts are beside both. What these and the second strand
+# did is shown afterwards. What a shell runs in the background does not hear Ctrl-C: it is a process group of its own,
+# which is ended with the rest. A plus stands for the space between a target and its variables.
 RUN    = run() { for part in "$$@"; do $(MAKE) --no-print-directory $$(echo "$$part" | tr + " ") || echo "$$part" >> build/failed; done; }
 TAKE   = take() { for part in "$$@"; do ! mkdir "build/parts/$$part" 2> /dev/null || run "$$part"; done; }
 ALONE  = $(PYTHON) -c 'import os, sys; os.setsid(); os.execv("/bin/sh", ["sh", "-c", sys.argv[1]])'
@@ -74,15 +73,16 @@ ALONE  = $(PYTHON) -c 'import os, sys; os.setsid(); os.execv("/bin/sh", ["sh", "
 FOUR   = $(and $(filter 4,$(SIZES)),$(filter-out 1 4,$(SIZES)),4)
 AT     = $(addprefix $(1)+SIZES=,$(filter-out $(2),$(SIZES)))
 ONE    = $(if $(filter 1,$(SIZES)),test-ranks+SIZES=1 test-cuda-ranks+SIZES=1 test-torch-ranks+SIZES=1)
-PARTS  = test-jobs test-torch-jobs test-unit test-cuda-alone types $(ONE) test-cpu $(call AT,test-cuda-ranks,1 8) \
+PARTS  = test-jobs+ONLY=others test-torch-jobs test-unit test-cuda-alone types $(ONE) test-cpu $(call AT,test-cuda-ranks,1 8) \
   $(if $(FOUR),test-ranks+SIZES=4+MARK=smoke) $(call AT,test-ranks,1 $(FOUR)) $(call AT,test-torch-ranks,1 8 $(FOUR))
 BACKWARDS = $(if $(1),$(call BACKWARDS,$(wordlist 2,$(words $(1)),$(1))) $(firstword $(1)))
 test: $(VENV)/.torch $(CUDA) ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks; name what failed
 	@rm -rf build/failed build/parts; mkdir -p build/parts; export LIMIT=$(or $(LIMIT),1800); $(RUN); $(TAKE); \
 	trap '[ -z "$$beside" ] || kill -s TERM -- -$$beside; exit 130' INT TERM; \
 	run lint contracts; \
-	$(ALONE) '$(RUN); $(TAKE); take $(call BACKWARDS,$(PARTS))' > build/test-others.log 2>&1 & beside=$$!; \
-	take $(PARTS); wait; cat build/test-others.log; \
+	$(ALONE) '$(RUN); $(TAKE); run test-jobs+ONLY=waiting > build/test-waiting.log 2>&1 & \
+	  take $(call BACKWARDS,$(PARTS)); wait' > build/test-others.log 2>&1 & beside=$$!; \
+	take $(PARTS); wait; cat build/test-waiting.log build/test-others.log; \
 	if [ -e build/failed ]; then echo "*** FAILED with $(MPI):" $$(tr + " " < build/failed); exit 1; fi; \
 	echo "All of make test passed with $(MPI)."
 
@@ -121,8 +121,13 @@ test-unit: $(VENV)/.dev ## Run tests that need no mpirun, and doctests
 	$(call BOTH,$(BIN)/python -m pytest -q tests/unit,\
 	  $(BIN)/python -m pytest -q --doctest-modules zerort --ignore-glob='*/zerort/*cuda*.py' --ignore-glob='*/zerort/*nccl*.py')
 
+# Those that wait more than they compute, for timeouts mostly: `make test` runs them beside everything else.
+WAITING      = $(addprefix tests/jobs/test_,$(addsuffix .py,last_words nothing_hangs phases_and_faults ranks_that_die stuck_disk))
+JOBS_        = tests/jobs
+JOBS_waiting = $(WAITING)
+JOBS_others  = tests/jobs $(addprefix --ignore=,$(WAITING))
 test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashes, hosts, examples
-	$(BIN)/python -m pytest -q tests/jobs --ignore-glob='*_torch.py'
+	$(BIN)/python -m pytest -q $(JOBS_$(ONLY)) --ignore-glob='*_torch.py'
 
 test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 	$(call ON_RANKS) tests/ranks

@@ -76,7 +76,7 @@ def make_test(tmp_path):
     return start
 
 
-@pytest.mark.parametrize("broken", ["", "lint", "types test-ranks+SIZES=8 test-ranks+SIZES=1 test-cpu"])
+@pytest.mark.parametrize("broken", ["", "lint", "types test-jobs+ONLY=waiting test-ranks+SIZES=8 test-ranks+SIZES=1"])
 def test_every_part_of_make_test_runs_and_all_that_failed_are_listed(make_test, broken):
     with make_test(BROKEN=broken) as process:
         output, _ = process.communicate(timeout=60)
@@ -84,7 +84,8 @@ def test_every_part_of_make_test_runs_and_all_that_failed_are_listed(make_test, 
     parts = [line.removeprefix("part ") for line in lines if line.startswith("part ")]
     assert sorted(parts) == sorted(  # each once, though two strands take them
         [
-            *("lint", "contracts", "types", "test-unit", "test-cuda-alone", "test-jobs", "test-torch-jobs", "test-cpu"),
+            *("lint", "contracts", "types", "test-unit", "test-cuda-alone", "test-torch-jobs", "test-cpu"),
+            *("test-jobs+ONLY=others", "test-jobs+ONLY=waiting"),
             *(f"test-ranks+SIZES={size}" for size in (1, 2, 3, 8)),
             "test-ranks+SIZES=4+MARK=smoke",
             *(f"test-torch-ranks+SIZES={size}" for size in (1, 2, 3)),
@@ -92,7 +93,7 @@ def test_every_part_of_make_test_runs_and_all_that_failed_are_listed(make_test, 
         ]
     )
     assert bool(process.returncode) == bool(broken), output
-    told = lines[-1].replace(" SIZES=", "+SIZES=").replace(" MARK=", "+MARK=")
+    told = lines[-1].replace(" SIZES=", "+SIZES=").replace(" ONLY=", "+ONLY=")
     if broken:  # in the order in which they failed
         assert sorted(told.removeprefix("*** FAILED with mpich: ").split()) == sorted(broken.split())
     else:
@@ -100,7 +101,7 @@ def test_every_part_of_make_test_runs_and_all_that_failed_are_listed(make_test, 
 
 
 def test_an_interrupt_ends_what_runs_beside_too(make_test, tmp_path):
-    stuck = ["test-jobs", "test-torch-ranks+SIZES=3"]  # with which the two strands begin
+    stuck = ["test-jobs+ONLY=others", "test-jobs+ONLY=waiting", "test-torch-ranks+SIZES=3"]  # which run first
     notes = [tmp_path / f"pid-{part}" for part in stuck]
     with make_test(STUCK=" ".join(stuck)) as process:
         while not all(note.exists() and note.read_text().strip() for note in notes):
