@@ -78,8 +78,8 @@ def main() -> None:
 
 def train(group: zr.Group, way: Way, seed: int, steps: int, lr: float) -> float:
     """Return the mean of the last losses, a twentieth of all."""
-    model = ByteModel(width=64, layers=2, context=32, heads=4)
-    text = ByteText(rows=16, context=32, seed=seed)
+    model = ByteModel(width=32, layers=2, context=32, heads=4)
+    text = ByteText(rows=8, context=32, seed=seed)
     rate = zr.warmup_cosine(lr, warmup=steps // 20, total=steps)
     with zr.open(zr.Plan.zero(3), way.optimizer(rate), group=group, wire=way.wire, clip_norm=1.0) as rt:
         found = Walk(rt, model, text, dtype=way.dtype).train(steps)

@@ -180,7 +180,7 @@ class OffloadedGradient:
         ticket: Ticket[Array] = self._stream.submit(put_away, name=f"put away {self.column.name}")
         slot.release(after=ticket)  # gpu-wait: no_order_of_streams_changes_a_walk [after=ticket -> ]
         if beside is not None:
-            # gpu-wait: gradients_of_tied_units_are_added_where_they_rest [after=ticket -> ]
+            # not-gpu: slots are leased in turn: whoever gets this one has had the other, and waited for it
             beside.release(after=ticket)
         return ticket
 
