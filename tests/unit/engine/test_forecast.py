@@ -11,20 +11,25 @@ from zerort.testing.threads import run_threads
 from zerort.testing.threads_transport import ThreadsTransport
 
 
+def expect_on_threads(ranks, test, *arguments):
+    """Run a test of the contract on ranks that are threads: what it asserts, it asserts on each."""
+    run_threads(ranks, lambda group: test(group, *arguments))
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_ranks_count_what_was_told(stage, tmp_path):
-    run_threads(2, lambda group: ForecastContract().test_a_runtime_counts_what_was_told(group, tmp_path, stage))
+    expect_on_threads(2, ForecastContract().test_a_runtime_counts_what_was_told, tmp_path, stage)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("accumulate", ["local", "sharded"])
 def test_ranks_count_what_was_told_of_a_fixed_tree(ranks, accumulate, tmp_path):
-    run_threads(ranks, lambda group: ForecastContract().test_a_fixed_tree_is_counted(group, tmp_path, accumulate))
+    expect_on_threads(ranks, ForecastContract().test_a_fixed_tree_is_counted, tmp_path, accumulate)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_count_what_was_told_of_copies(ranks, tmp_path):
-    run_threads(ranks, lambda group: ForecastContract().test_copies_are_counted(group, tmp_path))
+    expect_on_threads(ranks, ForecastContract().test_copies_are_counted, tmp_path)
 
 
 @pytest.mark.parametrize(

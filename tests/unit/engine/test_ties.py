@@ -28,8 +28,8 @@ def opened(group, tmp_path, *, stage=3, gradient=MEMORY, chunk_nbytes=16 * 1024,
 @pytest.mark.parametrize("micro_steps", [1, 2])
 @pytest.mark.parametrize(("stage", "gradient"), [(2, MEMORY), (3, DISK)])
 def test_tied_gradients_on_threads(size, stage, gradient, micro_steps, tmp_path):
-    test = TiesContract().test_gradients_of_tied_units_are_added_where_they_rest
-    run_threads(size, lambda group: test(group, tmp_path, stage, gradient, micro_steps))
+    expect_added = TiesContract().test_gradients_of_tied_units_are_added_where_they_rest
+    run_threads(size, lambda group: expect_added(group, tmp_path, stage, gradient, micro_steps))
 
 
 @pytest.mark.parametrize("stage", [2, 3])
