@@ -7,8 +7,7 @@
         report = rt.step()                           shards updated
 
 The entry point: methods and checks. `Persistence` has those of checkpoints and feeds, `RuntimeProperties` its numbers,
-closing.py its end. `Unit` gathers and reduces,
-`step/step.py` is the step, `persist/` are checkpoints.
+closing.py its end. `Unit` gathers and reduces, `step/step.py` is the step, `persist/` are checkpoints.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class Exchange:
             Interrupted: Not done after the timeout, or an alarm says that they never will be.
         """
         began = looked = time.monotonic()
-        while not under_way.wait(LISTEN_EVERY, busy_for):
+        while not under_way.wait(LISTEN_EVERY, busy_for):  # not-gpu: messages of MPI
             busy_for, now = busy_for - LISTEN_EVERY, time.monotonic()
             self.listen()
             if now - looked >= _LOOK_EVERY:

@@ -138,8 +138,8 @@ class Section(SectionGradients):
         if self._rows is not None:  # what rests as codes travels as these
             return PLAIN
         if format is None:
-            is_apart = len(set(context.mesh.shard.hosts)) > 1 and self.parameter_placement is Placement.SHARDED
-            if self._is_sparse and is_apart:
+            crosses_hosts = len(set(context.mesh.shard.hosts)) > 1 and self.parameter_placement is Placement.SHARDED
+            if self._is_sparse and crosses_hosts:
                 return SparseGather(itemsize(dtype), context.slots.codes, context.ledger.uncoded)
             return PLAIN
         return CodedGather(format, context.slots.codes, context.ledger.uncoded)

@@ -17,9 +17,8 @@
 
 An all_gather moves ranges as they are, or as codes (`RangeGather`); a coded one has no window: the whole is decoded.
 
-Decisions 0028 and 0093 say why reads are apart from the gather. `backings.py` makes parameters; what all of them hold
-is said by `zerort.testing.contracts.residence`. Padding stays zero: it belongs to no tensor, and never leaves here.
-Next in reading order: `model/unit.py`.
+Decisions 0028 and 0093 say why reads are apart from the gather. `backings.py` makes parameters; their contract is
+`zerort.testing.contracts.residence`. Padding stays zero and never leaves here. Next in reading order: `model/unit.py`.
 """
 
 from __future__ import annotations

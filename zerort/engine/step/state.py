@@ -6,8 +6,7 @@
     master weights, in a `MasterForm`    of bf16 and fp16 parameters: a `ChunkedArray`, too
 
 The range is cut into chunks, which are updated one by one wherever they rest; state that is all in memory is one chunk.
-Neighbouring tensors with the same settings are updated by one kernel call, padding included (zeros stay zeros), and
-elementwise kernels do not see where a chunk is cut.
+Neighbouring tensors with the same settings are updated by one kernel call, padding included (zeros stay zeros).
 """
 
 from __future__ import annotations
