@@ -38,6 +38,25 @@ def test_every_size_runs_and_all_that_failed_are_listed(tmp_path):
     assert lines[-1] == "== failed: 1 ranks (exit code 1), 2 ranks (exit code 1); of sizes 1 2 3"
 
 
+def test_a_suite_that_is_ended_leaves_no_rank_behind(tmp_path):
+    suite, started = tmp_path / "test_suite.py", tmp_path / "started"
+    suite.write_text(
+        "import os, time, pathlib\n\ndef test_long():\n"
+        f"    pathlib.Path({str(started)!r}, str(os.getpid())).touch()\n    time.sleep(600)\n"
+    )
+    started.mkdir()
+    words = [sys.executable, "-m", "zerort.testing", "2", "--", "-p", "no:hypothesispytest", str(suite)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while len(ranks := [int(one.name) for one in started.iterdir()]) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert not any(map(is_alive, ranks))
+
+
 FAKE = """#!/bin/sh
 shift
 part=$(echo "$*" | tr ' ' +)
