@@ -89,7 +89,7 @@ class DeviceError(ZerortError, RuntimeError):
 
 
 class DeviceMemoryError(DeviceError, MemoryError):
-    """A GPU has not that much memory left; the message has the numbers."""
+    """A GPU, or a host for this process, has not that much memory left; the message has the numbers."""
 
 
 class CollectiveError(ZerortError, RuntimeError):

@@ -126,7 +126,8 @@ def shard(
         branches: Ranks use different parameters, or none, in a forward of ``model`` and its backward, and do not find
             that out by themselves: every rank takes part in the gathers of all units, and gradients are reduced after a
             backward pass, not during it. For ranks without shared memory on GPUs, with ``wire=`` for parameters,
-            ``frozen_format=``, ``secondary=`` or copies of the model; elsewhere they may differ anyway.
+            ``frozen_format=``, ``secondary=``, copies of the model, sparse embeddings, or `zr.Sparsity` between hosts;
+            elsewhere they may differ anyway.
         lazy: Rows of ``nn.Embedding(sparse=True)`` without a gradient stay as they are, moments included, instead of
             getting what they have missed when they are next used; see `Runtime.register`.
 

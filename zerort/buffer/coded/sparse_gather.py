@@ -88,30 +88,30 @@ class SparseGather:
         if traffic is not None and group.size > 1:
             traffic["all_gather"] += sum(counts)
             self.uncoded["all_gather"] += (partition.numel - padding) * mine.itemsize
-        slot = self.slots.lease(sum(counts))
-        payloads, first = [], 0
-        for nbytes, count in zip(told, counts, strict=True):
-            payloads.append(slot.memory[first : first + nbytes])
-            first += count
-        begin = sum(counts[: group.rank])
-        own = slot.memory[begin : begin + counts[group.rank]]
-        sparse = encode_sparse(mine) if told[group.rank] < mine.nbytes else None
-        payloads[group.rank][:] = mine.view(np.uint8) if sparse is None else sparse
-        arrival = group.all_gather(own, out=slot.memory[:first], counts=counts, name=name, eager=False)
+        with self.slots.lease(sum(counts)).returned_on_error() as slot:
+            payloads, first = [], 0
+            for nbytes, count in zip(told, counts, strict=True):
+                payloads.append(slot.memory[first : first + nbytes])
+                first += count
+            begin = sum(counts[: group.rank])
+            own = slot.memory[begin : begin + counts[group.rank]]
+            sparse = encode_sparse(mine) if told[group.rank] < mine.nbytes else None
+            payloads[group.rank][:] = mine.view(np.uint8) if sparse is None else sparse
+            slot.busy = arrival = group.all_gather(own, out=slot.memory[:first], counts=counts, name=name, eager=False)
 
-        def decode() -> Array:
-            arrival.wait()  # not-gpu: sparsity is refused on GPUs
-            for rank, payload in enumerate(payloads):
-                place = out[partition.of(rank).slice]
-                if payload.size < place.nbytes:
-                    decode_sparse(place, payload)
-                else:
-                    place[:] = payload.view(place.dtype)
-            return out
+            def decode() -> Array:
+                arrival.wait()  # not-gpu: sparsity is refused on GPUs
+                for rank, payload in enumerate(payloads):
+                    place = out[partition.of(rank).slice]
+                    if payload.size < place.nbytes:
+                        decode_sparse(place, payload)
+                    else:
+                        place[:] = payload.view(place.dtype)
+                return out
 
-        stream = group.device.named_stream("decode")
-        ticket: Ticket[Array] = stream.submit(decode, name=f"decode {name}", eager=arrival.done())
-        slot.release(after=ticket)  # not-gpu: sparsity is refused on GPUs
+            stream = group.device.named_stream("decode")
+            ticket: Ticket[Array] = stream.submit(decode, name=f"decode {name}", eager=arrival.done())
+            slot.release(after=ticket)  # not-gpu: sparsity is refused on GPUs
         return ticket
 
 

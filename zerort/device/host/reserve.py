@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from zerort.errors import DeviceMemoryError
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array, DtypeLike
 
@@ -73,11 +74,12 @@ class Reserve:
         """Return the elements from ``first`` to ``last``: with the values that are there, else zeros.
 
         Raises:
-            MemoryError: The process may not have so much.
+            DeviceMemoryError: The process may not have so much.
         """
         begin, end = self._pages(first, last)
         if begin < end and _libc.mprotect(self._address + begin, end - begin, mmap.PROT_READ | mmap.PROT_WRITE):
-            raise MemoryError(f"Expected {end - begin:,} bytes of memory, got: {os.strerror(ctypes.get_errno())}.")
+            why = os.strerror(ctypes.get_errno())
+            raise DeviceMemoryError(f"Expected {end - begin:,} bytes of memory on the host, got: {why}.")
         self._ask_for_huge_pages(begin, end)
         size = self._dtype.itemsize
         return self._bytes[first * size : last * size].view(self._dtype)

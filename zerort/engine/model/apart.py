@@ -3,13 +3,15 @@
 Where ranks share no memory a gather is a collective. As long as all ranks gather the same units, they do so through
 slots, ahead of time. Once a gather differs, those of that step go on apart: each unit into memory of the rank's own, by
 one all_gather for each section. A rank that asks for another unit, waits for a reduction, or has come to its step takes
-part in it, with its range and a scratch array: no state of its own changes, so any thread can (decision 0165).
+part in it, with its range and a scratch array: nothing of its own changes but its count of bytes, so any thread can
+(decision 0165). Forecasts do not count that memory: a section's whole for as long as it is copied, or joined.
 
     same units on all ranks      slots, prefetch, reductions during backward               as ever
     another unit on some rank    all give way, then all join the units that any rank uses  until the step
     after the step               slots again; the order of gathers is watched anew
 
-Not on GPUs, with `zr.Wire` for parameters, frozen codes, or copies of the model: there a difference is a mismatch.
+Not on GPUs, with `zr.Wire` for parameters, frozen codes, copies of the model, tables by rows, or `zr.Sparsity` between
+hosts: there a difference is a mismatch.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class ApartGathers:
                 self._context.mesh.replicate is None
                 and self._context.mesh.shard.size > 1
                 and self._turns.keys() >= self._units.keys()
-                and all(one.parameters.is_resident or one.parameters.can_gather_apart for one in self._units.sections())
+                and all(_can_be_apart(section) for section in self._units.sections())
             )
         return self._is_usable
 
@@ -126,6 +128,11 @@ class ApartGathers:
 def _copy(unit: Unit, copy: Callable[[Array], Copied]) -> list[Copied]:
     with unit.gathered():
         return [copy(section.parameters.whole) for section in unit.sections]
+
+
+def _can_be_apart(section: Section) -> bool:
+    """Say whether others can take a section's ranges as they lie: not those of a table, whose rows may be late."""
+    return section.table is None and (section.parameters.is_resident or section.parameters.can_gather_apart)
 
 
 def _name_of(section: Section) -> str:

@@ -81,13 +81,18 @@ class GatheredForm:
                     raise
                 self._context.run.meetings += 1
         cursor, begun = 0, []
-        for section in self._sections:
-            out = None
-            if section.parameters.needs_room:
-                assert self._slot is not None
-                out = self._slot.memory[cursor : cursor + section.parameters.room_nbytes]
-                cursor += _room_of(section)
-            begun.append(section.parameters.start(out))
+        try:
+            for section in self._sections:
+                out = None
+                if section.parameters.needs_room:
+                    assert self._slot is not None
+                    out = self._slot.memory[cursor : cursor + section.parameters.room_nbytes]
+                    cursor += _room_of(section)
+                begun.append(section.parameters.start(out))
+        except BaseException:
+            self.fetched = joined(begun, result=None)
+            self.drop()
+            raise
         self.fetched = joined(begun, result=None)
         return True
 
@@ -111,8 +116,8 @@ class GatheredForm:
         if not differences.is_known:
             return
         text = (
-            f"Expected {unit_title(self._name)} to be gathered by hand before ranks use different units of a model in "
-            "a step, or after that step; got it in between."
+            f"Expected {unit_title(self._name)} to be gathered by hand before ranks use different units of a model, or "
+            "after the step; got it in between. Without a step, after an evaluation: rt.discard_gradients()."
         )
         if differences.stance is not None:
             raise RanksDiffer(text)

@@ -100,8 +100,12 @@ class RowSection(Section):
         """
         self.table.catch_up()
         if self.parameters.needs_room:
-            self.parameters.start(self._device.scratch(self.layout.numel, self.parameters.dtype))
-            self.parameters.finish().wait()
+            try:
+                self.parameters.start(self._device.scratch(self.layout.numel, self.parameters.dtype))
+                self.parameters.finish().wait()
+            except BaseException:  # else the next gather would get this one's Ticket
+                self.parameters.release()
+                raise
         else:
             self._group.barrier(name=self.name[:60]).wait()  # all have written their rows
         (extent,) = self.layout.extents

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zerort.engine.attachment import complete_all
 from zerort.engine.context import Context
+from zerort.engine.model.gather import end_step_of_gathers
 from zerort.engine.model.units import Units
 from zerort.engine.step.copies import reduced_alike
 from zerort.engine.step.facts.record import Record
@@ -33,6 +34,8 @@ def discard_gradients(context: Context, units: Units, *, keeps_batch: bool = Fal
         units.wait_for_reductions()
     context.update_stream.cancel_prefetch()
     forget_gradients(context, units)
+    if context.mesh.shard.differences.is_known:  # ranks have met: they gather alike again
+        end_step_of_gathers(context)
     join = context.run.join
     if join.pulled:  # the loop goes on to its next batch, as after a step
         record = Record()

@@ -44,7 +44,7 @@ class StateColumns:
             partition: Which rank has which range of it.
 
         Raises:
-            DeviceMemoryError: A GPU has too little left.
+            DeviceMemoryError: A GPU has too little left, or the process may not have more of the host's memory.
         """
         first = 0 if self.whole else partition.of(self.rank).first
         reserve = self._reserve(kind, dtype, partition)
