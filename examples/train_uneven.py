@@ -1,6 +1,7 @@
 """Train on documents of different lengths, with a rank that is slow: it is named, and given less to do.
 
     mpirun -n 3 python examples/train_uneven.py                  # rank 1 takes twice as long for a document
+    mpirun -n 3 python examples/train_uneven.py --since 20       # from step 20 on
     mpirun -n 3 python examples/train_uneven.py --slow -1        # none does
     mpirun -n 3 python examples/train_uneven.py --plot steps.png
 
@@ -52,7 +53,8 @@ def train(rt: zr.Runtime, documents: np.ndarray, options: argparse.Namespace) ->
         x = x[np.isfinite(x[..., 0])]  # (tokens, numbers): documents end where NaN begins
         with line.gathered() as p:
             error = x @ p["w"] + p["b"] - np.sin(x.sum(1))
-        time.sleep(len(indices) * options.milliseconds / 1e3 * (1 + (rt.rank == options.slow)))  # a larger model
+        is_slow = rt.rank == options.slow and rt.updates >= options.since
+        time.sleep(len(indices) * options.milliseconds / 1e3 * (1 + is_slow))  # a larger model
         line.reduce({"w": error @ x, "b": error.sum(keepdims=True)})  # of sums: the step divides
         report = rt.step(weight=len(x))
         seconds.append(time.perf_counter() - began)
@@ -98,6 +100,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=whole, default=60, help="documents of a step (default: %(default)s)")
     parser.add_argument("--epochs", type=whole, default=3, help="(default: %(default)s)")
     parser.add_argument("--slow", type=int, default=1, metavar="RANK", help="who is slow (default: %(default)s)")
+    parser.add_argument("--since", type=int, default=0, metavar="STEP", help="from when on (default: %(default)s)")
     parser.add_argument("--milliseconds", type=float, default=1.0, help="for a document (default: %(default)s)")
     parser.add_argument("--plot", metavar="FILE", help="draw step times: steps.png, .svg or .pdf")
     return parser.parse_args()

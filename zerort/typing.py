@@ -48,6 +48,16 @@ class HostMemorySource(Protocol):
         """Let go of an array from here, as it came: no copy is under way. It stays readable."""
 
 
+class Reserve(Protocol):
+    """Addresses for a 1-D array, of which the ranges in use alone have memory."""
+
+    def take(self, first: int, last: int) -> Any:
+        """Return the elements from ``first`` to ``last``: with the values that are there, else zeros."""
+
+    def give_back(self, first: int, last: int, *, keep: tuple[int, int]) -> None:
+        """Let the memory of some elements go, except for pages on which there are some of ``keep``."""
+
+
 class Event(Protocol):
     """A point in a stream's work that has been reached, or will be."""
 
@@ -110,6 +120,9 @@ class Device(Protocol):
 
     def zeros(self, numel: int, dtype: DtypeLike) -> Any:
         """Return a 1-D array of zeros, as `empty` aligns it."""
+
+    def reserve(self, numel: int, dtype: DtypeLike) -> Reserve | None:
+        """Return addresses for an array of which ranges come into use one after the other; None: it has none."""
 
     def flat(self, array: Any) -> Any:
         """Return an array of this device as 1-D and contiguous: where it lies, or a copy if it must be."""

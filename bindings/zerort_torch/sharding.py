@@ -33,6 +33,7 @@ from zerort_torch.parameters.memory import (
 )
 from zerort_torch.parameters.released import ReleasedParameter, pickling_refusal
 from zerort_torch.parameters.strays import Strays, kept_in_containers
+from zerort_torch.parameters.table import TableUnit
 from zerort_torch.parameters.turns import Turns, places_of
 from zerort_torch.parameters.unit import TorchUnit
 
@@ -106,6 +107,7 @@ def shard(
     init: Init | None = None,
     broadcast: bool = False,
     branches: bool = False,
+    lazy: bool = False,
 ) -> Model:
     """Hand a model's parameters to a runtime. Every rank calls this with the same model.
 
@@ -121,15 +123,19 @@ def shard(
         name: What to put before all names; for several models in one runtime.
         init: Gives a module's own parameters values, if they are on the meta device; None: ``reset_parameters()``.
         broadcast: Take rank 0's values instead of checking that all ranks have the same.
-        branches: Ranks may use different parameters, or none, in a forward of ``model`` and its backward. Where they
-            share memory they may anyway; elsewhere every rank then takes part in the gathers of all units, and
-            gradients are reduced after a backward pass, not during it.
+        branches: Ranks use different parameters, or none, in a forward of ``model`` and its backward, and do not find
+            that out by themselves: every rank takes part in the gathers of all units, and gradients are reduced after a
+            backward pass, not during it. For ranks without shared memory on GPUs, with ``wire=`` for parameters,
+            ``frozen_format=``, ``secondary=`` or copies of the model; elsewhere they may differ anyway.
+        lazy: Rows of ``nn.Embedding(sparse=True)`` without a gradient stay as they are, moments included, instead of
+            getting what they have missed when they are next used; see `Runtime.register`.
 
     Returns:
         The model.
 
     Raises:
         CallError: It cannot be sharded, or differs between ranks; on every rank.
+        PlanError: It has embeddings with ``sparse=True``, and the plan cannot gather rows; on every rank.
     """
     if not isinstance(rt, Runtime):
         raise CallError(f"Expected a runtime, as zr.open() gives one, got {type(rt).__name__}: zt.shard(model, rt).")
@@ -141,6 +147,7 @@ def shard(
         check_torch(rt.device)
         share_memory(rt.device)
         found = _find(model, units, device=torch_device(rt.device))
+        _check_tables(binding, found, name=name, lazy=lazy)
     hook_compiled(model)
     persistent = set(model.state_dict())
     made: dict[str, TorchUnit] = {}
@@ -149,7 +156,7 @@ def shard(
     guard_optimizers((one.full, one.value) for unit in found for one in unit.parameters)
     _announce(binding, found, name=name)
     for one in found:
-        made[one.name] = unit = _register(binding, one, name=name, init=init, broadcast=broadcast)
+        made[one.name] = unit = _register(binding, one, name=name, init=init, broadcast=broadcast, lazy=lazy)
         gradients.add_unit(unit, spread=one.name == "" and len(found) > 1)
     meta_buffers = any(buffer.is_meta for buffer in model.buffers())
     materialise_buffers(model, init, device=torch_device(rt.device))
@@ -168,10 +175,13 @@ def shard(
     for module in model.modules():
         _shardings[module] = sharding
     for one, unit in zip(found, ordered, strict=True):
+        if isinstance(unit, TableUnit):
+            sharding.handles += unit.hook()
+            continue
         for holder in dict.fromkeys(one.held_by):
             sharding.hook_forward(holder, unit.acquire, unit.release)
     turns = None
-    if branches and rt.size > 1 and not all(unit.is_resident for unit in ordered):
+    if branches and rt.size > 1 and any(unit.takes_turns for unit in ordered):
         turns = Turns(binding, dict(zip(ordered, places_of(model, found), strict=True)))
     _hook_model(model, sharding, gradients.begin_forward, turns)
     sharding.handles += hook_state_dict(rt, ordered)
@@ -203,6 +213,26 @@ def _find(model: object, units: Units, *, device: torch.device) -> list[FoundUni
     return found
 
 
+def _check_tables(binding: Binding, found: Sequence[FoundUnit], *, name: str, lazy: bool) -> None:
+    """Refuse embeddings with sparse gradients that the runtime cannot keep by rows, before anything is registered."""
+    tables = [one for one in found if one.is_table]
+    if lazy and not tables:
+        raise CallError(
+            "Expected lazy=True for a model that has a trainable nn.Embedding(sparse=True), got one without. Leave it "
+            "out."
+        )
+    for one in tables:
+        specs = {parameter.local: _spec_of(parameter.value) for parameter in one.parameters}
+        try:
+            binding.check_rows(_full_name(name, one), specs, lazy=lazy)
+        except ZerortError as error:
+            raise type(error)(f"{error} Or build it without sparse=True: it is gathered whole then.") from None
+
+
+def _spec_of(value: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tuple(value.shape), str(value.dtype).removeprefix("torch."))
+
+
 def _announce(binding: Binding, found: Sequence[FoundUnit], *, name: str) -> None:
     """Tell the runtime of all units before the first one comes, so that a budget is shared out over all of them."""
     values = {
@@ -211,13 +241,7 @@ def _announce(binding: Binding, found: Sequence[FoundUnit], *, name: str) -> Non
         if one.parameters
     }
     binding.expect(
-        {
-            full: {
-                local: TensorSpec(tuple(value.shape), str(value.dtype).removeprefix("torch."))
-                for local, value in one.items()
-            }
-            for full, one in values.items()
-        },
+        {full: {local: _spec_of(value) for local, value in one.items()} for full, one in values.items()},
         frozen={
             full: {local for local, value in one.items() if not value.requires_grad}.__contains__
             for full, one in values.items()
@@ -229,7 +253,9 @@ def _full_name(name: str, found: FoundUnit) -> str:
     return ".".join(part for part in (name, found.name) if part)
 
 
-def _register(binding: Binding, found: FoundUnit, *, name: str, init: Init | None, broadcast: bool) -> TorchUnit:
+def _register(
+    binding: Binding, found: FoundUnit, *, name: str, init: Init | None, broadcast: bool, lazy: bool
+) -> TorchUnit:
     device = binding.rt.device
     hooks = hooks_of(found)  # before materialise, which makes new parameters
     meta = is_meta(found)
@@ -243,7 +269,9 @@ def _register(binding: Binding, found: FoundUnit, *, name: str, init: Init | Non
         {parameter.local: as_array(parameter.value, device) for parameter in found.parameters},
         frozen=frozen.__contains__,
         broadcast=broadcast or meta,
-        make=functools.partial(TorchUnit, found=found, binding=binding),
+        rows=[parameter.local for parameter in found.parameters] if found.is_table else (),
+        lazy=found.is_table and lazy,
+        make=functools.partial(TableUnit if found.is_table else TorchUnit, found=found, binding=binding),
     )
     for weight, mine in zip(unit.weights, hooks, strict=True):
         carry_over(mine, to=weight.live)

@@ -11,8 +11,10 @@ cupy = pytest.importorskip("cupy")
 
 from arrays import put  # noqa: E402
 
-from zerort.codec import BFLOAT16, INT4, INT8, Stochastic, kernels_cuda  # noqa: E402
+from zerort.codec import BFLOAT16, INT4, INT8, ROWS, Coded, Stochastic, kernels_cuda  # noqa: E402
 from zerort.errors import CallError  # noqa: E402
+from zerort.native import cast_into  # noqa: E402
+from zerort.native.dtypes import numpy_dtype  # noqa: E402
 
 FORMATS = [INT8, INT4, BFLOAT16]
 
@@ -50,6 +52,71 @@ def test_codes_and_values_are_the_hosts(format, numel):
                 assert out_there.get().tobytes() == out.tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("format", [INT8, INT4], ids=lambda one: one.name)
+def test_halves_are_coded_and_decoded_as_on_the_host(format, dtype):
+    source = np.empty(5_003, numpy_dtype(dtype))
+    cast_into(source, np.clip(values_of(source.size), -6e4, 6e4))  # also NaN
+    payload = np.zeros(format.nbytes(source.size), np.uint8)
+    format.encode(payload, source, start=1024)
+    there = put(np.zeros_like(payload))
+    format.encode(there, put(source), start=1024)
+    assert there.get().tobytes() == payload.tobytes()
+    out = np.empty_like(source)
+    format.decode(out, payload)
+    out_there = put(np.zeros_like(source))
+    format.decode(out_there, there)
+    assert out_there.get().tobytes() == out.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_rows_are_decoded_as_on_the_host(rows, dtype):
+    for numel in (0, 1, 130, 5_003):
+        source = np.empty(numel, numpy_dtype(dtype))
+        values = np.clip(values_of(numel, seed=1), -6e4, 6e4)
+        if dtype == "float32":
+            source[:] = values
+        else:
+            cast_into(source, values)
+        octets = np.empty(rows.nbytes_of(numel), np.uint8)
+        rows.encode(octets, source)
+        out, out_there = np.zeros_like(source), put(np.zeros_like(source))
+        rows.decode(out, octets)
+        rows.decode(out_there, put(octets))
+        assert out_there.get().tobytes() == out.tobytes()
+    with pytest.raises(CallError, match=f"bytes \\(uint8, 1-D\\) for 7 elements in rows of {rows.name}"):
+        rows.decode(put(np.zeros(7, np.float32)), put(np.zeros(7, np.uint8)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("format", FORMATS, ids=lambda one: one.name)
+def test_feedback_and_sums_have_the_hosts_bits(format, dtype):
+    """What codes lose is kept in the same pass; payloads of three senders are summed in order, and rounded once."""
+    numel = 5 * 256 + 77
+    payloads, payloads_there = (np.zeros((3, -(-format.nbytes(numel) // 4) * 4), np.uint8) for _ in range(2))
+    payloads_there = put(payloads_there)
+    residual = np.zeros(numel, numpy_dtype("bfloat16"))
+    residual_there = put(residual)
+    for sender in range(3):
+        source = np.empty(numel, numpy_dtype(dtype))
+        source[:] = np.clip(np.nan_to_num(values_of(numel, seed=sender)), -1e30, 1e30)
+        source[700:703] = np.nan, np.inf, -np.inf
+        mine, there = (one[sender, : format.nbytes(numel)] for one in (payloads, payloads_there))
+        format.encode_with_feedback(mine, source, residual, start=1024)
+        format.encode_with_feedback(there, put(source), residual_there, start=1024)
+        assert there.get().tobytes() == mine.tobytes()
+        assert residual_there.get().tobytes() == residual.tobytes()
+        assert residual.astype(np.float32).any() != (format.name == dtype)  # which loses nothing
+    out, out_there = np.zeros(numel, numpy_dtype(dtype)), put(np.zeros(numel, numpy_dtype(dtype)))
+    for target, rows in ((out, payloads), (out_there, payloads_there)):
+        format.decode_sum(target, [[Coded(numel, row[: format.nbytes(numel)])] for row in rows])
+    np.testing.assert_array_equal(out_there.get().astype(np.float32), out.astype(np.float32))
+    unsorted = [[Coded(numel, payloads_there[at, : format.nbytes(numel)])] for at in (0, 2, 1)]
+    with pytest.raises(CallError, match="payloads at equal distances"):
+        format.decode_sum(out_there, unsorted)
+
+
 def test_wrong_arrays_are_named():
     with pytest.raises(CallError, match="multiple of a block, 128"):
         INT4.encode(put(np.zeros(INT4.nbytes(300), np.uint8)), put(np.zeros(300, np.float32)), start=64)
@@ -57,7 +124,7 @@ def test_wrong_arrays_are_named():
         INT4.encode(put(np.zeros(INT4.nbytes(300), np.uint8)), put(np.zeros(300, np.float64)))
     with pytest.raises(CallError, match="scales to be a CuPy array"):
         INT4.encode(np.zeros(INT4.nbytes(300), np.uint8), put(np.zeros(300, np.float32)))
-    with pytest.raises(CallError, match="Expected float32 and bfloat16, got float64"):
+    with pytest.raises(CallError, match="Expected float32 and bfloat16 or float16, got float64"):
         BFLOAT16.encode(put(np.zeros(600, np.uint8)), put(np.zeros(300, np.float64)))
     with pytest.raises(CallError, match="bits of 8 or 4, got 5"):
         kernels_cuda.decode_blocks(put(np.zeros(3, np.float32)), None, None, bits=5)
@@ -72,5 +139,5 @@ def test_the_real_compiler_takes_every_kernel():
     assert done.returncode == 0, done.stderr
     found = {line.split()[0]: set(line.split()[1:]) for line in done.stdout.splitlines()}
     assert {"sm_75", "sm_80", "sm_90", "sm_100"} <= set(found)
-    wanted = {"encode_blocks", "decode_blocks", "narrow", "widen"}  # and not FUSED, not FLUSHING
+    wanted = {"encode_blocks", "decode_blocks", "decode_rows", "sum_payloads", "narrow_with_residual", "cast_values"}
     assert all(kernels == wanted for kernels in found.values()), found

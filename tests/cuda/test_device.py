@@ -37,7 +37,7 @@ def test_a_gpu_that_is_not_there_is_refused():
 
 
 def test_lanes_are_made_once(device):
-    assert [device.named_stream(name) is device.named_stream(name) for name in LANES] == [True] * 5
+    assert [device.named_stream(name) is device.named_stream(name) for name in LANES] == [True] * 7
     with pytest.raises(CallError, match="lanes compute"):
         device.named_stream("copy sideways")
 

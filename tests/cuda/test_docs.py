@@ -21,5 +21,5 @@ def test_a_block_runs_as_it_stands(tmp_path):
         reports = folder / "reports"
         reports.mkdir(parents=True)
         settings = hardware.environment(devices=max(block.ranks), report=reports)
-        doc_blocks.run_as_it_says(block, folder, env=settings)
+        doc_blocks.expect_it_runs(block, folder, env=settings)
         assert hardware.findings_in(reports) == []

@@ -101,7 +101,7 @@ def program(command: Command) -> tuple[str, ...]:
     return tuple(words)
 
 
-def run_as_it_says(block: Block, folder: Path, *, env: Mapping[str, str] | None = None) -> None:
+def expect_it_runs(block: Block, folder: Path, *, env: Mapping[str, str] | None = None) -> None:
     """Run a block as a script of its own, at each number of ranks that it names; each must print the same."""
     outputs = []
     for ranks in block.ranks or (0,):

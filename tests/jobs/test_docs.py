@@ -33,7 +33,7 @@ def test_every_block_says_what_it_is() -> None:
 
 @pytest.mark.parametrize("block", [block for block in PYTHON if not block.needs], ids=str)
 def test_a_block_runs_as_it_stands(block: doc_blocks.Block, tmp_path: Path) -> None:
-    doc_blocks.run_as_it_says(block, tmp_path)
+    doc_blocks.expect_it_runs(block, tmp_path)
 
 
 @pytest.mark.parametrize("block", [block for block in PYTHON if block.needs], ids=str)

@@ -23,7 +23,7 @@ def test_there_are_some() -> None:
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_a_block_runs_as_it_stands(block: doc_blocks.Block, tmp_path: Path) -> None:
-    doc_blocks.run_as_it_says(block, tmp_path)
+    doc_blocks.expect_it_runs(block, tmp_path)
 
 
 def test_programs_take_the_words_that_they_are_given() -> None:

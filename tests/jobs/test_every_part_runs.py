@@ -38,6 +38,25 @@ def test_every_size_runs_and_all_that_failed_are_listed(tmp_path):
     assert lines[-1] == "== failed: 1 ranks (exit code 1), 2 ranks (exit code 1); of sizes 1 2 3"
 
 
+def test_a_suite_that_is_ended_leaves_no_rank_behind(tmp_path):
+    suite, started = tmp_path / "test_suite.py", tmp_path / "started"
+    suite.write_text(
+        "import os, time, pathlib\n\ndef test_long():\n"
+        f"    pathlib.Path({str(started)!r}, str(os.getpid())).touch()\n    time.sleep(600)\n"
+    )
+    started.mkdir()
+    words = [sys.executable, "-m", "zerort.testing", "2", "--", "-p", "no:hypothesispytest", str(suite)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while len(ranks := [int(one.name) for one in started.iterdir()]) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert not any(map(is_alive, ranks))
+
+
 FAKE = """#!/bin/sh
 shift
 part=$(echo "$*" | tr ' ' +)
@@ -76,26 +95,24 @@ def make_test(tmp_path):
     return start
 
 
-@pytest.mark.parametrize("broken", ["", "lint", "types test-ranks+WITHOUT=1-4 test-ranks+SIZES=1 test-cpu"])
+@pytest.mark.parametrize("broken", ["", "lint", "types test-jobs+ONLY=waiting test-ranks+SIZES=8 test-ranks+SIZES=1"])
 def test_every_part_of_make_test_runs_and_all_that_failed_are_listed(make_test, broken):
     with make_test(BROKEN=broken) as process:
         output, _ = process.communicate(timeout=60)
     lines = [line for line in output.splitlines() if not line.startswith("make: *** ")]
-    parts = {line.removeprefix("part ") for line in lines if line.startswith("part ")}
-    assert parts == {
-        *("lint", "contracts", "types", "test-unit", "test-cuda-alone", "test-jobs"),
-        *("test-ranks+SIZES=1", "test-torch-ranks+SIZES=1", "test-cuda-ranks+SIZES=1"),
-        *(
-            "test-torch-jobs",
+    parts = [line.removeprefix("part ") for line in lines if line.startswith("part ")]
+    assert sorted(parts) == sorted(  # each once, though two strands take them
+        [
+            *("lint", "contracts", "types", "test-unit", "test-cuda-alone", "test-torch-jobs", "test-cpu"),
+            *("test-jobs+ONLY=others", "test-jobs+ONLY=waiting"),
+            *(f"test-ranks+SIZES={size}" for size in (1, 2, 3, 8)),
             "test-ranks+SIZES=4+MARK=smoke",
-            "test-ranks+WITHOUT=1-4",
-            "test-torch-ranks+WITHOUT=1-4",
-            "test-cuda-ranks+WITHOUT=1",
-            "test-cpu",
-        ),
-    }
+            *(f"test-torch-ranks+SIZES={size}" for size in (1, 2, 3)),
+            *(f"test-cuda-ranks+SIZES={size}" for size in (1, 2, 3, 4)),
+        ]
+    )
     assert bool(process.returncode) == bool(broken), output
-    told = lines[-1].replace(" WITHOUT=", "+WITHOUT=").replace(" SIZES=", "+SIZES=").replace(" MARK=", "+MARK=")
+    told = lines[-1].replace(" SIZES=", "+SIZES=").replace(" ONLY=", "+ONLY=")
     if broken:  # in the order in which they failed
         assert sorted(told.removeprefix("*** FAILED with mpich: ").split()) == sorted(broken.split())
     else:
@@ -103,8 +120,9 @@ def test_every_part_of_make_test_runs_and_all_that_failed_are_listed(make_test, 
 
 
 def test_an_interrupt_ends_what_runs_beside_too(make_test, tmp_path):
-    notes = [tmp_path / "pid-types", tmp_path / "pid-test-jobs"]
-    with make_test(STUCK="types test-jobs") as process:
+    stuck = ["test-jobs+ONLY=others", "test-jobs+ONLY=waiting", "test-torch-ranks+SIZES=3"]  # which run first
+    notes = [tmp_path / f"pid-{part}" for part in stuck]
+    with make_test(STUCK=" ".join(stuck)) as process:
         while not all(note.exists() and note.read_text().strip() for note in notes):
             assert process.poll() is None
             time.sleep(0.01)

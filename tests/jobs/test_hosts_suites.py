@@ -17,7 +17,7 @@ WHOLE = os.environ.get("ZERORT_TEST_HOSTS") == "all"
 PYTEST = ["-m", "pytest", "--with-mpi", "-q", "--color=no", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
 
 
-def run_suite(ranks, *words):
+def expect_suite_passes(ranks, *words):
     env = {"OPENBLAS_NUM_THREADS": "1"}
     result = network.run_on_hosts(ranks, [*PYTEST, *words], timeout=600.0, env=env)
     assert result.code == 0, result.output[-20_000:]
@@ -27,10 +27,10 @@ def run_suite(ranks, *words):
 @pytest.mark.parametrize("ranks", network.shapes([2, 1]))
 def test_groups_keep_their_contract(ranks):
     few = "" if WHOLE else " and (uneven or broadcast_and_reduce)"
-    run_suite(ranks, RANKS / "test_groups.py", "-k", f"TestNetwork{few}")
+    expect_suite_passes(ranks, RANKS / "test_groups.py", "-k", f"TestNetwork{few}")
 
 
 @pytest.mark.parametrize("ranks", network.shapes([1, 2]))
 def test_a_sharded_run_is_the_reference(ranks):
     few = "" if WHOLE else " and (sharded_run or uneven)"
-    run_suite(ranks, RANKS / "test_walk.py", "-k", f"network{few}")
+    expect_suite_passes(ranks, RANKS / "test_walk.py", "-k", f"network{few}")

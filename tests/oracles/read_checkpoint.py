@@ -41,10 +41,22 @@ def from_planes(frame: bytes, width: int) -> bytes:
     return bytes(planes[byte * numel + element] for element in range(numel) for byte in range(width))
 
 
+def from_bitmap(data: bytes, numel: int, width: int) -> bytes:
+    """Return elements of which those that are not zero stand first, and then a bit for each: whether it is one."""
+    bitmap = len(data) - (numel + 7) // 8
+    parts, at = [], 0
+    for element in range(numel):
+        is_there = data[bitmap + element // 8] >> element % 8 & 1
+        parts.append(data[at : at + width] if is_there else bytes(width))
+        at += width * is_there
+    assert at == bitmap, (at, bitmap)
+    return b"".join(parts)
+
+
 def read_checkpoint(directory: str | Path) -> tuple[dict[str, Any], dict[tuple[str, str], Array]]:
     """Return the manifest's body and every tensor, by kind and name; every checksum is compared."""
     text = (Path(directory) / "manifest.json").read_bytes()
-    head = re.match(rb'\{"format":"zerort-checkpoint","version":[12],"crc32c":"([0-9a-f]{8})",\n', text)
+    head = re.match(rb'\{"format":"zerort-checkpoint","version":[123],"crc32c":"([0-9a-f]{8})",\n', text)
     assert head is not None, text[:80]
     assert crc32c(text[: head.start(1)] + b"00000000" + text[head.end(1) :]) == int(head[1], 16), "manifest.json"
     body = json.loads(text)["body"]
@@ -59,7 +71,10 @@ def read_checkpoint(directory: str | Path) -> tuple[dict[str, Any], dict[tuple[s
                 data = files[file][offset : offset + (compressed[0] if compressed else nbytes)]
                 assert first == at, (kind, name, "has a gap or an overlap", extents)
                 assert crc32c(data) == checksum, (kind, name, first)
-                parts.append(from_planes(data, nbytes // numel) if compressed else data)
+                if compressed[1:] == [1]:
+                    parts.append(from_bitmap(data, numel, nbytes // numel))
+                else:
+                    parts.append(from_planes(data, nbytes // numel) if compressed else data)
                 at += numel
             assert at == math.prod(shape), (kind, name, "is not whole")
             tensors[kind, name] = decode(dtype, b"".join(parts)).reshape(shape)

@@ -10,6 +10,7 @@ from mpi4py import MPI
 import zerort as zr
 from zerort.comm import Group, open_group
 from zerort.comm.bootstrap.opening import best_transport
+from zerort.device.host import reserve
 from zerort.errors import PlanError
 from zerort.workload.byte_model import ByteModel
 from zerort.workload.byte_text import ByteText
@@ -22,6 +23,12 @@ MODEL = ByteModel(width=16, layers=1, context=8, heads=2)
 TEXT = ByteText(rows=32, context=8, limit=20_000)
 NVME = zr.Tier.NVME
 STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def reserved(monkeypatch):
+    """Give small arrays what large ones have: addresses of their own, in which values stay."""
+    monkeypatch.setattr(reserve, "LEAST_NBYTES", 1)
 
 
 def open_kind(kind, options):

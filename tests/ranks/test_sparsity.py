@@ -6,7 +6,8 @@ import pytest
 from mpi4py import MPI
 
 import zerort as zr
-from zerort.comm import open_group
+from zerort.comm import Group, open_group
+from zerort.comm.bootstrap.opening import best_transport
 from zerort.errors import CallError
 from zerort.testing.contracts.forecast import ForecastContract
 
@@ -202,10 +203,48 @@ def test_new_values_are_pruned_anew(scratch):
 
 
 def test_bytes_are_those_of_the_forecast(scratch):
-    with open_group(kind="node") as group:
-        for plan in (zr.Plan.zero(1), zr.Plan.zero(3)):
-            groups = (zr.ParameterGroup("block.*", sparsity=GRADUAL),)
-            ForecastContract().expect_as_told(group, scratch, plan, param_groups=groups)
+    groups = (zr.ParameterGroup("block.*", sparsity=GRADUAL),)
+    for kind in ("node", "mpi"):
+        with open_group(kind=kind) as group:
+            for plan in (zr.Plan.zero(1), zr.Plan.zero(3), zr.Plan.zero(3, secondary="host")):
+                ForecastContract().expect_as_told(group, scratch, plan, param_groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [
+        ("mpi", PLANS["zero3"]),
+        ("hierarchical", PLANS["zero3"]),
+        ("hierarchical", zr.Plan.zero(3, secondary="host")),
+    ],
+    ids=["mpi", "hierarchical", "copies"],
+)
+def test_between_hosts_only_what_is_not_zero_is_gathered(kind, plan, options, scratch):
+    """The same bits as on one host, before anything is pruned and after it, and after a load; in fewer bytes."""
+    machine = WORLD.Split(WORLD.rank % 2, WORLD.rank)
+    transport = best_transport(WORLD, name="hosts", options=options, kind=kind, machine=machine)
+    with Group(transport) as group, open_run(plan, OPTIMIZERS["adamw"], np.float32, group) as rt:
+        reports, found = train(rt, range(STEPS), np.float32)
+        rt.save(f"{scratch}/saved")
+        rt.load(f"{scratch}/saved")
+        assert {name: value.tobytes() for name, value in weights_of(rt).items()} == {
+            name: value.tobytes() for name, value in found[-1].items()
+        }
+        unit = rt.units["a"]
+        with unit.gathered() as p:
+            changed = np.where(p["weight"] == 0, np.float32(-0.0), np.float32(3))  # whose bits are not zero
+        unit.assign({"weight": changed})
+        with unit.gathered() as p:
+            assert p["weight"].tobytes() == changed.tobytes()
+    with open_group(kind="solo") as solo, open_run(PLANS["zero0"], OPTIMIZERS["adamw"], np.float32, solo) as rt:
+        _, expected = train(rt, range(STEPS), np.float32)
+    for mine, theirs in zip(found, expected, strict=True):
+        for name, value in theirs.items():
+            np.testing.assert_array_equal(mine[name], value, err_msg=name)
+    if WORLD.size > 1:
+        first, last = reports[0], reports[-1]
+        assert first.bytes_moved["all_gather"] < 1.02 * last.bytes_uncoded["all_gather"] + 4096
+        assert last.bytes_moved["all_gather"] < 0.6 * last.bytes_uncoded["all_gather"]
 
 
 @pytest.mark.filterwarnings("ignore:.*stays in memory")

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size > 4, reason="1 to 4
 
 DEVICE, HOST, NVME = zr.Tier.DEVICE, zr.Tier.HOST, zr.Tier.NVME
 SMALL = zr.OffloadOptions(chunk_nbytes=8192, threads=2)  # chunks of 2048 elements
-STEPS = 20
+STEPS = 10  # in which each tensor and each unit is once without a gradient
 OPTIMIZERS = {
     "adamw": {
         "optimizer": zr.AdamW(lr=1e-2, weight_decay=0.1),

@@ -1,18 +1,18 @@
-"""Ranks that use different parameters and share no memory: with `branches=True`, or inside `zt.gathered(model)`."""
+"""Ranks that use different parameters and share no memory, in one order of all gathers (`branches=True`), or gathered.
+
+What they do without either is in `test_differing.py`.
+"""
 
 import numpy as np
 import pytest
 import torch
-from models import GPT, VOCAB, WIDTH, Block, Branching, Expert, text
+from differing import Segments, Towers, branches_apart, open_apart, towers_again
+from models import GPT, WIDTH, Block, Branching, Expert, text
 from mpi4py import MPI
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 from training import LR, SAMPLES, assert_same, make_wide, part, train_plain
 
 import zerort as zr
 import zerort_torch as zt
-from zerort.comm import Group, open_group
-from zerort.comm.bootstrap.opening import best_transport
 from zerort.errors import CollectiveMismatchError, UnitStateError
 
 pytestmark = [
@@ -21,14 +21,6 @@ pytestmark = [
 ]
 
 WORLD, STEPS = MPI.COMM_WORLD, 3
-
-
-def open_apart(kind, options):
-    """Return ranks that share no memory, or not all of them."""
-    if kind != "hierarchical":
-        return open_group(kind=kind, options=options)
-    machine = WORLD.Split(WORLD.rank % 2, WORLD.rank)
-    return Group(best_transport(WORLD, name="hosts", options=options, kind="hierarchical", machine=machine))
 
 
 @pytest.fixture
@@ -51,13 +43,6 @@ def rt_anywhere(request, options, tmp_path):
     WORLD.Barrier()
 
 
-def branches_apart(samples, seed):
-    """Return token batches of three experts, one after the other: two ranks share one of them, three ranks none."""
-    x, y = text(samples, seed)
-    x[:, 0] = (torch.arange(samples) * 3 // samples + seed) % 3
-    return x, y
-
-
 def test_ranks_take_other_branches_inside_of_gathered(rt_anywhere):
     """Forward and backward in one block: each rank computes with the experts that its samples name."""
     rt, expected = rt_anywhere, train_plain(make_wide(Branching), STEPS, batches=branches_apart)
@@ -72,49 +57,11 @@ def test_ranks_take_other_branches_inside_of_gathered(rt_anywhere):
     assert_same(np.array(losses), expected)
 
 
-class Towers(torch.nn.Module):
-    """Two towers of which a batch uses one or both, one checkpointed or not; tied to each other and to the head."""
-
-    def __init__(self, *, recompute=False):
-        super().__init__()
-        self.recompute = recompute
-        self.tokens = torch.nn.Embedding(VOCAB, WIDTH)
-        self.towers = torch.nn.ModuleDict({name: torch.nn.ModuleList([Expert(), Expert()]) for name in "ab"})
-        self.scales = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.ones(WIDTH)) for name in "ab"})
-        self.head = torch.nn.Linear(WIDTH, VOCAB, bias=False)
-        self.head.weight = self.tokens.weight
-        self.towers["b"][1].up.weight = self.towers["a"][0].up.weight
-
-    def forward(self, x, y):
-        h, used = self.tokens(x), "a" if (x[0, 0] % 3 == 0) else "b" if (x[0, 0] % 3 == 1) else "ab"
-        for name in used:
-            for block in self.towers[name]:
-                recompute = name == "b" and self.recompute
-                h = h + (checkpoint(block, h, use_reentrant=False) if recompute else block(h)) * self.scales[name]
-        return functional.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
-
-
-def towers_again():
-    return Towers(recompute=True)
-
-
-class Segments(torch.nn.Module):
-    """Twice two towers of which a batch uses one; each is computed again as a whole, units in forward's order."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens = torch.nn.Embedding(VOCAB, WIDTH)
-        self.towers = torch.nn.ModuleList(torch.nn.Sequential(Expert(), Expert(), Expert()) for _ in range(4))
-        self.head = torch.nn.Linear(WIDTH, VOCAB)
-
-    def forward(self, x, y):
-        h = self.tokens(x)
-        for first in (0, 2):
-            h = h + checkpoint(self.towers[first + int(x[0, 0] % 2)], h, use_reentrant=False)
-        return functional.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
-
-
-@pytest.mark.parametrize("factory", [Branching, Towers, towers_again, Segments])
+@pytest.mark.parametrize(
+    ("rt_anywhere", "factory"),
+    [("mpi", Branching), ("mpi", towers_again), ("mpi", Segments), ("hierarchical", Towers), ("nvme", towers_again)],
+    indirect=["rt_anywhere"],
+)
 def test_ranks_take_other_branches(rt_anywhere, factory):
     """Forward and backward as ever: each rank computes with the experts, or towers, that its samples name."""
     rt = rt_anywhere
@@ -160,22 +107,22 @@ def test_ranks_sit_out_micro_steps(options, accumulate):
         torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
 
 
-def test_a_rank_that_is_out_of_turn_is_told_of_a_mismatch(rt):
-    """A block called outside of the model's forward is gathered by a collective of its own: others make none."""
-    model = zt.shard(make_wide(GPT), rt, units=Block, branches=True)
-    alone = model.blocks[1] if rt.rank else model
-    batch = (torch.ones(1, 2, WIDTH, dtype=torch.float64),) if rt.rank else text(2, 0)
-    with pytest.raises(CollectiveMismatchError, match=r"(?s)rank 0: .*ranks? 1.*: all_gather.*'blocks\.1 ") as caught:
-        alone(*batch)
-    assert "in the order of the modules" in str(caught.value)
-    assert "rt, branches=True" not in str(caught.value)
-    assert len(set(WORLD.allgather(str(caught.value)))) == 1
+def test_a_part_that_is_called_out_of_turn_is_joined(rt):
+    """A block called outside of the model's forward is gathered apart: the others join it in the middle of theirs."""
+    plain, model = make_wide(GPT), zt.shard(make_wide(GPT), rt, units=Block, branches=True)
+    h, batch = torch.ones(1, 2, WIDTH, dtype=torch.float64), text(2, 0)
+    with torch.no_grad():
+        found = model.blocks[1](h) if rt.rank else model(*batch)
+        assert torch.equal(found, plain.blocks[1](h) if rt.rank else plain(*batch))
+    rt.group.barrier().wait()
 
 
-def test_other_branches_are_named_with_their_cure_by_default(rt):
-    model = zt.shard(make_wide(Branching), rt, units=Expert)
-    with pytest.raises(CollectiveMismatchError, match=r"(?s)'experts\.\d .*zt\.shard\(model, rt, branches=True\)"):
-        model(*part(branches_apart(SAMPLES, 0), rt.rank, rt.size))
+def test_where_ranks_cannot_join_other_branches_are_named_with_their_cure(options):
+    """A copy of the whole on each host has a state that all ranks change together."""
+    with open_apart("mpi", options) as group, zr.open(plan=zr.Plan.zero(3, secondary="host"), group=group) as rt:
+        model = zt.shard(make_wide(Branching), rt, units=Expert)
+        with pytest.raises(CollectiveMismatchError, match=r"(?s)'experts\.\d .*zt\.shard\(model, rt, branches=True\)"):
+            model(*part(branches_apart(SAMPLES, 0), rt.rank, rt.size))
 
 
 def test_reentrant_checkpointing_is_refused_with_branches(rt):
@@ -212,20 +159,6 @@ def test_consolidated_models_leave_no_turns_behind(rt):
     other = zt.shard(make_wide(GPT), rt, units=Block, name="other")
     other(*text(2, 0)).backward()
     assert rt.step().updated
-
-
-def test_a_rank_without_any_gradient_takes_part_in_the_step(rt):
-    plain, model = make_wide(GPT), zt.shard(make_wide(GPT), rt, units=Block)
-    x, y = text(2, 0)
-    plain(x, y).backward()
-    norm = torch.cat([one.grad.flatten() for one in plain.parameters()]).norm().item()
-    for _ in range(2):  # in the second step with an order that was agreed on
-        with zt.gathered(model):
-            if rt.rank == rt.size - 1:
-                model(x, y).backward()
-        report = rt.step()
-        norm, first = None, norm
-        assert first is None or report.grad_norm == pytest.approx(first / rt.size, rel=1e-10)
 
 
 def test_ranks_evaluate_other_lengths_inside_of_gathered(rt):

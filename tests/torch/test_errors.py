@@ -5,13 +5,12 @@ import pickle
 
 import pytest
 import torch
-from models import GPT, Block, Branching, Expert, text
-from training import make, part
+from models import GPT, Block, text
+from training import make
 
 import zerort as zr
 import zerort_torch as zt
-from zerort.comm import open_group
-from zerort.errors import CallError, CollectiveError, StaleViewError, UnitStateError
+from zerort.errors import CallError, StaleViewError, UnitStateError
 from zerort_torch.parameters.memory import check_device
 from zerort_torch.parameters.released import ReleasedParameter
 
@@ -148,53 +147,6 @@ def test_backward_after_the_step_is_refused(group):
         rt.step()
         with pytest.raises((RuntimeError, StaleViewError), match=r"modified by an inplace operation|after update 1"):
             stale.backward()
-
-
-@pytest.fixture
-def apart(options):
-    """Ranks that share no memory, in a group that a test may break."""
-    with open_group(kind="mpi", options=options) as found:
-        if found.size == 1:
-            pytest.skip("needs another rank")
-        yield found
-
-
-def test_a_forward_that_differs_between_ranks_is_named(apart):
-    """Where gathers are collectives, ranks that gather other units meet in a named mismatch, not in a hang."""
-    with zr.open(plan=zr.Plan.zero(3), group=apart, prefetch=0) as rt:
-        model = zt.shard(make(GPT), rt, units=Block)
-        h = torch.zeros(1, 4, 32)
-        with pytest.raises(CollectiveError, match=r"blocks.0"), torch.no_grad():
-            model.blocks[0 if rt.rank else 1](h)
-        with torch.no_grad():  # and the group goes on
-            model(*part(text(rt.size, 0), rt.rank, rt.size))
-
-
-def train_apart(model, rt, first_tokens):
-    """Train three steps; in the last one, rank 1's samples are for other experts than the others'."""
-    for step in range(3):
-        x, y = text(4, step)
-        x[:, 0] = torch.tensor(first_tokens[int(step == 2 and rt.rank == 1)])
-        model(x, y).backward()
-        rt.step()
-
-
-@pytest.mark.filterwarnings("ignore:Stream:RuntimeWarning")  # what was gathered ahead failed, too
-@pytest.mark.parametrize("prefetch", [0, 1, 2])
-@pytest.mark.parametrize(
-    "first_tokens",
-    [([0] * 4, [1] * 4), ([0] * 4, [0, 0, 1, 1]), ([0, 0, 1, 1], [0] * 4)],
-    ids=["other", "more", "less"],
-)
-def test_branches_that_differ_in_training_are_named_where_memory_is_not_shared(apart, first_tokens, prefetch):
-    """On every rank, at once, with the line of the model; ranks that share memory may differ, see `test_losses`."""
-    with (
-        pytest.raises(
-            CollectiveError, match=r"(?s)Expected one and the same call.*'experts\.1.* at \S*(models|test_errors)\.py:"
-        ),
-        zr.open(plan=zr.Plan.zero(3), group=apart, prefetch=prefetch) as rt,
-    ):
-        train_apart(zt.shard(make(Branching), rt, units=Expert), rt, first_tokens)
 
 
 def test_buffers_of_other_sizes_are_named(rt):

@@ -134,19 +134,3 @@ def test_copies_of_a_model_take_other_branches(node):
     with zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=LR), mesh=mesh) as rt:
         got = train_sharded(zt.shard(make_wide(Branching), rt), rt, 6, batches=branches)
     assert_same(got, train_plain(make_wide(Branching), 6, batches=branches))
-
-
-def test_a_sparse_embedding_trains_as_a_dense_one(group):
-    """Its gradients are made dense: rows that a batch does not touch decay, too, as AdamW has it."""
-    weights = []
-    for sparse in (False, True):
-        torch.manual_seed(0)
-        table = nn.Embedding(VOCAB, WIDTH, sparse=sparse, dtype=torch.float64)
-        with zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=LR, weight_decay=0.1), group=group) as rt:
-            zt.shard(table, rt)
-            for step in range(3):
-                table(torch.tensor([step, step + 1, step])).square().sum().backward()
-                rt.step()
-            with zt.gathered(table):
-                weights.append(table.weight.detach().clone())
-    assert torch.equal(*weights)

@@ -32,7 +32,7 @@ def assert_same_before_an_update(got, factory, group):
     """Compare the first loss with one process's, which computes the ranks' parts one after the other.
 
     What is in 16 bits has the same weights, shapes and kernels there. From the logits on it is float32: a mean over 288
-    tokens. Later losses are compared widely, to see that it trains: an update passes differences on.
+    tokens. The losses that follow are compared widely, to see that it trains: an update passes differences on.
     """
     assert_same(got[:1], train_plain(make(factory), 1, parts=group.size), tolerance=rounding("float32", 288))
 

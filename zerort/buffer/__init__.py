@@ -10,7 +10,7 @@ bucket.py         GradientBucket: collects gradients and fires their reduction
 tied.py           gradients of a tied tensor, reduced into the sum of the unit that holds it
 sinks.py          where the sum of its reductions is kept until the step
 kernels.py        what buckets compute with, on the host or on a GPU
-coded/            what travels as codes: deltas of parameters, summands of gradients
+coded/            what travels as codes: deltas and non-zeros of parameters, summands of gradients
 views.py          tensors by name, for as long as their buffer is gathered
 """
 
@@ -19,6 +19,7 @@ from zerort.buffer.coded.delta_gather import DeltaGather, delta_room_nbytes, tel
 from zerort.buffer.coded.reduce import CodedReduce, sent_nbytes
 from zerort.buffer.coded.residual import Residual
 from zerort.buffer.coded.senders import Routes, Senders
+from zerort.buffer.coded.sparse_gather import SparseGather, sparse_room_nbytes
 from zerort.buffer.folding import FoldedShard, Folding
 from zerort.buffer.gather import PLAIN, CodedGather, RangeGather
 from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
@@ -46,6 +47,7 @@ __all__ = [
     "Residual",
     "Routes",
     "Senders",
+    "SparseGather",
     "SummedShard",
     "TiedRange",
     "TiedSums",
@@ -56,6 +58,7 @@ __all__ = [
     "insert",
     "redistribute",
     "sent_nbytes",
+    "sparse_room_nbytes",
     "sum_over_copies",
     "tell_sizes",
     "tree_reduce_scatter",

@@ -136,20 +136,20 @@ class FoldedShard:
         """
         assert within is None
         leaves, kept = self._folding.next_micro_step(), self._kept
-        slot = self._slots.lease(self.room_nbytes)
-        arrival = reduce_into(slot.array(len(leaves) * self._numel, self._dtype))
-        while kept.made < self._folding.nodes:
-            kept.spare.append(self._device.scratch(self._numel, self._dtype))
-            kept.made += 1
+        with self._slots.lease(self.room_nbytes).returned_on_error() as slot:
+            slot.busy = arrival = reduce_into(slot.array(len(leaves) * self._numel, self._dtype))
+            while kept.made < self._folding.nodes:
+                kept.spare.append(self._device.scratch(self._numel, self._dtype))
+                kept.made += 1
 
-        def fold() -> Array:
-            slices = arrival.wait()  # gpu-wait: the_fixed_tree
-            self._fold(kept, leaves, slices.reshape(len(leaves), self._numel))
-            return slices[:0]
+            def fold() -> Array:
+                slices = arrival.wait()  # gpu-wait: the_fixed_tree
+                self._fold(kept, leaves, slices.reshape(len(leaves), self._numel))
+                return slices[:0]
 
-        stream = self._device.named_stream("reduce")
-        ticket: Ticket[Array] = stream.submit(fold, name="fold slices", eager=arrival.done())
-        slot.release(after=ticket)  # gpu-wait: the_fixed_tree [after=ticket -> ]
+            stream = self._device.named_stream("reduce")
+            ticket: Ticket[Array] = stream.submit(fold, name="fold slices", eager=arrival.done())
+            slot.release(after=ticket)  # gpu-wait: the_fixed_tree [after=ticket -> ]
         return ticket
 
     def _fold(self, kept: _Kept, leaves: range, slices: Array) -> None:

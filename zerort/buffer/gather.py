@@ -3,9 +3,10 @@
     PlainGather    all_gather                                                 nothing moves where ranks share memory
     CodedGather    encode my range ── all_gather of codes ──> decode them all    every rank has the same bits, mine too
     DeltaGather    only what has changed of the ranges travels                   delta_gather.py
+    SparseGather   only what is not zero of the ranges travels                   sparse_gather.py
 
 Blocks lie by global element index, and ranges begin at multiples of them: the decoded whole does not depend on how
-ranks cut it (decision 0126).
+ranks cut it (decision 0126). On GPUs kernels code and decode, each on a stream of its own (decision 0175).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from zerort.buffer.redistribute import redistribute
 from zerort.codec import Format
@@ -57,6 +58,7 @@ class RangeGather(Protocol):
         padding: int,
         traffic: Counter[str] | None,
         told: Sequence[int] | None = None,
+        brought: Ticket[Any] | None = None,
     ) -> Ticket[Array]:
         """Bring all ranks' ranges to ``out``; every rank calls this.
 
@@ -69,6 +71,7 @@ class RangeGather(Protocol):
             padding: Elements at the end of the whole that are not counted.
             traffic: Where moved bytes are counted, by collective.
             told: What every rank had `measure`d, if they have told each other.
+            brought: What brings ``mine`` from the host of a GPU; None: it is there.
         """
 
 
@@ -100,8 +103,11 @@ class PlainGather:
         padding: int,
         traffic: Counter[str] | None,
         told: Sequence[int] | None = None,
+        brought: Ticket[Any] | None = None,
     ) -> Ticket[Array]:
         """Bring all ranks' ranges to ``out``."""
+        if brought is not None:
+            group.after(brought)  # gpu-wait: no_order_of_streams_changes_a_walk
         return redistribute(
             group,
             mine,
@@ -153,32 +159,45 @@ class CodedGather:
         padding: int,
         traffic: Counter[str] | None,
         told: Sequence[int] | None = None,
+        brought: Ticket[Any] | None = None,
     ) -> Ticket[Array]:
         """Bring what is decoded of all ranks' ranges to ``out``.
 
-        ``mine`` is only read, and not after this returns. Where ranks share ``out``, all of them write the same there,
-        once each has encoded its range.
+        ``mine`` is only read; on the host, not after this returns. Where ranks share ``out``, all of them write the
+        same there, once each has encoded its range. On GPUs the host waits for nothing.
         """
         counts = [self.format.nbytes(numel) for numel in partition.counts]
         if traffic is not None and group.size > 1:
             traffic["all_gather"] += sum(counts) - self.format.nbytes(padding)
             self.uncoded["all_gather"] += (partition.numel - padding) * mine.itemsize
-        slot = self.slots.lease(sum(counts))
-        payloads, first = [], 0
-        for count in counts:
-            payloads.append(slot.memory[first : first + count])
-            first += count
-        own = payloads[group.rank]
-        self.format.encode(own, mine, start=partition.offsets[group.rank])
-        arrival = group.all_gather(own, out=slot.memory[:first], counts=counts, name=name, eager=False)
+        with self.slots.lease(sum(counts)).returned_on_error() as slot:
+            payloads, first = [], 0
+            for count in counts:
+                payloads.append(slot.memory[first : first + count])
+                first += count
+            own = payloads[group.rank]
 
-        def decode() -> Array:
-            arrival.wait()  # not-gpu: codes are refused on GPUs
-            for rank, payload in enumerate(payloads):
-                self.format.decode(out[partition.of(rank).slice], payload)
-            return out
+            def encode() -> None:
+                if brought is not None:
+                    group.device.order_after(brought)  # gpu-wait: gathered_codes_come_from_where_the_plan_says
+                self.format.encode(own, mine, start=partition.offsets[group.rank])
 
-        stream = group.device.named_stream("decode")
-        ticket: Ticket[Array] = stream.submit(decode, name=f"decode {name}", eager=arrival.done())
-        slot.release(after=ticket)  # not-gpu: codes are refused on GPUs
+            if group.device.in_host_memory:
+                encode()
+            else:
+                slot.busy = encoded = group.device.named_stream("encode").submit(
+                    encode, name=f"encode {name}", eager=brought is None
+                )
+                group.after(encoded)  # gpu-wait: gathered_codes_come_from_where_the_plan_says
+            slot.busy = arrival = group.all_gather(own, out=slot.memory[:first], counts=counts, name=name, eager=False)
+
+            def decode() -> Array:
+                group.device.order_after(arrival)  # gpu-wait: gathered_codes_come_from_where_the_plan_says
+                for rank, payload in enumerate(payloads):
+                    self.format.decode(out[partition.of(rank).slice], payload)
+                return out
+
+            stream = group.device.named_stream("decode")
+            ticket: Ticket[Array] = stream.submit(decode, name=f"decode {name}", eager=arrival.done())
+            slot.release(after=ticket)  # gpu-wait: gathered_codes_come_from_where_the_plan_says
         return ticket

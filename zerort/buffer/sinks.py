@@ -118,7 +118,7 @@ class SummedShard:
 
         def add() -> Array:
             # Others that are added come one by one, on this stream. The first one may be decoded on another.
-            first.wait()  # not-gpu: codes are refused on GPUs, and reductions are done in order
+            first.wait()  # not-gpu: reductions are done in order there, and codes are decoded on one stream
             self._kernels.add_into(shard[place], reduction.wait())  # gpu-wait: micro_steps_are_added_to_the_shard
             return shard
 

@@ -17,14 +17,7 @@ from zerort.checkpoint.files.directory import data_name
 from zerort.checkpoint.files.links import Links
 from zerort.checkpoint.files.writer import WrittenExtent
 from zerort.checkpoint.format.extents import plan_shard
-from zerort.checkpoint.format.manifest import (
-    PLAIN_VERSION,
-    VERSION,
-    DataFile,
-    Manifest,
-    StoredExtent,
-    StoredTensor,
-)
+from zerort.checkpoint.format.manifest import DataFile, Manifest, StoredExtent, StoredTensor, version_of
 from zerort.checkpoint.value import JSON, Value
 from zerort.typing import Array
 
@@ -81,7 +74,7 @@ def assemble(
         index = indices.get(data_name(rank, heads[0].token), -1)
         for one in plan_shard(values, rank, phases=head.phases, linked=dict(head.linked)).extents:
             place = WrittenExtent(*next(places))
-            row = StoredExtent(index, place.offset, one.first, one.numel, place.crc32c, place.stored_nbytes)
+            row = StoredExtent(index, place.offset, one.first, one.numel, place.crc32c, place.stored_nbytes, place.way)
             rows[kinds[one.value], one.name].append(row)
         for link in links[rank].extents:
             index = indices[links[rank].files[link.file].name]
@@ -93,7 +86,7 @@ def assemble(
             extents = tuple(sorted(rows[value.kind, extent.name], key=lambda row: row.first))
             tensors[value.kind][extent.name] = StoredTensor(value.layout.dtype, extent.shape, extents)
     return Manifest(
-        format=VERSION if is_compressed else PLAIN_VERSION,
+        format=version_of(tensors, is_compressed=is_compressed),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         zerort=_zerort_version(),
         ranks=len(heads),

@@ -21,8 +21,9 @@ from zerort.checkpoint.files.directory import MOST_REPLACED, is_replaced, read_m
 from zerort.checkpoint.format.casts import convert
 from zerort.checkpoint.format.compression import decompressed, expect_reader
 from zerort.checkpoint.format.extents import LARGE_NBYTES, PAGE_NBYTES, round_up
-from zerort.checkpoint.format.manifest import DataFile, Manifest, StoredExtent
+from zerort.checkpoint.format.manifest import SPARSE, DataFile, Manifest, StoredExtent
 from zerort.checkpoint.value import OffloadedArray
+from zerort.codec import decode_sparse
 from zerort.errors import CorruptCheckpointError
 from zerort.layout import itemsize
 from zerort.native import address_of, crc32c
@@ -76,6 +77,11 @@ class Fetch(NamedTuple):
         """Return the bytes that the extent takes in its file."""
         return self.extent.stored_nbytes or self.extent.numel * itemsize(self.dtype)
 
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the extent is a frame of zstd's."""
+        return self.extent.stored_nbytes > 0 and self.extent.way != SPARSE
+
     def landed(self) -> Fetch:
         """Return the same fetch with memory for its elements, if they rest elsewhere."""
         if self.offloaded is None:
@@ -118,7 +124,7 @@ class ShardFiles:
         self.fetches: list[Fetch] = []
         self._files: dict[int, BlockFile] = {}
         self._names = manifest.files
-        if any(fetch.extent.stored_nbytes and (fetch.out is not None or fetch.offloaded) for fetch in fetches):
+        if any(fetch.is_compressed and (fetch.out is not None or fetch.offloaded) for fetch in fetches):
             expect_reader()
         reasons: dict[int, str] = {}
         with ExitStack() as stack:
@@ -333,9 +339,14 @@ def _read_into_place(files: ShardFiles, fetch: Fetch, buffer: Array) -> int | No
 
 
 def _decompress(stored: Array, fetch: Fetch, out: Array) -> None:
-    """Deliver the wanted elements of a compressed extent whose checksum was right."""
-    expect_reader()
-    elements = decompressed(stored, dtype=numpy_dtype(fetch.dtype), numel=fetch.extent.numel)
+    """Deliver the wanted elements of a compressed or sparse extent whose checksum was right."""
+    dtype, numel = numpy_dtype(fetch.dtype), fetch.extent.numel
+    if fetch.is_compressed:
+        expect_reader()
+        elements = decompressed(stored, dtype=dtype, numel=numel)
+    else:
+        elements = np.empty(numel, dtype)
+        decode_sparse(elements, stored)
     convert(elements[fetch.skip : fetch.skip + out.size], out=out)
 
 

@@ -123,6 +123,7 @@ class _Save:
     ) -> None:
         self._began = time.perf_counter()
         self._compress = compress
+        self._file_grows = compress is not None or any(value.sparse for value in values)
         self._path = path
         self._group = group
         self._values = values
@@ -189,7 +190,7 @@ class _Save:
         threads = worker_count(hosts.count(hosts[group.rank]))
         with trace.span("checkpoint.write", track="checkpoint", nbytes=shard.nbytes, threads=threads):
             written, nbytes, direct = self._write(shard, token, hosts, files, threads, held)
-        if self._compress:  # known only now
+        if self._file_grows:  # known only now
             sizes = gather_json(group, nbytes, name="save sizes")
             files = [DataFile(data_name(rank, token), nbytes) for rank, nbytes in enumerate(sizes) if nbytes]
         links = [
@@ -253,7 +254,10 @@ class _Save:
             nonlocal file
             if shard.nbytes:
                 try:
-                    file = CompressedFile(name) if self._compress else BlockFile(name, create_nbytes=shard.nbytes)
+                    if self._file_grows:
+                        file = CompressedFile(name, compress=self._compress is not None)
+                    else:
+                        file = BlockFile(name, create_nbytes=shard.nbytes)
                 except FileNotFoundError:
                     raise self._not_shared(group.rank, hosts) from None
                 except OSError as error:

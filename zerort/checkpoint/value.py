@@ -88,6 +88,8 @@ class Value:
     """Which rank holds which range of the buffer."""
     mine: Array | OffloadedArray
     """This rank's range: 1-D, ``partition.counts[rank]`` elements. A load fills it in place."""
+    sparse: frozenset[str] = frozenset()
+    """Tensors of which many elements are zero: where that is shorter, a bitmap and the others are stored."""
     is_frozen: bool = False
     """Whether no step changes it: then files that are linked need no room for others."""
 
@@ -146,12 +148,13 @@ def _check_mine(value: Value, numel: int, *, writable: bool) -> None:
 def describe_values(values: Sequence[Value]) -> list[list[Any]]:
     """Return what has to be the same on every rank, short enough to be shown: a row per value.
 
-    A row is the kind, the dtype, how many tensors and elements, and a checksum of every name, shape, place and count.
+    A row is the kind, the dtype, how many tensors and elements, and a checksum of every name, shape, place and count,
+    and of which tensors are sparse.
     """
     rows = []
     for value in values:
         places = [[extent.name, extent.shape, extent.offset] for extent in value.layout.extents]
-        digest = crc32c(json.dumps([places, value.partition.counts]).encode())
+        digest = crc32c(json.dumps([places, value.partition.counts, sorted(value.sparse)]).encode())
         rows.append([value.kind, value.layout.dtype, len(places), value.layout.numel, f"{digest:08x}"])
     return rows
 

@@ -6,6 +6,7 @@
     ROWS                    rows.py         the same at rest: rows of bytes, cut between any two blocks
     Stochastic              rounding.py     rounding that depends on (seed, update, sender, global index) alone
     encode_delta            delta.py        lossless: elements whose bits changed; `apply_delta` puts them into a copy
+    encode_sparse           sparse.py       lossless: elements that are not zero, and a bitmap of where they are
     split_planes            planes.py       lossless: byte b of all elements together, which compresses better
 
 Host arrays go to the kernels of `zerort.native`, CuPy's to those of kernels_cuda.py; all give the same bits, whatever
@@ -20,6 +21,7 @@ from zerort.codec.formats import BFLOAT16, FORMATS, INT4, INT8, Format, find_for
 from zerort.codec.planes import join_planes, split_planes
 from zerort.codec.rounding import Stochastic
 from zerort.codec.rows import ROWS, BlockRows
+from zerort.codec.sparse import decode_sparse, encode_sparse, sparse_nbytes
 from zerort.codec.summands import Coded, SummandFormat
 from zerort.codec.topk import LARGEST_BLOCK, LargestFormat
 
@@ -38,10 +40,13 @@ __all__ = [
     "Stochastic",
     "SummandFormat",
     "apply_delta",
+    "decode_sparse",
     "delta_nbytes",
     "encode_delta",
+    "encode_sparse",
     "find_format",
     "join_planes",
     "measure_delta",
+    "sparse_nbytes",
     "split_planes",
 ]

@@ -13,7 +13,7 @@ numbers, which are decoded as numbers, with steps of largest / 125, or / 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,9 +21,10 @@ import numpy as np
 
 from zerort import native
 from zerort.codec.rounding import Stochastic
-from zerort.codec.summands import Coded, SummandFormat, kernels_for, pieces
+from zerort.codec.summands import Coded, SummandFormat, codes_directly, kernels_for, pieces
 from zerort.errors import CallError
 from zerort.native.reference.blocks import BLOCKS, LIMITS, code_nbytes
+from zerort.typing import is_of
 
 __all__ = ["BFLOAT16", "FORMATS", "INT4", "INT8", "Format", "find_format"]
 
@@ -69,7 +70,7 @@ class Format(SummandFormat):
             return
         scales, codes = self._scales(payload, source.size), self._codes(payload, source.size)
         keys = None if rounding is None else rounding.keys
-        if source.dtype.itemsize != 2:
+        if codes_directly(source):
             kernels.encode_blocks(source, scales, codes, bits=self.bits, start=start, keys=keys)
             return
         for values, part, of_scales, of_codes in self._pieces(source):
@@ -90,12 +91,31 @@ class Format(SummandFormat):
             kernels.cast_into(out, codes)
             return
         scales = self._scales(payload, out.size)
-        if out.dtype.itemsize != 2:
+        if codes_directly(out):
             kernels.decode_blocks(out, scales, codes, bits=self.bits)
             return
         for values, part, of_scales, of_codes in self._pieces(out):
             kernels.decode_blocks(values, scales[of_scales], codes[of_codes], bits=self.bits)
             kernels.cast_into(out[part], values)
+
+    def encode_with_feedback(self, payload: Any, source: Any, residual: Any, *, start: int = 0) -> None:
+        """Write ``source + residual`` into ``payload``, and what is lost into ``residual``: on GPUs in one pass."""
+        if not is_of(source, "cupy"):
+            SummandFormat.encode_with_feedback(self, payload, source, residual, start=start)
+            return
+        kernels, codes = kernels_for(source), self._codes(payload, source.size)
+        if self.bits == 16:
+            kernels.narrow_with_residual(codes, source, residual)
+            return
+        scales = self._scales(payload, source.size)
+        kernels.encode_blocks(source, scales, codes, bits=self.bits, start=start, residual=residual)
+
+    def decode_sum(self, out: Any, summands: Sequence[Sequence[Coded]]) -> None:
+        """Write the sum of several summands into ``out``: on GPUs in one pass, of a payload each."""
+        if not is_of(out, "cupy"):
+            SummandFormat.decode_sum(self, out, summands)
+            return
+        kernels_for(out).sum_payloads(out, [one.payload for (one,) in summands], bits=self.bits)
 
     def _encode_part(self, coded: Coded, values: Any, first: int, *, start: int) -> None:
         kernels, last = kernels_for(values), first + values.size

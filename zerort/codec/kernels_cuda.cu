@@ -1,12 +1,34 @@
 // Blockwise int8 and int4, and bfloat16, on the GPU; `kernels_cuda.py` launches them. The definition is
 // native/reference/blocks.py, the host's form native/src/blocks.cpp: the same operations in the same order, so the same
-// bits. Nothing is fused (--fmad=false).
+// bits. Nothing is fused (--fmad=false). Values are float32, float16 or bfloat16, read and written where they lie.
+#include <cuda_fp16.h>
+
 typedef long long Index;
+
+enum Dtype { kFloat32 = 0, kFloat16 = 2, kBfloat16 = 3 };  // as in native/src/dtypes.h
 
 #define INFINITY_BITS 0x7f800000u
 #define SMALLEST_NORMAL 0x00800000u
 
 __device__ inline Index this_element() { return blockIdx.x * (Index)blockDim.x + threadIdx.x; }
+
+__device__ inline float load(const void *array, int dtype, Index i) {
+  if (dtype == kBfloat16) return __uint_as_float((unsigned)((const unsigned short *)array)[i] << 16);
+  if (dtype == kFloat16) return __half2float(__ushort_as_half(((const unsigned short *)array)[i]));
+  return ((const float *)array)[i];
+}
+
+__device__ inline unsigned short as_bfloat16(float value) {
+  unsigned bits = __float_as_uint(value);
+  if (value != value) return (unsigned short)((bits >> 16 & 0x8000u) | 0x7fc0u);
+  return (unsigned short)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+__device__ inline void store(void *array, int dtype, Index i, float value) {
+  if (dtype == kBfloat16) ((unsigned short *)array)[i] = as_bfloat16(value);
+  else if (dtype == kFloat16) ((unsigned short *)array)[i] = __half_as_ushort(__float2half_rn(value));
+  else ((float *)array)[i] = value;
+}
 
 __device__ inline unsigned mixed(unsigned h) {
   h = (h ^ (h >> 16)) * 0x85ebca6bu;
@@ -40,18 +62,41 @@ __device__ inline unsigned largest_of_warp(unsigned value) {
   return value;
 }
 
+__device__ inline float value_of(unsigned scale, int code, int bits) {
+  int largest_code = bits == 8 ? 127 : 7;
+  if (scale >> 31) {
+    if (code == largest_code) return __uint_as_float(0x7fc00000u);
+    if (code == largest_code - 1) return __uint_as_float(INFINITY_BITS);
+    if (code == 1 - largest_code) return __uint_as_float(INFINITY_BITS | 0x80000000u);
+  }
+  return (float)code * __uint_as_float(scale & 0x7fffffffu);
+}
+
+// What was lost before, bfloat16, or null: then nothing is kept.
+__device__ inline float with_residual(const unsigned short *residual, Index i, float value) {
+  return residual ? value + __uint_as_float((unsigned)residual[i] << 16) : value;
+}
+
+// What is lost now of `value`, of which `back` is left; nothing of what is not finite.
+__device__ inline void keep_residual(unsigned short *residual, Index i, float value, float back) {
+  if (!residual) return;
+  float lost = value - back;
+  residual[i] = (__float_as_uint(lost) & 0x7fffffffu) < INFINITY_BITS ? as_bfloat16(lost) : (unsigned short)0;
+}
+
 // A warp to each block.
-extern "C" __global__ void encode_blocks(Index numel, const float *source, void *scales, void *codes, int bits,
-                                         unsigned long long start, int stochastic, unsigned key0, unsigned key1) {
+extern "C" __global__ void encode_blocks(Index numel, const void *source, int dtype, void *scales, void *codes, int bits,
+                                         unsigned long long start, int stochastic, unsigned key0, unsigned key1,
+                                         unsigned short *residual) {
   Index number = this_element() / 32;
   int lane = threadIdx.x % 32, length = bits == 8 ? 256 : 128;
   Index begin = number * length;
   if (begin >= numel) return;  // the whole warp
   int count = begin + length < numel ? length : (int)(numel - begin);
-  source += begin;
   unsigned largest = 0, all = 0;
   for (int i = lane; i < count; i += 32) {
-    unsigned magnitude = __float_as_uint(source[i]) & 0x7fffffffu;
+    float value = with_residual(residual, begin + i, load(source, dtype, begin + i));
+    unsigned magnitude = __float_as_uint(value) & 0x7fffffffu;
     if (magnitude > all) all = magnitude;
     if (magnitude < INFINITY_BITS && magnitude > largest) largest = magnitude;
   }
@@ -72,49 +117,84 @@ extern "C" __global__ void encode_blocks(Index numel, const float *source, void 
   if (marked) scale |= 0x80000000u;
   if (lane == 0 && bits == 8) ((unsigned *)scales)[number] = scale;
   if (lane == 0 && bits == 4) ((unsigned short *)scales)[number] = (unsigned short)(scale >> 16);
-  if (bits == 8) {
-    for (int i = lane; i < count; i += 32) ((signed char *)codes)[begin + i] = (signed char)code_of(block, source[i], i);
-    return;
-  }
-  int half = (count + 1) / 2;
-  for (int k = lane; k < half; k += 32) {  // elements k and half + k share a byte
-    int low = code_of(block, source[k], k);
-    int high = half + k < count ? code_of(block, source[half + k], half + k) : 0;
-    ((unsigned char *)codes)[number * 64 + k] = (unsigned char)((low & 15) | (high & 15) << 4);
+  int half = bits == 8 ? count : (count + 1) / 2;
+  for (int k = lane; k < half; k += 32) {  // of 4 bits: elements k and half + k share a byte
+    int code[2] = {0, 0};
+    for (int part = 0; part < (bits == 8 ? 1 : 2); part++) {
+      int at = k + part * half;
+      if (at >= count) break;
+      float value = with_residual(residual, begin + at, load(source, dtype, begin + at));
+      code[part] = code_of(block, value, at);
+      keep_residual(residual, begin + at, value, value_of(scale, code[part], bits));
+    }
+    if (bits == 8) ((signed char *)codes)[begin + k] = (signed char)code[0];
+    else ((unsigned char *)codes)[number * 64 + k] = (unsigned char)((code[0] & 15) | (code[1] & 15) << 4);
   }
 }
 
-extern "C" __global__ void decode_blocks(Index numel, float *out, const void *scales, const void *codes, int bits) {
+// The code of element `at` of a block that has `count` of them.
+__device__ inline int read_code(const void *codes, int bits, int at, int count) {
+  if (bits == 8) return ((const signed char *)codes)[at];
+  int half = (count + 1) / 2, pair = ((const unsigned char *)codes)[at < half ? at : at - half];
+  return ((at < half ? pair & 15 : pair >> 4) ^ 8) - 8;
+}
+
+extern "C" __global__ void decode_blocks(Index numel, void *out, int dtype, const void *scales, const void *codes,
+                                         int bits) {
   Index i = this_element();
   if (i >= numel) return;
-  int length = bits == 8 ? 256 : 128, code, largest_code = bits == 8 ? 127 : 7;
+  int length = bits == 8 ? 256 : 128;
   Index number = i / length, begin = number * length;
+  int count = begin + length < numel ? length : (int)(numel - begin);
   unsigned scale = bits == 8 ? ((const unsigned *)scales)[number] : (unsigned)((const unsigned short *)scales)[number] << 16;
-  if (bits == 8) {
-    code = ((const signed char *)codes)[i];
-  } else {
-    int count = begin + length < numel ? length : (int)(numel - begin), half = (count + 1) / 2, at = (int)(i - begin);
-    int pair = ((const unsigned char *)codes)[number * 64 + (at < half ? at : at - half)];
-    code = ((at < half ? pair & 15 : pair >> 4) ^ 8) - 8;
-  }
-  float value = (float)code * __uint_as_float(scale & 0x7fffffffu);
-  if (scale >> 31) {
-    if (code == largest_code) value = __uint_as_float(0x7fc00000u);
-    if (code == largest_code - 1) value = __uint_as_float(INFINITY_BITS);
-    if (code == 1 - largest_code) value = __uint_as_float(INFINITY_BITS | 0x80000000u);
-  }
-  out[i] = value;
+  const char *block = (const char *)codes + begin * bits / 8;
+  store(out, dtype, i, value_of(scale, read_code(block, bits, (int)(i - begin), count), bits));
 }
 
-extern "C" __global__ void narrow(Index numel, unsigned short *out, const float *source) {
+// Blocks as rows of bytes, the scale before the codes (`rows.py`); the last row is whole, however much of it is wanted.
+extern "C" __global__ void decode_rows(Index numel, void *out, int dtype, const void *rows, int bits) {
   Index i = this_element();
   if (i >= numel) return;
-  unsigned bits = __float_as_uint(source[i]);
-  unsigned nearest = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
-  out[i] = (unsigned short)((bits & 0x7fffffffu) > INFINITY_BITS ? (bits >> 16 & 0x8000u) | 0x7fc0u : nearest);
+  int length = bits == 8 ? 256 : 128, width = bits == 8 ? 4 : 2;
+  const char *row = (const char *)rows + i / length * (width + length * bits / 8);
+  unsigned scale = bits == 8 ? *(const unsigned *)row : (unsigned)*(const unsigned short *)row << 16;
+  store(out, dtype, i, value_of(scale, read_code(row + width, bits, (int)(i % length), length), bits));
 }
 
-extern "C" __global__ void widen(Index numel, float *out, const unsigned short *source) {
+// The sum of what several payloads hold, which begin `stride` bytes after each other; in order, rounded once.
+extern "C" __global__ void sum_payloads(Index numel, void *out, int dtype, const char *payloads, Index stride, int count,
+                                        int bits) {
   Index i = this_element();
-  if (i < numel) out[i] = __uint_as_float((unsigned)source[i] << 16);
+  if (i >= numel) return;
+  int length = bits == 8 ? 256 : 128;
+  Index number = i / length, begin = number * length, codes = (numel + length - 1) / length * (bits == 8 ? 4 : 2);
+  int elements = begin + length < numel ? length : (int)(numel - begin);
+  float sum = 0;
+  for (int one = 0; one < count; one++, payloads += stride) {
+    float value;
+    if (bits == 16) {
+      value = __uint_as_float((unsigned)((const unsigned short *)payloads)[i] << 16);
+    } else {
+      unsigned scale = bits == 8 ? ((const unsigned *)payloads)[number] : (unsigned)((const unsigned short *)payloads)[number] << 16;
+      const char *block = payloads + codes + begin * bits / 8;
+      value = value_of(scale, read_code(block, bits, (int)(i - begin), elements), bits);
+    }
+    sum = one ? sum + value : value;
+  }
+  store(out, dtype, i, sum);
+}
+
+// To bfloat16, with what was lost before, and what is lost now.
+extern "C" __global__ void narrow_with_residual(Index numel, unsigned short *out, const void *source, int dtype,
+                                                unsigned short *residual) {
+  Index i = this_element();
+  if (i >= numel) return;
+  float value = with_residual(residual, i, load(source, dtype, i));
+  out[i] = as_bfloat16(value);
+  keep_residual(residual, i, value, __uint_as_float((unsigned)out[i] << 16));
+}
+
+extern "C" __global__ void cast_values(Index numel, void *out, int dtype, const void *source, int source_dtype) {
+  Index i = this_element();
+  if (i < numel) store(out, dtype, i, load(source, source_dtype, i));
 }

@@ -1,11 +1,13 @@
 """The block formats and bfloat16 over CuPy arrays: what `zerort.native` has for the host, with its bits.
 
-Kernels are queued on the current stream and return at once. The source is `kernels_cuda.cu`, compiled by NVRTC when
-first used (`device.cuda.kernel_module`).
+Unlike the host's, kernels take float16 and bfloat16 as they are: no room for float32 besides. They are queued on the
+current stream and return at once. The source is `kernels_cuda.cu`, compiled by NVRTC when first used
+(`device.cuda.kernel_module`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,16 @@ from zerort.device.cuda.library import cupy
 from zerort.errors import CallError
 from zerort.native.reference.blocks import BLOCKS, code_nbytes
 
-__all__ = ["OPTIONS", "SOURCE", "cast_into", "decode_blocks", "encode_blocks"]
+__all__ = [
+    "OPTIONS",
+    "SOURCE",
+    "cast_into",
+    "decode_blocks",
+    "decode_rows",
+    "encode_blocks",
+    "narrow_with_residual",
+    "sum_payloads",
+]
 
 SOURCE = Path(__file__).with_suffix(".cu")
 OPTIONS = ("--fmad=false", "--ftz=false", "--std=c++17")
@@ -24,34 +35,111 @@ OPTIONS = ("--fmad=false", "--ftz=false", "--std=c++17")
 
 _THREADS = 256
 _WARP = 32
+_DTYPES = {"float32": 0, "float16": 2, "bfloat16": 3}
 _MODULE = KernelModule(SOURCE, OPTIONS)
 
 
 def encode_blocks(
-    source: Any, scales: Any, codes: Any, *, bits: int, start: int = 0, keys: tuple[int, int] | None = None
+    source: Any,
+    scales: Any,
+    codes: Any,
+    *,
+    bits: int,
+    start: int = 0,
+    keys: tuple[int, int] | None = None,
+    residual: Any = None,
 ) -> None:
-    """Write a scale for each block of ``source`` and a code for each element; see `zerort.native.encode_blocks`."""
+    """Write a scale for each block of ``source`` and a code for each element; see `zerort.native.encode_blocks`.
+
+    With a ``residual``, bfloat16 and as many elements, it is of ``source + residual``, and what codes lose of that is
+    written there (`SummandFormat.encode_with_feedback`).
+    """
     _check_blocks("source", source, scales, codes, bits, start)
     key0, key1 = keys if keys is not None else (0, 0)
     rounding = (np.int32(keys is not None), np.uint32(key0), np.uint32(key1))
-    arguments = (source, scales, codes, np.int32(bits), np.uint64(start), *rounding)
+    arguments = (
+        source,
+        _dtype(source),
+        scales,
+        codes,
+        np.int32(bits),
+        np.uint64(start),
+        *rounding,
+        _pointer(residual, source.size),
+    )
     _launch("encode_blocks", source.size, *arguments, threads=_WARP * -(-source.size // BLOCKS[bits]))
 
 
 def decode_blocks(out: Any, scales: Any, codes: Any, *, bits: int) -> None:
     """Write the values of codes to ``out``; see `zerort.native.decode_blocks`."""
     _check_blocks("out", out, scales, codes, bits, 0)
-    _launch("decode_blocks", out.size, out, scales, codes, np.int32(bits), threads=out.size)
+    _launch("decode_blocks", out.size, out, _dtype(out), scales, codes, np.int32(bits), threads=out.size)
+
+
+def decode_rows(out: Any, rows: Any, *, bits: int) -> None:
+    """Write the values of rows to ``out``, whose last one may have more than it takes; see `BlockRows`.
+
+    Args:
+        out: float32, float16 or bfloat16.
+        rows: As many as it takes: uint8, of which the first begins at a multiple of 4 bytes, or 2 for codes of 4 bits.
+        bits: 8 or 4.
+    """
+    _check_values("out", out)
+    _check("rows", rows, "uint8", rows.size)
+    _launch("decode_rows", out.size, out, _dtype(out), rows, np.int32(bits), threads=out.size)
+
+
+def narrow_with_residual(out: Any, source: Any, residual: Any) -> None:
+    """Write ``source + residual`` as bfloat16, and what that loses into ``residual``, bfloat16 too."""
+    _check_values("source", source)
+    _check("out", out, "bfloat16", source.size)
+    lost = _pointer(residual, source.size)
+    _launch("narrow_with_residual", out.size, out, source, _dtype(source), lost, threads=out.size)
+
+
+def sum_payloads(out: Any, payloads: Sequence[Any], *, bits: int) -> None:
+    """Write the sum of what payloads hold, in order and in float32, to ``out``, rounded once.
+
+    Args:
+        out: float32, float16 or bfloat16.
+        payloads: At least one, all as long and at equal distances: uint8.
+        bits: Of their codes: 8, 4 or 16.
+
+    Raises:
+        CallError: They lie otherwise.
+    """
+    _check_values("out", out)
+    first = payloads[0]
+    places = [one.data.ptr for one in payloads]
+    stride = places[1] - places[0] if len(places) > 1 else 0
+    if places != [places[0] + number * stride for number in range(len(places))]:
+        raise CallError("Expected payloads at equal distances, got others. Let every sender send as much.")
+    for one in payloads:
+        _check("a payload", one, "uint8", first.size)
+    counts = (np.int64(stride), np.int32(len(payloads)), np.int32(bits))
+    _launch("sum_payloads", out.size, out, _dtype(out), first, *counts, threads=out.size)
 
 
 def cast_into(out: Any, source: Any) -> None:
-    """Convert float32 to bfloat16, to nearest even, or back; see `zerort.native.cast_into`."""
+    """Convert float32 to bfloat16 or float16, to nearest even, or back; see `zerort.native.cast_into`."""
     names = (out.dtype.name, source.dtype.name)
-    if names not in (("bfloat16", "float32"), ("float32", "bfloat16")):
-        raise CallError(f"Expected float32 and bfloat16, got {names[1]} to {names[0]}. Convert it first.")
+    if not {*names} <= _DTYPES.keys() or "float32" not in names:
+        raise CallError(f"Expected float32 and bfloat16 or float16, got {names[1]} to {names[0]}. Convert it first.")
     _check("out", out, names[0], source.size)
     _check("source", source, names[1], source.size)
-    _launch("narrow" if names[0] == "bfloat16" else "widen", out.size, out, source, threads=out.size)
+    _launch("cast_values", out.size, out, _dtype(out), source, _dtype(source), threads=out.size)
+
+
+def _pointer(residual: Any, numel: int) -> Any:
+    """Return bfloat16 values for a kernel, or a null pointer."""
+    if residual is None:
+        return np.uintp(0)
+    _check("residual", residual, "bfloat16", numel)
+    return residual
+
+
+def _dtype(array: Any) -> np.int32:
+    return np.int32(_DTYPES[array.dtype.name])
 
 
 def _launch(name: str, numel: int, *arguments: Any, threads: int) -> None:
@@ -67,9 +155,15 @@ def _check_blocks(name: str, array: Any, scales: Any, codes: Any, bits: int, sta
             f"Expected start to be a multiple of a block, {BLOCKS[bits]} elements, got {start}. Cut arrays between "
             "blocks."
         )
-    _check(name, array, "float32", array.size)
+    _check_values(name, array)
     _check("scales", scales, "float32" if bits == 8 else "uint16", -(-array.size // BLOCKS[bits]))
     _check("codes", codes, "int8" if bits == 8 else "uint8", code_nbytes(bits, array.size))
+
+
+def _check_values(name: str, array: Any) -> None:
+    """Refuse arrays that codes are neither made of nor decoded to."""
+    name_of_dtype = getattr(getattr(array, "dtype", None), "name", "")
+    _check(name, array, name_of_dtype if name_of_dtype in _DTYPES else "float32", array.size)
 
 
 def _check(name: str, array: Any, dtype: str, numel: int) -> None:

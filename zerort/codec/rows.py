@@ -16,7 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from zerort.codec.formats import INT4, INT8, Format
+from zerort.codec.summands import kernels_for
 from zerort.errors import CallError
+from zerort.typing import is_of
 
 __all__ = ["ROWS", "BlockRows"]
 
@@ -26,7 +28,7 @@ _TOGETHER: Final = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """Blocks of a format as rows of bytes. Arrays are 1-D, contiguous, and of the host."""
+    """Blocks of a format as rows of bytes. Arrays are 1-D, contiguous; they are coded on the host, decoded anywhere."""
 
     format: Format
 
@@ -94,6 +96,9 @@ class BlockRows:
             CallError: ``rows`` is of another length.
         """
         table = self._table(rows, out.size)
+        if is_of(out, "cupy"):
+            kernels_for(out).decode_rows(out, rows, bits=self.format.bits)
+            return
         room = np.empty(self.format.nbytes(min(len(table) * self.numel, _TOGETHER)), np.uint8)
         for first in range(0, out.size, _TOGETHER):
             part = out[first : first + _TOGETHER]

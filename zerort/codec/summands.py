@@ -18,7 +18,7 @@ import numpy as np
 from zerort import native
 from zerort.typing import is_of
 
-__all__ = ["TOGETHER", "Coded", "SummandFormat", "empty_like", "kernels_for", "pieces"]
+__all__ = ["TOGETHER", "Coded", "SummandFormat", "codes_directly", "empty_like", "kernels_for", "pieces"]
 
 TOGETHER: Final = 1 << 16
 """Elements that pass through float32 at once; a multiple of all blocks."""
@@ -154,3 +154,8 @@ def kernels_for(array: Any) -> Any:
 
         return kernels_cuda
     return native
+
+
+def codes_directly(array: Any) -> bool:
+    """Say whether blocks of an array are coded and decoded without room for them as float32: on GPUs, always."""
+    return array.dtype.itemsize != 2 or is_of(array, "cupy")

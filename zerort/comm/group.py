@@ -25,6 +25,7 @@ from zerort.comm.collectives import Collectives
 from zerort.comm.guard import checks
 from zerort.comm.guard.call import Call, call_site
 from zerort.comm.guard.checks import Given
+from zerort.comm.guard.differing import Differences
 from zerort.comm.guard.standing import Standing
 from zerort.comm.launch import Fill, Launcher
 from zerort.comm.transport import Transport
@@ -97,8 +98,13 @@ class Group(Collectives):
         return self._transport.one_memory
 
     @property
+    def one_host(self) -> bool:
+        """Whether all ranks are on one host: they share its memory, though not that of their GPUs."""
+        return self._transport.one_host
+
+    @property
     def hosts(self) -> tuple[int, ...]:
-        """For each rank, a number that tells whose memory it shares: ranks with the same share theirs."""
+        """For each rank, a number that tells whose memory it shares: ranks with the same share theirs, GPUs none."""
         return self._transport.memories
 
     @property
@@ -124,6 +130,11 @@ class Group(Collectives):
     def after(self, ticket: Ticket[Any]) -> None:
         """Make the calls that are made from now on wait for ``ticket``; the caller does not."""
         self._calls.after(ticket)
+
+    @property
+    def differences(self) -> Differences:
+        """What becomes of calls that differ between ranks: they are a mismatch, unless a caller says otherwise here."""
+        return self._calls.differences
 
     @property
     def timeout(self) -> float:

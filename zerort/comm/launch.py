@@ -21,6 +21,7 @@ from zerort.comm.arrays import tensors_like
 from zerort.comm.guard import checks
 from zerort.comm.guard.call import INVALID, Call, call_site, users_frame
 from zerort.comm.guard.checks import Given
+from zerort.comm.guard.differing import Differences, RanksDiffer
 from zerort.comm.guard.verdict import broken_error
 from zerort.comm.prepared import PreparedCalls
 from zerort.comm.transport import DONE, STALE, Transport
@@ -68,7 +69,8 @@ class Launcher:
         self._stream = transport.open_stream()
         self._host_stream = self._stream.host
         self._turn, self._queue = self._stream.turn, self._stream.queue
-        self._sequence = 0
+        self._sequence = 0  # of the next call; when it is made, `surplus` is added
+        self.differences = Differences()
         self._prepared = PreparedCalls(transport)
         self._known = self._prepared.known
         self._closed = False
@@ -92,6 +94,9 @@ class Launcher:
         if type(counts) is list:  # which could not be looked up
             counts = tuple(counts)
         code = frame.f_code
+        differences = self.differences
+        if differences.suffix:
+            name += differences.suffix
         is_new = out is None and source is not None  # the result is an array of ours
         key: tuple[Any, ...] | None
         try:
@@ -113,13 +118,14 @@ class Launcher:
                 and not trace.is_enabled()
                 and (has_turn := self._turn.acquire(False))  # noqa: FBT003 (a keyword costs as much again)
             ):
-                if not self._queue:
+                if not self._queue and not (differences.is_known and differences.stance):
+                    sequence = self._sequence + differences.surplus
                     if is_new:
-                        made = known.shortcut.run_new(self._sequence, source)
+                        made = known.shortcut.run_new(sequence, source)
                         kind = type(made)  # a number; how far it came, and its out; or its out when it is done
                         progress, out = made if kind is tuple else (made, None) if kind is int else (DONE, made)
                     else:
-                        progress = known.shortcut.run(self._sequence, source, out)
+                        progress = known.shortcut.run(sequence, source, out)
                 # None, in the line that releases it: no interrupt comes between.
                 has_turn = bool(self._turn.release())  # type: ignore[func-returns-value]
                 if progress == DONE:
@@ -129,6 +135,7 @@ class Launcher:
                 if progress != STALE:
                     # Not found anew: to the shortcut another array in the same place is as good as the one before.
                     call = known.call.take_new(source, out) if is_new else known.call.take(source, out)
+                    call.stance = differences.stance
                     self._number(call)
                     work = functools.partial(self._perform, call, None, progress)
                     return self._stream.submit(work, name=op, eager=True)
@@ -171,6 +178,7 @@ class Launcher:
                 self._prepared.keep(key, code, call, source, out)
         else:
             self._number(call)
+        call.stance = None if call.complaint else self.differences.stance
         title = f"{op} {name}" if name and trace.is_enabled() else op
         work = functools.partial(self._perform, call)
         if after is not None:
@@ -272,11 +280,10 @@ class Launcher:
         try:
             if transport.broken is not None:  # since this call was queued
                 self._check_usable(call.op)
+            self.differences.check(call)
+            call.sequence += self.differences.surplus
             entry = flights.begin(call.sequence, call.op, call.dtype, call.numel, call.name, call.site)
-            if progress == STALE:
-                transport.run(call)
-            else:
-                transport.resume(call, progress)
+            self._run(call, progress)
             made = None if make is None else make()
         except BaseException as error:
             # Of anything else only this rank knows.
@@ -291,3 +298,38 @@ class Launcher:
         trace.count(call.op)
         # not-gpu: no synchronisation: what the call delivers
         return call.finish() if make is None else made
+
+    def _run(self, call: Call, progress: int) -> None:
+        """Make a call; where ranks may differ, take part in the others' until all have come to this one."""
+        transport = self._transport
+        while True:
+            try:
+                if progress == STALE:
+                    transport.run(call)
+                else:
+                    transport.resume(call, progress)
+                return
+            except RanksDiffer as difference:
+                name = self.differences.settle(call, difference)
+            progress = STALE
+            self._count_meeting(call)
+            if name is not None:
+                self._join(name, sequence=call.sequence)
+                self._count_meeting(call)
+
+    def _count_meeting(self, call: Call) -> None:
+        """Number a call anew that is made once more."""
+        self.differences.surplus += 1
+        call.sequence += 1
+
+    def _join(self, name: str, *, sequence: int) -> None:
+        """Take part in a gather that other ranks need: nobody uses what comes of it here."""
+        transport = self._transport
+        call = Call("all_gather", call_site(), sequence, name=name, device=transport.device_arrays)
+        try:
+            source, out, counts = self.differences.joins[name]()
+            checks.fill_all_gather(call, transport.rank, transport.size, Given(source, out, counts))
+        except Exception as error:  # a disk that fails, say: the others must hear of it
+            call = Call(INVALID, call.site, sequence, complaint=f"{name}: {type(error).__name__}: {error}")
+        trace.count("joined")
+        transport.run(call)

@@ -21,6 +21,7 @@ __all__ = [
     "can_read_each_other",
     "cpu_quotas",
     "process_space",
+    "running_kernel",
     "see_each_other",
     "share_cores",
 ]
@@ -77,9 +78,20 @@ def process_space() -> str:
 
 
 def share_cores(tell: Tell) -> bool:
-    """Find out whether ranks must share cores: there are too few where they may run, or a quota grants too few."""
-    told = [json.loads(text) for text in tell(json.dumps([sorted(os.sched_getaffinity(0)), cpu_quotas()]))]
-    return are_crowded([set(cores) for cores, _ in told], [dict(quotas) for _, quotas in told])
+    """Find out whether ranks must share cores: there are too few where they may run, or a quota grants too few.
+
+    Of those who are told, ranks of this machine count, also those in containers that pass for hosts of their own
+    (decision 0170).
+    """
+    machine = running_kernel()
+    told = [json.loads(text) for text in tell(json.dumps([machine, sorted(os.sched_getaffinity(0)), cpu_quotas()]))]
+    here = [(set(cores), dict(quotas)) for place, cores, quotas in told if place == machine]
+    return are_crowded([cores for cores, _ in here], [quotas for _, quotas in here])
+
+
+def running_kernel() -> str:
+    """Return what is equal on ranks of one machine, whatever containers or network namespaces they are in."""
+    return _text(Path("/proc/sys/kernel/random/boot_id")).strip() or os.uname().nodename
 
 
 def are_crowded(cores: Sequence[set[int]], quotas: Sequence[dict[str, float]]) -> bool:

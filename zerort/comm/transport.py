@@ -83,6 +83,11 @@ class Transport(abc.ABC):
         """Whether a thread is still at a call when the group closes: memory that it may touch then goes with it."""
 
     @property
+    def one_host(self) -> bool:
+        """Whether all ranks are on one host, as far as this can tell: nothing travels between hosts."""
+        return self.one_memory
+
+    @property
     def memories(self) -> tuple[int, ...]:
         """For each rank, a number that tells whose memory it shares; the same on every rank."""
         return (0,) * self.size if self.one_memory else tuple(range(self.size))

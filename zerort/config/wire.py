@@ -71,8 +71,9 @@ class Wire:
     and not with others."""
 
     over: Literal["hosts", "all"] = "hosts"
-    """Between which ranks: ``"hosts"``, only where ranks do not all share memory, or with `virtual_shards`, whose bits
-    do not depend on ranks (those of deltas never do); ``"all"``, everywhere, also on one rank."""
+    """Between which ranks: ``"hosts"``, only where ranks do not all share memory (those on GPUs: their host's), or with
+    `virtual_shards`, whose bits do not depend on ranks (those of deltas never do); ``"all"``, everywhere, also between
+    the GPUs of a host and on one rank."""
 
     def __post_init__(self) -> None:
         if self.gather is None and self.reduce is None:
@@ -98,12 +99,12 @@ class Wire:
         if self.over not in ("hosts", "all"):
             raise CallError(f"Expected Wire(over=) to be 'hosts' or 'all', got {self.over!r}.")
 
-    def codes(self, *, one_memory: bool, virtual_shards: int | None) -> bool:
+    def codes(self, *, one_host: bool, virtual_shards: int | None) -> bool:
         """Say whether anything is coded among ranks.
 
         Args:
-            one_memory: Whether they share memory, in which nothing travels.
+            one_host: Whether they are on one host: they share memory, in which nothing travels, or are its GPUs.
             virtual_shards: Micro-batches of a step in deterministic mode, in which every number of ranks codes alike.
         """
         is_lossy = self.gather not in (None, "delta") or self.reduce is not None
-        return self.over == "all" or not one_memory or (is_lossy and virtual_shards is not None)
+        return self.over == "all" or not one_host or (is_lossy and virtual_shards is not None)

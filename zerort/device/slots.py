@@ -55,6 +55,15 @@ class Slot:
                 self._owner.device.order_after(self.busy)  # gpu-wait: no_order_of_streams_changes_a_walk
             self.busy = None
 
+    @contextlib.contextmanager
+    def returned_on_error(self) -> Iterator[Slot]:
+        """Give the slot back if the block fails, after what is `busy` in it by then; else the block does."""
+        try:
+            yield self
+        except BaseException:
+            self.release(after=self.busy)  # not-gpu: only where a call has failed
+            raise
+
     def release(self, *, after: Ticket[Any] | None = None) -> None:
         """Give the slot back.
 
@@ -150,12 +159,12 @@ class Slots:
             nbytes: How many are needed.
             memory: What to use instead of the slot's own, if that is not persistent: 1-D, uint8.
         """
-        slot = self.take(nbytes)
-        slot.wait()  # gpu-wait: no_order_of_streams_changes_a_walk
-        if not self.persistent:
-            slot.memory = _NOTHING
-            self.trim()  # first: what comes may then lie where that was
-            slot.memory = self._allocate(nbytes) if memory is None else memory
+        with self.take(nbytes).returned_on_error() as slot:
+            slot.wait()  # gpu-wait: no_order_of_streams_changes_a_walk
+            if not self.persistent:
+                slot.memory = _NOTHING
+                self.trim()  # first: what comes may then lie where that was
+                slot.memory = self._allocate(nbytes) if memory is None else memory
         return slot
 
     def take(self, nbytes: int = 0) -> Slot:
@@ -169,6 +178,10 @@ class Slots:
         self.leased_nbytes += nbytes
         self.peak_nbytes = max(self.peak_nbytes, self.leased_nbytes)
         return slot
+
+    def reorder(self) -> None:
+        """Have free slots leased in the order in which they were made: ranks may have released them in other orders."""
+        self._free.sort(key=self._all.index)
 
     def reclaim(self) -> None:
         """Take all slots back, also those on lease: a run has ended early, and nobody uses them any more."""

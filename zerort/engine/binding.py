@@ -25,10 +25,12 @@ from zerort.data import Order
 from zerort.engine.attachment import Attachment, Verb, complete_all, within
 from zerort.engine.batches.counted import counted
 from zerort.engine.batches.taking import Taking, take
-from zerort.engine.model.bound_unit import BoundUnit, TensorPlace
+from zerort.engine.model.apart import ApartGathers
+from zerort.engine.model.bound_unit import BoundUnit, RowGradients, TensorPlace
 from zerort.engine.model.gradients.order import GradientOrder
 from zerort.engine.model.tensors import Frozen, TensorSpec
 from zerort.engine.persist.packed_values import PackedValues
+from zerort.engine.rows.checks import check_rows
 from zerort.engine.runtime import Runtime
 from zerort.engine.step.discard import discard_gradients, forget_gradients
 from zerort.engine.step.facts.rates import rate_of
@@ -50,6 +52,7 @@ __all__ = [
     "GradientOrder",
     "PackedValues",
     "Record",
+    "RowGradients",
     "StateSpec",
     "Taking",
     "TensorPlace",
@@ -96,6 +99,7 @@ class Binding:
         self.gradients = GradientOrder(rt.context, rt.units, to_array=to_array, around=stream, call_at_end=call_at_end)
         """Takes gradients as they become ready, and reduces them in one order on all ranks."""
         self.attach(self.gradients)
+        self._apart = ApartGathers(rt.context, rt.units)
 
     # -- the runtime -----------------------------------------------------------------------------------------------
 
@@ -156,6 +160,20 @@ class Binding:
         if self.rt.context.budget is not None:
             self.rt.expect(units, frozen=frozen)
 
+    def check_rows(self, name: str, tables: Mapping[str, TensorSpec], *, lazy: bool = False) -> None:
+        """Refuse tables that cannot be registered with ``rows=``, before anything is. No communication.
+
+        Args:
+            name: Of the unit.
+            tables: What they are, by local name.
+            lazy: As in `register`.
+
+        Raises:
+            CallError: A table, or its optimizer, cannot.
+            PlanError: The plan, or an option of the runtime, cannot.
+        """
+        check_rows(self.rt.context, name, tuple(tables), tables, frozen=(), shared=(), lazy=lazy)
+
     def register(
         self,
         name: str,
@@ -163,6 +181,8 @@ class Binding:
         *,
         frozen: Frozen = False,
         broadcast: bool = False,
+        rows: Sequence[str] = (),
+        lazy: bool = False,
         make: Callable[..., Kind] = BoundUnit,  # type: ignore[assignment]
     ) -> Kind:
         """Hand a unit's parameters to the runtime; see `Runtime.register`. Every rank calls this.
@@ -172,12 +192,20 @@ class Binding:
             params: Arrays by name; none for modules all of whose parameters are tied to other units.
             frozen: Which take no gradient.
             broadcast: Take rank 0's values.
+            rows: Tables of which `BoundUnit.gather_rows` brings some rows, and whose gradients are `RowGradients`.
+            lazy: Rows without a gradient stay as they are.
             make: Makes the result: a class of the binding's own, derived from `BoundUnit`, which takes
                 ``(unit, name=, around=)``.
         """
         with self.stream():
-            unit = self.rt.register(name, params, frozen=frozen, broadcast=broadcast) if params else None
-            return make(unit, name=name, around=self.stream)
+            unit = None
+            if params:
+                unit = self.rt.register(name, params, frozen=frozen, broadcast=broadcast, rows=rows, lazy=lazy)
+            made = make(unit, name=name, around=self.stream)
+            if unit is not None:
+                self._apart.add_unit(unit)
+                made.apart = self._apart
+            return made
 
     # -- values beside units ---------------------------------------------------------------------------------------
 

@@ -188,7 +188,7 @@ class Context:
         streamed = offload if budget is None else offload_within(budget.memory, offload)
         coding = Coding.of(
             options.wire,
-            one_memory=shard.one_memory,
+            one_host=shard.one_host,
             virtual_shards=options.virtual_shards,
             may_skip=options.may_skip,
         )

@@ -111,8 +111,8 @@ class StepReport:
     codes'."""
 
     bytes_uncoded: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of the arrays that went through collectives as codes, before they were coded; empty without ``wire=`` and
-    ``frozen_format=``."""
+    """Bytes of the arrays that went through collectives as codes, before they were coded; empty without ``wire=``,
+    ``frozen_format=`` and `zerort.Sparsity`."""
 
     wire: str = ""
     """What travelled as codes, which changes the results, such as ``"gather int8, reduce int4"``, and whether they

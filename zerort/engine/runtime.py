@@ -7,8 +7,7 @@
         report = rt.step()                           shards updated
 
 The entry point: methods and checks. `Persistence` has those of checkpoints and feeds, `RuntimeProperties` its numbers,
-closing.py its end. `Unit` gathers and reduces,
-`step/step.py` is the step, `persist/` are checkpoints.
+closing.py its end. `Unit` gathers and reduces, `step/step.py` is the step, `persist/` are checkpoints.
 """
 
 from __future__ import annotations
@@ -85,7 +84,9 @@ class Runtime(Persistence):
             optimizer=optimizer,
             param_groups=tuple(param_groups),
             options=options,
-            prefetcher=Prefetcher(self.units, ahead=options.prefetch),
+            prefetcher=Prefetcher(
+                self.units, ahead=options.prefetch, tells_order=1 < len(set(mesh.shard.hosts)) < mesh.shard.size
+            ),
         )
         mesh.world.standing.updates = 0
         self._stepped = False
@@ -342,8 +343,8 @@ class Runtime(Persistence):
         """Return what a step will take of memory, with an interval: also for batch sizes and plans that were not run.
 
         From the layout, which is counted, and from peaks of past steps of this model: for a runtime with ``history=``.
-        On GPUs it is the GPU's memory, else that of the process, of which shared pages count in parts. Every rank calls
-        this.
+        On GPUs it is the GPU's memory, with what pools of CuPy and torch keep for later and give back when it runs out:
+        a bound from above. Else it is that of the process, of which shared pages count in parts. Every rank calls this.
 
         Args:
             batch: Samples that a rank computes at once, in a micro-step: those of `take`, or of ``weight=`` without;

@@ -1,4 +1,4 @@
-"""Kernels over whole arrays: reduce, add, cast, copy, touch.
+"""Kernels over whole arrays: reduce, add, cast, copy, touch; and over rows of a table.
 
 Each takes 1-D contiguous NumPy arrays and writes into the first; `copy_checked` returns an index, the others nothing.
 The compiled form answers False (or None) for arrays that it cannot work on; `checks` then says what is wrong. Imports
@@ -13,7 +13,17 @@ from zerort.native import checks, reference
 from zerort.native.dtypes import REDUCTION_CODES, Array
 from zerort.native.extension import kernels, use_numpy_form
 
-__all__ = ["add_into", "address_of", "cast_into", "copy_checked", "copy_into", "reduce_into", "touch"]
+__all__ = [
+    "add_into",
+    "address_of",
+    "cast_into",
+    "copy_checked",
+    "copy_into",
+    "put_rows",
+    "reduce_into",
+    "take_rows",
+    "touch",
+]
 
 
 def reduce_into(out: Array, sources: Sequence[Array], reduction: str = "sum") -> None:
@@ -144,3 +154,35 @@ def touch(array: Array) -> None:
     checks.check_touch(array)
     use_numpy_form()
     reference.touch(array)
+
+
+def take_rows(out: Array, table: Array, rows: Array, width: int) -> None:
+    """Copy rows of a table, by their numbers, one after the other.
+
+    Args:
+        out: Where they go: 1-D, of `table`'s dtype, ``rows.size * width`` elements.
+        table: 1-D, rows of ``width`` elements each.
+        rows: int64, in any order, also twice.
+        width: Elements of a row.
+
+    Raises:
+        ValueError: If an array is not what it can work on, or there is no such row.
+    """
+    if kernels is not None and kernels.take_rows(out, table, rows, width):
+        return
+    checks.check_rows(out, table, rows, width, takes=True)
+    use_numpy_form()
+    reference.take_rows(out, table, rows, width)
+
+
+def put_rows(table: Array, values: Array, rows: Array, width: int) -> None:
+    """Write rows of a table, by their numbers; each once. The arguments are those of `take_rows`.
+
+    Raises:
+        ValueError: If an array is not what it can work on, or there is no such row.
+    """
+    if kernels is not None and kernels.put_rows(table, values, rows, width):
+        return
+    checks.check_rows(values, table, rows, width, takes=False)
+    use_numpy_form()
+    reference.put_rows(table, values, rows, width)

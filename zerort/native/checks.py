@@ -19,12 +19,14 @@ from zerort.native.reference.moments import MOMENT_BLOCK, moment_nbytes
 
 __all__ = [
     "check_add",
+    "check_ages",
     "check_blocks",
     "check_cast",
     "check_changes",
     "check_copy",
     "check_copy_checked",
     "check_float",
+    "check_late",
     "check_master",
     "check_moments",
     "check_optimizer",
@@ -32,6 +34,7 @@ __all__ = [
     "check_positions",
     "check_reduce",
     "check_reduction",
+    "check_rows",
     "check_square_sums",
     "check_touch",
     "extent",
@@ -203,6 +206,39 @@ def check_square_sums(out: Any, array: Any, block: Any) -> None:
 def check_touch(array: Any) -> None:
     """Raise unless `touch` can work on this."""
     _check_contiguous("array", array, writable=True)
+
+
+def check_rows(values: Any, table: Any, rows: Any, width: Any, *, takes: bool) -> None:
+    """Raise unless `take_rows` or `put_rows` can work on these."""
+    _check_array("table", table, writable=not takes)
+    _check_array("rows", rows, (np.dtype(np.int64),))
+    if not isinstance(width, int) or width < 1:
+        raise ValueError(f"Expected a width of 1 or more, got {width!r}.")
+    _check_array("values", values, (table.dtype,), numel=rows.size * width, writable=takes)
+    last = table.size // width - 1
+    if rows.size and not (rows.min() >= 0 and rows.max() <= last):
+        raise ValueError(f"Expected rows from 0 to {last}, got {rows.min()} to {rows.max()}.")
+    _check_all_apart({"values": values, "table": table})
+
+
+def check_late(param: Any, exp_avg: Any, exp_avg_sq: Any) -> None:
+    """Raise unless `late_adamw_` and `adamw_rows_` can work on these."""
+    _check_array("param", param, (FLOAT32, FLOAT64), writable=True)
+    for name, state in {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}.items():
+        _check_array(name, state, (param.dtype,), numel=param.size, writable=True)
+    _check_all_apart({"param": param, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq})
+
+
+def check_ages(param: Any, ages: Any, *numbers: Any) -> None:
+    """Raise unless `late_adamw_` can bring rows of these ages up to date; `numbers` are by age, the terms last."""
+    _check_array("ages", ages, (np.dtype(np.int64),))
+    if (param.size % ages.size if ages.size else param.size) != 0:
+        raise ValueError(f"Expected rows of one width, got {param.size} elements for {ages.size} ages.")
+    kept = numbers[0].size
+    for name, one, count in zip(("decays", "means", "squares", "terms"), numbers, (1, 1, 1, 7), strict=True):
+        _check_array(name, one, (FLOAT64,), numel=count * kept)
+    if ages.size and not (ages.min() >= 0 and ages.max() < kept):
+        raise ValueError(f"Expected ages from 0 to {kept - 1}, got {ages.min()} to {ages.max()}.")
 
 
 def check_optimizer(param: Any, grad: Any, copy_out: Any, **states: Any) -> None:

@@ -119,6 +119,35 @@ class AdamW(ElementwiseOptimizer):
             (mean, start), (square, _) = state["exp_avg.int8"], state["exp_avg_sq.int8"]
             kernels.adamw_blocks_(param, grad, mean, square, start=start, keys=rounding_keys(step), **settings)
 
+    def update_rows_(
+        self,
+        param: Array,
+        grad: Array,
+        state: Mapping[str, Array],
+        rows: Array,
+        *,
+        width: int,
+        lr: float,
+        step: int,
+        grad_scale: float,
+    ) -> None:
+        """Update some rows where they lie; see `ElementwiseOptimizer.update_rows_`."""
+        kernels_for(param).adamw_rows_(
+            param,
+            grad,
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            rows,
+            width=width,
+            lr=lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            step=step,
+            grad_scale=grad_scale,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGD(ElementwiseOptimizer):

@@ -25,6 +25,7 @@ from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
 from zerort.native.scalars import adamw_scalars, lion_scalars, sgd_scalars
 from zerort.optim.elementwise import SGD, AdamW, Lion
+from zerort.optim.kernels import kernels_for
 from zerort.optim.optimizer import Optimizer
 from zerort.typing import Array
 
@@ -71,7 +72,7 @@ class LateUpdates(abc.ABC):
         Args:
             param: 2-D, a row for each age: parameters, or their master weights.
             state: The same of each kind of state, by name.
-            ages: 1-D, whole numbers from 0 to `MOST_MISSED`: updates that each row has missed.
+            ages: 1-D, int64, from 0 to `MOST_MISSED`: updates that each row has missed.
         """
         rows = max(_BLOCK // max(param.shape[1], 1), 1)
         for first in range(0, len(ages), rows):
@@ -118,40 +119,22 @@ class _LateAdamW(LateUpdates):
 
     def _catch_up_(self, param: Array, state: Mapping[str, Array], ages: Array) -> None:
         mean, square = state["exp_avg"], state["exp_avg_sq"]
-        terms = self._terms[:, ages]
-        root = np.sqrt(square)
-        needed = self._needed_terms(terms, root.min(axis=1))
-        needed[~mean.any(axis=1)] = 0
-        before = param[needed > _TERMS]
-        param *= self._by_row(self._decay[ages])
-        for count in np.unique(needed[needed > 0]):
-            which = slice(None) if (needed == count).all() else needed == count
-            if count <= _TERMS:
-                param[which] -= self._moved(mean[which], root[which], terms[:count, which])
-            else:
-                param[which] = self._by_element(before, mean[which], square[which], ages[which], terms[:, which])
-        mean *= self._by_row(self._mean[ages])
-        square *= self._by_row(self._square[ages])
-
-    def _needed_terms(self, terms: Array, least: Array) -> Array:
-        """Return how many terms each row needs, given its least root; more than there are: some elements need more."""
-        x = (self._eps / least.astype(np.float64)) ** self._powers[:-1]  # of one power more than the last term's
-        enough = (x * terms[1:] <= self._error * terms[0]) & np.isfinite(terms[0])
-        return np.where(enough.any(axis=0), enough.argmax(axis=0) + 1, _TERMS + 1)
-
-    def _moved(self, mean: Array, root: Array, terms: Array) -> Array:
-        """Return how far moments have moved elements, by a few terms of the series."""
-        first, *rest = self._by_row(terms)
-        moved = np.divide(mean, root)
-        if rest:
-            x = np.divide(self._type(-self._eps), root)
-            series = x * rest.pop()
-            while rest:
-                series += rest.pop()
-                series *= x
-            first = np.add(series, first, out=series)
-        moved *= first
-        return moved
+        left = kernels_for(param).late_adamw_(
+            *(one.reshape(-1) for one in (param, mean, square)),
+            ages,
+            decays=self._decay,
+            means=self._mean,
+            squares=self._square,
+            terms=self._terms,
+            eps=self._eps,
+            error=self._error,
+        )
+        if left.any():
+            rows = np.flatnonzero(left)
+            old = ages[rows]
+            param[rows] = self._by_element(param[rows], mean[rows], square[rows], old, self._terms[:, old])
+            mean[rows] *= self._by_row(self._mean[old])
+            square[rows] *= self._by_row(self._square[old])
 
     def _by_element(self, param: Array, mean: Array, square: Array, ages: Array, terms: Array) -> Array:
         """Return rows of which some elements have all terms of the series, and others are updated step by step."""

@@ -14,13 +14,16 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Final, TypeAlias
 
+import numpy as np
+
 from zerort.errors import CallError
 from zerort.layout import itemsize
+from zerort.native import put_rows, take_rows
 from zerort.optim.checks import check_number
 from zerort.optim.forms.sparsity import MASK, Sparsity
 from zerort.typing import Array
@@ -35,7 +38,11 @@ __all__ = [
     "TensorOptimizer",
     "TensorPart",
     "qualified_name",
+    "row_blocks",
 ]
+
+_ROW_BLOCK: Final = 1 << 15
+"""Elements of rows that are copied out, changed and copied back at once."""
 
 JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 """What a JSON file can hold."""
@@ -189,6 +196,64 @@ class ElementwiseOptimizer(Optimizer):
             copy_out: Where a bfloat16 or float16 copy of the new parameters goes (`native.round_master`), or None. With
                 remainders it holds the upper half of the parameters.
         """
+
+    def update_rows_(
+        self,
+        param: Array,
+        grad: Array,
+        state: Mapping[str, Array],
+        rows: Array,
+        *,
+        width: int,
+        lr: float,
+        step: int,
+        grad_scale: float,
+    ) -> None:
+        """Update some rows of a table in place, as `update_` would; the others stay as they are.
+
+        Args:
+            param: All rows, one after the other: float32 or float64.
+            grad: A row for each of ``rows``, in the dtype of ``param``.
+            state: Arrays by the names of `states`, as long as ``param``.
+            rows: Numbers of rows, int64, each once.
+            width: Elements of a row.
+            lr: Learning rate of this update.
+            step: How many updates this tensor has had, this one included.
+            grad_scale: The gradient is multiplied by it first.
+        """
+        for here, (some, *kept) in row_blocks([param, *state.values()], rows, width=width):
+            self.update_(
+                some,
+                grad[here.start * width : here.stop * width],
+                dict(zip(state, kept, strict=True)),
+                lr=lr,
+                step=step,
+                grad_scale=grad_scale,
+                copy_out=None,
+            )
+
+
+def row_blocks(columns: Sequence[Array], rows: Array, *, width: int) -> Iterator[tuple[slice, list[Array]]]:
+    """Yield a few rows of some arrays at a time, to be changed: which of ``rows``, and copies of them.
+
+    They are copied back when the next ones are asked for; until then they stay in a core's cache.
+
+    Args:
+        columns: Arrays of the host, of one length: rows one after the other.
+        rows: Numbers of rows, int64, each once.
+        width: Elements of a row.
+    """
+    most = max(min(_ROW_BLOCK // width, rows.size), 1)
+    room = [np.empty(most * width, column.dtype) for column in columns]
+    for first in range(0, rows.size, most):
+        here = slice(first, min(first + most, rows.size))
+        which = rows[here]
+        found = [one[: which.size * width] for one in room]
+        for values, column in zip(found, columns, strict=True):
+            take_rows(values, column, which, width)
+        yield here, found
+        for values, column in zip(found, columns, strict=True):
+            put_rows(column, values, which, width)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """`Feed`: all ranks publish what they have, version after version.
 
     agree     the same tensors everywhere as in the first version                    nothing is written yet
-    write     a whole version: every rank writes its elements into one safetensors file
+    write     a whole version: every rank writes its elements into one safetensors file, but for sparse tensors: those
+              of their elements that are not zero, into a file of its own
               a delta: each rank compares its elements with its last ones, and writes those that changed
     commit    rank 0: the version's record, then feed.json, renamed into place       from here on readers see it
     clean     rank 0: versions that no reader needs any more
@@ -20,6 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from zerort.checkpoint import Value
 from zerort.checkpoint.failure import fail_together, with_progress_watch
 from zerort.checkpoint.files.directory import commit_manifest, make_directory
@@ -34,7 +37,7 @@ from zerort.device import Ticket
 from zerort.device.ticket import Done
 from zerort.errors import CallError, CheckpointError, ClosedError, CorruptCheckpointError, StorageError
 from zerort.native import copy_into, crc32c
-from zerort.publish.pieces import Base, base_nbytes, parts_of, plan_full, tensors_of
+from zerort.publish.pieces import Base, Part, base_nbytes, parts_of, plan_full, tensors_of
 from zerort.publish.records import (
     HEAD,
     Head,
@@ -48,6 +51,7 @@ from zerort.publish.records import (
     stale_names,
 )
 from zerort.storage.files import disk
+from zerort.typing import Array
 
 __all__ = ["Feed", "Published"]
 
@@ -170,8 +174,8 @@ class Feed:
         try:
             mine = self._write(values, tensors, number, token, is_full=is_full)
             every = gather_json(self._group, mine, name="publish pieces")
-            files, pieces, changed = _joined(every)
-            version = Version(number, self._updates(), files, pieces)
+            files, pieces, changed = _joined([rows[0] for rows in every] + [row for rows in every for row in rows[1:]])
+            version = Version(number, self._updates(), files, pieces, 2 if any(rows[1:] for rows in every) else 1)
             link = self._commit(version, tensors, token, is_full=is_full)
         except (CheckpointError, StorageError, CallError, OSError, MemoryError):
             self._withdraw(token)
@@ -210,15 +214,19 @@ class Feed:
     def _write(
         self, values: Sequence[Value], tensors: tuple[Tensor, ...], number: int, token: str, *, is_full: bool
     ) -> list[Any]:
-        """Write this rank's part; return [[file, bytes] or None, pieces, values]. Every rank calls this."""
+        """Write this rank's part; return rows [[file, bytes] or None, pieces, values]. Every rank calls this.
+
+        A second row is of sparse tensors of a whole version, if this rank has some.
+        """
         group = self._group
+        beside = os.path.join(self.where, data_file("delta", number, token, rank=group.rank))
         if not is_full:
-            path = os.path.join(self.where, data_file("delta", number, token, rank=group.rank))
             return with_progress_watch(
-                group, lambda: self._write_delta(values, path), path=self.where, name="publish write"
+                group, lambda: [self._write_delta(values, beside)], path=self.where, name="publish write"
             )
         path = os.path.join(self.where, data_file("full", number, token))
-        head, starts, nbytes = plan_full(tensors, number)
+        sparse = frozenset(name for value in values for name in value.sparse)
+        head, starts, nbytes = plan_full(tensors, number, sparse=sparse)
 
         def create() -> None:
             if group.rank == 0:
@@ -228,15 +236,17 @@ class Feed:
                     disk.sync(file, path=path)
 
         with_progress_watch(group, create, path=self.where, name="publish create")
-        mine = with_progress_watch(
-            group, lambda: self._write_full(values, path, starts), path=self.where, name="publish write"
+        rows = with_progress_watch(
+            group, lambda: self._write_full(values, path, starts, beside), path=self.where, name="publish write"
         )
         if group.rank == 0:
-            mine[1].insert(0, Piece(0, 0, len(head), crc32c(head), -1, 0, 0))
-            mine[0] = [os.path.basename(path), nbytes]
-        return mine
+            rows[0][1].insert(0, Piece(0, 0, len(head), crc32c(head), -1, 0, 0))
+            rows[0][0] = [os.path.basename(path), nbytes]
+        return rows
 
-    def _write_full(self, values: Sequence[Value], path: str, starts: Sequence[int]) -> list[Any]:
+    def _write_full(
+        self, values: Sequence[Value], path: str, starts: Sequence[int | None], beside: str
+    ) -> list[list[Any]]:
         pieces: list[Piece] = []
         try:
             descriptor = disk.open_regular(path, os.O_WRONLY)
@@ -248,41 +258,36 @@ class Feed:
         count = 0
         if self._full_every > 1:
             self._base.reserve(base_nbytes(values, self._group.rank, self._dtype))
-        with _closing(descriptor) as file:
+        with _closing(descriptor) as file, contextlib.ExitStack() as stack:
+            others = _Deltas(beside, stack)
             for part in parts_of(values, self._group.rank, self._dtype):
-                offset = starts[part.tensor] + part.first * part.data.itemsize
-                octets = part.data.view("u1")
-                disk.write_at(file, octets.data, offset, path=path)
                 if self._full_every > 1:
                     copy_into(self._base.of(part), part.data)
+                start = starts[part.tensor]
+                if start is None:
+                    others.add(part, encode_delta(np.zeros_like(part.data), part.data))
+                    continue
+                offset = start + part.first * part.data.itemsize
+                octets = part.data.view("u1")
+                disk.write_at(file, octets.data, offset, path=path)
                 size = part.data.size
                 pieces.append(Piece(0, offset, octets.nbytes, crc32c(octets), part.tensor, part.first, size))
                 count += size
             disk.sync(file, path=path)
-        return [None, pieces, count]
+            row = others.finish()
+        return [[None, pieces, count], *([row] if row[0] else [])]
 
     def _write_delta(self, values: Sequence[Value], path: str) -> list[Any]:
-        pieces: list[Piece] = []
-        count = offset = 0
         with contextlib.ExitStack() as stack:
-            file: int | None = None
+            deltas = _Deltas(path, stack)
             for part in parts_of(values, self._group.rank, self._dtype):
                 base = self._base.of(part)
                 payload = encode_delta(base, part.data)
                 if payload.nbytes == HEADER_NBYTES:  # no change
                     continue
-                if file is None:
-                    file = stack.enter_context(_closing(disk.create(path)))
-                size = part.data.size
-                pieces.append(Piece(0, offset, payload.nbytes, crc32c(payload), part.tensor, part.first, size))
-                padding = -payload.nbytes % 8  # a payload begins where 8 divides
-                disk.write(file, payload.tobytes() + bytes(padding), path=path)
+                deltas.add(part, payload)
                 apply_delta(base, payload)
-                offset += payload.nbytes + padding
-                count += int(payload[16:24].view("u8")[0])
-            if file is not None:
-                disk.sync(file, path=path)
-        return [[os.path.basename(path), offset] if pieces else None, pieces, count]
+            return deltas.finish()
 
     # -- commit ----------------------------------------------------------------------------------------------------
 
@@ -319,6 +324,40 @@ class Feed:
                 if f".{token}." in name:
                     with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self.where, name))
+
+
+class _Deltas:
+    """A file of deltas, which is made with the first of them.
+
+    Args:
+        path: Where.
+        stack: What closes it.
+    """
+
+    def __init__(self, path: str, stack: contextlib.ExitStack) -> None:
+        self._path = path
+        self._stack = stack
+        self._file: int | None = None
+        self._pieces: list[Piece] = []
+        self._nbytes = self._values = 0
+
+    def add(self, part: Part, payload: Array) -> None:
+        """Append the delta of some elements."""
+        if self._file is None:
+            self._file = self._stack.enter_context(_closing(disk.create(self._path)))
+        size = part.data.size
+        self._pieces.append(Piece(0, self._nbytes, payload.nbytes, crc32c(payload), part.tensor, part.first, size))
+        padding = -payload.nbytes % 8  # a payload begins where 8 divides
+        disk.write(self._file, payload.tobytes() + bytes(padding), path=self._path)
+        self._nbytes += payload.nbytes + padding
+        self._values += int(payload[16:24].view("u8")[0])
+
+    def finish(self) -> list[Any]:
+        """See to it that all is on the disk; return [[file, bytes] or None, pieces, values]."""
+        if self._file is None:
+            return [None, [], 0]
+        disk.sync(self._file, path=self._path)
+        return [[os.path.basename(self._path), self._nbytes], self._pieces, self._values]
 
 
 @contextlib.contextmanager

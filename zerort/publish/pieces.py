@@ -12,7 +12,7 @@ import mmap
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,16 +99,24 @@ def base_nbytes(values: Sequence[Value], rank: int, dtype: str | None) -> int:
     return total
 
 
-def plan_full(tensors: Sequence[Tensor], number: int) -> tuple[bytes, list[int], int]:
-    """Return the head of a whole version's file, where each tensor begins in it, and its bytes."""
+def plan_full(
+    tensors: Sequence[Tensor], number: int, *, sparse: Collection[str] = ()
+) -> tuple[bytes, list[int | None], int]:
+    """Return the head of a whole version's file, where each tensor begins in it, and its bytes.
+
+    Args:
+        tensors: All.
+        number: The version's.
+        sparse: Those that are not in it.
+    """
     nbytes = {one.name: math.prod(one.shape) * itemsize(one.dtype) for one in tensors}
-    placed = [(one.name, one.dtype, one.shape, nbytes[one.name]) for one in tensors]
+    placed = [(one.name, one.dtype, one.shape, nbytes[one.name]) for one in tensors if one.name not in sparse]
     head, order = plan_file(placed, {"format": "np", "version": str(number)})
     starts, at = {}, len(head)
     for name in order:
         starts[name] = at
         at += nbytes[name]
-    return head, [starts[one.name] for one in tensors], at
+    return head, [starts.get(one.name) for one in tensors], at
 
 
 class Base:

@@ -3,7 +3,8 @@
     update    read feed.json → what is new? → check every byte of it → map the whole version, or change our own copy
 
 A whole version is mapped, privately: its pages come from the page cache, and only those that later deltas change are
-copied. Files are checked before anything of them is used, so the arrays are those of one version at any time.
+copied. Sparse tensors are not in its file, but beside it, and come into memory. Files are checked before anything of
+them is used, so the arrays are those of one version at any time.
 """
 
 from __future__ import annotations
@@ -140,15 +141,16 @@ class Reader:
 
     def _take_full(self, head: Head, link: Link) -> None:
         version = Version.read(self.where, link)
-        [(name, nbytes)] = version.files
+        (name, nbytes), *others = version.files
         path = os.path.join(self.where, name)
         with open(disk.open_regular(path, os.O_RDONLY), "rb") as file, on_disk("read", path):
             if os.fstat(file.fileno()).st_size != nbytes:
                 raise _damaged(path, f"{nbytes} bytes", f"{os.fstat(file.fileno()).st_size}")
             octets: Array = np.memmap(file, np.uint8, "c") if self._maps_files else np.fromfile(file, np.uint8)
-        _check(path, octets, version.pieces)
+        dense = [piece for piece in version.pieces if piece.file == 0]
+        _check(path, octets, dense)
         starts: dict[int, int] = {}
-        for piece in version.pieces:
+        for piece in dense:
             begin = piece.offset - piece.first * (piece.nbytes // max(piece.numel, 1))
             starts[piece.tensor] = begin
         flat = [
@@ -156,9 +158,10 @@ class Reader:
                 numpy_dtype(one.dtype)
             )
             if index in starts
-            else np.empty(0, numpy_dtype(one.dtype))
+            else np.zeros(math.prod(one.shape), numpy_dtype(one.dtype))
             for index, one in enumerate(head.tensors)
         ]
+        self._apply(version, flat, self._read_deltas(version, others, first=1))
         # Nothing of before is kept from here on.
         self._arrays, self._flat = _mapped(head.tensors, flat, self._mapping)
         self._link, self._tensors = link, head.tensors
@@ -166,19 +169,29 @@ class Reader:
 
     def _take_delta(self, link: Link) -> None:
         version = Version.read(self.where, link)
-        contents = []
-        for number, (name, nbytes) in enumerate(version.files):
+        self._apply(version, self._flat, self._read_deltas(version, version.files, first=0))
+        self._link, self.version, self.updates = link, link.number, version.updates
+
+    def _read_deltas(self, version: Version, files: Sequence[tuple[str, int]], *, first: int) -> dict[int, Array]:
+        """Return the contents of some files of a version, checked, by their numbers, of which the first is given."""
+        contents = {}
+        for number, (name, nbytes) in enumerate(files, first):
             path = os.path.join(self.where, name)
             with open(disk.open_regular(path, os.O_RDONLY), "rb") as file, on_disk("read", path):
                 octets: Array = np.fromfile(file, np.uint8)
             if octets.nbytes != nbytes:
                 raise _damaged(path, f"{nbytes} bytes", f"{octets.nbytes}")
             _check(path, octets, [piece for piece in version.pieces if piece.file == number])
-            contents.append(octets)
+            contents[number] = octets
+        return contents
+
+    @staticmethod
+    def _apply(version: Version, flat: Sequence[Array], contents: Mapping[int, Array]) -> None:
+        """Change elements as the deltas of a version say."""
         for piece in version.pieces:
-            target = self._flat[piece.tensor][piece.first : piece.first + piece.numel]
-            apply_delta(target, contents[piece.file][piece.offset : piece.offset + piece.nbytes])
-        self._link, self.version, self.updates = link, link.number, version.updates
+            if piece.file in contents:
+                target = flat[piece.tensor][piece.first : piece.first + piece.numel]
+                apply_delta(target, contents[piece.file][piece.offset : piece.offset + piece.nbytes])
 
 
 def _check(path: str, octets: Array, pieces: Sequence[Piece]) -> None:

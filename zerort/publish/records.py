@@ -3,7 +3,8 @@
 feed.json                          the tensors, and the versions since the last whole one; replaced by each push
 version-00000012.<token>.json      which elements of which tensors stand where in the files of version 12
 full-00000012.<token>.safetensors  all tensors, written by all ranks
-delta-00000012-00003.<token>.bin   what changed of rank 3's elements since version 11
+delta-00000012-00003.<token>.bin   what changed of rank 3's elements since version 11; beside a whole version, what is
+                                   not zero of those of its sparse tensors, which are not in its file (format 2)
 saver.lease                        who publishes there
 """
 
@@ -39,8 +40,9 @@ __all__ = [
 
 T = TypeVar("T")
 
-FORMAT: Final = 1
-"""Of the files; another number is refused."""
+FORMAT: Final = 2
+"""The newest format of the files that is read. All are written in format 1, which older readers know, but for the
+record of a whole version that has sparse tensors."""
 
 HEAD: Final = "feed.json"
 
@@ -92,6 +94,8 @@ class Version:
     files: tuple[tuple[str, int], ...]
     """Names and bytes."""
     pieces: tuple[Piece, ...]
+    format: int = 1
+    """What the record is written in."""
 
     @classmethod
     def read(cls, where: str, link: Link) -> Version:
@@ -114,6 +118,7 @@ class Version:
                 found["updates"],
                 tuple((name, nbytes) for name, nbytes in found["files"]),
                 tuple(Piece(*one) for one in found["pieces"]),
+                found["format"],
             ),
         )
 
@@ -165,7 +170,7 @@ class Head:
 
 def framed(record: Head | Version) -> bytes:
     """Return a record as its file holds it: a line with the checksum, then JSON."""
-    text = json.dumps({"format": FORMAT, **dataclasses.asdict(record)}).encode()
+    text = json.dumps({"format": 1, **dataclasses.asdict(record)}).encode()
     return b"%08x\n" % crc32c(text) + text
 
 
@@ -212,13 +217,13 @@ def _decoded(text: bytes, path: str, make: Callable[[dict[str, Any]], T]) -> T:
         written = found["format"]
     except (ValueError, KeyError, TypeError):
         raise _damaged(path) from None
-    if written != FORMAT:
+    if written not in range(1, FORMAT + 1):
         cure = (
             "Update zerort here."
             if isinstance(written, int) and written > FORMAT
             else "Publish again with this version of zerort, into another directory."
         )
-        raise CheckpointError(f"Expected a feed of format {FORMAT} at {path}, got format {written!r}. {cure}")
+        raise CheckpointError(f"Expected a feed of format {FORMAT} or older at {path}, got format {written!r}. {cure}")
     try:
         return make(found)
     except (ValueError, KeyError, TypeError):

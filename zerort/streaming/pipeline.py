@@ -63,6 +63,10 @@ class Pipeline:
         """The memory of the slots that exist."""
         return self._workspace.slots.nbytes
 
+    def reserve(self) -> None:
+        """Have all slots now, also those that the next run has too few chunks for: what it takes is known before."""
+        self._workspace.reserve(self.depth)
+
     def run(
         self, chunks: Sequence[Sequence[StoreTransfer]], compute: Callable[..., object], *, finish: bool = True
     ) -> PipelineReport:

@@ -113,6 +113,7 @@ class UpdateStream:
         if self._pipeline is None:
             pinned = None if needed > self._reserved_slot else self._reserved
             self._pipeline = Pipeline(slot_nbytes=needed, depth=self._depth, pinned=pinned, name="offload")
+            self._pipeline.reserve()  # as a forecast counts them, which knows no update's chunks
         return self._pipeline
 
     # -- what was written ------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zerort.comm.transports.exchange import Messages
+from zerort.comm.transports.wire import Requests
 from zerort.typing import Array
 
 __all__ = ["CountedPost"]
@@ -62,7 +63,7 @@ class CountedPost:
 
         def start(sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]) -> Messages:
             self._send(rank, [(to, array) for to, array in sends if array.size])
-            return Messages([], [], list(receives))
+            return Messages(Requests([]), [], list(receives))
 
         return start
 

@@ -14,8 +14,10 @@ import torch
 
 from zerort import Runtime
 from zerort.engine.binding import Attachment, Binding, attachment_of
+from zerort.typing import Array
 from zerort_torch.backward.passes import current_pass, expect_one_end
 from zerort_torch.parameters.memory import as_array, on_torchs_stream
+from zerort_torch.parameters.table import TableUnit
 from zerort_torch.parameters.unit import TorchUnit
 
 __all__ = ["Gradients", "gradients_of"]
@@ -47,7 +49,10 @@ class Gradients(Attachment):
         self._order.add_unit(unit, spread=spread)
         for local, weight in unit.trained.items():
             weight.released.on_gradient = self._on_gradient
-            weight.live.register_post_accumulate_grad_hook(self._hook(unit, local))
+            take = self._hook(unit, local)
+            weight.live.register_post_accumulate_grad_hook(take)
+            if isinstance(unit, TableUnit):
+                unit.take = take
 
     @property
     def units(self) -> Iterator[TorchUnit]:
@@ -63,13 +68,13 @@ class Gradients(Attachment):
         """Close the micro-step before, if need be."""
         self._order.begin_forward()
 
-    def _hook(self, unit: TorchUnit, local: str) -> Callable[[torch.Tensor], None]:
+    def _hook(self, unit: TorchUnit, local: str) -> Callable[..., None]:
         ready = self._order.ready
 
-        def take(parameter: torch.Tensor) -> None:
+        def take(parameter: torch.Tensor, *, indices: Array | None = None) -> None:
             gradient, parameter.grad = parameter.grad, None
             unit.on_backward()
-            ready(unit, local, gradient, backward=current_pass())
+            ready(unit, local, unit.handed_in(gradient, indices), backward=current_pass())
 
         return take
 

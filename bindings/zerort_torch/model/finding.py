@@ -15,6 +15,7 @@ import torch
 
 from zerort.errors import CallError
 from zerort_torch.model.compiled import named_originals, original
+from zerort_torch.model.tables import find_tables
 
 __all__ = ["FoundParameter", "FoundUnit", "Units", "find_units"]
 
@@ -49,21 +50,25 @@ class FoundUnit:
     parameters: list[FoundParameter] = field(default_factory=list)
     borrows: set[str] = field(default_factory=set)
     """Names of units that hold parameters which also stand in this one's modules (tied)."""
+    is_table: bool = False
+    """Whether it is the table of one embedding, of which rows are gathered."""
 
 
 def find_units(model: torch.nn.Module, units: Units) -> list[FoundUnit]:
     """Return the model's units in the order of its modules, each with its parameters; empty ones are left out.
 
     Raises:
-        CallError: ``units`` cannot be used, or means no module.
+        CallError: ``units`` cannot be used, or means no module; or a table cannot be gathered by rows.
     """
     modules = dict(named_originals(model))
+    tables = find_tables(model)
     if units is None:
         chosen, leaves = _automatic(model)
     else:
         chosen, leaves = _chosen(modules, units), set()
-    found = {name: FoundUnit(name, [modules[name]]) for name in sorted(chosen | leaves | {""}, key=list(modules).index)}
-    for name in leaves:  # a parent may use its leaf's weight without calling it: x @ self.embedding.weight.T
+    names = sorted(chosen | leaves | tables | {""}, key=list(modules).index)
+    found = {name: FoundUnit(name, [modules[name]], is_table=name in tables) for name in names}
+    for name in leaves - tables:  # a parent may use its leaf's weight without calling it: x @ self.embedding.weight.T
         found[name].held_by.append(modules[name.rpartition(".")[0]])
     known: dict[int, tuple[FoundUnit, FoundParameter]] = {}
     for path, module in modules.items():

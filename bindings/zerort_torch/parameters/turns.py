@@ -5,8 +5,8 @@ backward   what an enclosing module holds, then what is inside it, from the last
 step       a rank that made fewer rounds of forward and backward than micro-steps joins those that it lacks
 
 What a rank does not use is gathered and let go at once, not copied. A unit that is used again, or not in this order, is
-gathered by a collective of its own: all ranks do that alike, or are told of a mismatch. Gradients are reduced when the
-ranks agree on them, and not among the gathers (decision 0115).
+gathered by a collective of its own: all ranks do that alike, join it where they can (decision 0165), or are told of a
+mismatch. Gradients are reduced when the ranks agree on them, and not among the gathers (decision 0115).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from zerort.errors import UnitStateError
 from zerort_torch.backward.passes import current_pass, expect_one_end
 from zerort_torch.model.compiled import original
 from zerort_torch.model.finding import FoundUnit
+from zerort_torch.parameters.table import TableUnit
 from zerort_torch.parameters.unit import TorchUnit
 
 __all__ = ["Turns", "places_of"]
@@ -63,9 +64,12 @@ class Turns(Attachment):
     def __init__(self, binding: Binding, places: Mapping[TorchUnit, Sequence[Place]]) -> None:
         self._binding = binding
         self._order = binding.gradients
-        self._places = {unit: min(found) for unit, found in places.items() if not unit.is_resident and unit.places}
+        self._places = {unit: min(found) for unit, found in places.items() if unit.takes_turns}
         self._forward = sorted(self._places, key=self._places.__getitem__)
-        self._backward = sorted(self._places, key=lambda unit: min(map(_from_the_last, places[unit])))
+        self._backward = sorted(
+            (unit for unit in self._places if unit.gathers_in_backward),
+            key=lambda unit: min(map(_from_the_last, places[unit])),
+        )
         self._lent = [unit for unit in self._forward if len(places[unit]) > 1]  # others are tied to these
         self._depth = 0  # forwards of the model that are under way, one inside another
         self._handled: BaseException | None = None  # what the caller was handling when the forward began
@@ -85,6 +89,8 @@ class Turns(Attachment):
         for unit in self._places:
             unit.take_turn = self._take
             unit.on_saved = self._saved.add
+            if isinstance(unit, TableUnit):
+                unit.on_turn = self._join_before
         for unit in self._lent:
             unit.stays = self._until_end(unit.stays)
         self._order.before_agreement.append(self._complete)
@@ -127,6 +133,11 @@ class Turns(Attachment):
             return self._take_backward(unit)
         if torch.is_grad_enabled():
             self._used.add(unit)
+        self._join_before(unit)
+        return unit.gather()
+
+    def _join_before(self, unit: TorchUnit) -> None:
+        """Take part in the gathers of a forward that come before a unit's turn, unless that has passed."""
         if unit in self._ahead:
             at = self._ahead.index(unit)
             before, self._ahead = self._ahead[:at], self._ahead[at + 1 :]
@@ -135,7 +146,6 @@ class Turns(Attachment):
                     one.keep_gathered()  # units that are tied to it come later, and find it
                 else:
                     one.join_gather()
-        return unit.gather()
 
     def _until_end(self, stays: Callable[[], bool]) -> Callable[[], bool]:
         return lambda: self._depth > 0 or stays()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -23,6 +23,7 @@ from zerort import Unit
 from zerort.engine.binding import Binding, BoundUnit, unit_title
 from zerort.errors import CallError, CollectiveMismatchError
 from zerort.typing import Array
+from zerort_torch.backward.passes import current_pass
 from zerort_torch.model.finding import FoundUnit
 from zerort_torch.parameters.memory import as_array, as_tensor, outside_transforms
 from zerort_torch.parameters.released import ReleasedParameter, frozen_refusal
@@ -129,6 +130,14 @@ class TorchUnit(BoundUnit):
 
     # -- gathering -------------------------------------------------------------------------------------------------
 
+    gathers_in_backward = True
+    """Whether backward may ask for it again."""
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether ranks meet when it is gathered."""
+        return not self.is_resident and bool(self.places)
+
     def bring(self) -> None:
         """Put the live parameters into their modules; see `BoundUnit`. Collective where ranks share no memory."""
         self._check_requires_grad()
@@ -206,12 +215,12 @@ class TorchUnit(BoundUnit):
     def gather(self) -> list[torch.Tensor]:
         """Return the gathered form in memory of its own, 1-D, one tensor per dtype. Every rank calls this."""
         with outside_transforms(), self._naming_cures():
-            return self.copy_parts(lambda part: as_tensor(part).clone())
+            return self.copy_parts(lambda part: as_tensor(part).clone(), in_backward=current_pass() >= 0)
 
     def join_gather(self) -> None:
         """Take part in gathering it for other ranks: nothing is copied. Every rank calls this, or `gather`."""
         with self._naming_cures():
-            self.copy_parts(lambda part: None)
+            self.copy_parts(lambda part: None, in_backward=current_pass() >= 0)
 
     @contextmanager
     def _naming_cures(self) -> Iterator[None]:
@@ -292,6 +301,10 @@ class TorchUnit(BoundUnit):
             return {local: as_array(parameter, device).copy() for local, parameter in parameters.items()}
 
     # -- gradients and steps ---------------------------------------------------------------------------------------
+
+    def handed_in(self, gradient: torch.Tensor, indices: Array | None = None) -> Any:
+        """Return a gradient of autograd's as the runtime is to have it."""
+        return gradient
 
     def on_gradients_complete(self) -> None:
         """Let go of what backward needed; see `BoundUnit`."""

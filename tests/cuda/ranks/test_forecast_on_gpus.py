@@ -32,4 +32,5 @@ def test_updates_on_the_host_are_told_too(group, scratch):
     class OnTheHost(TestOnGpus):
         offload = zr.OffloadOptions(chunk_nbytes=8192, threads=1, update_on="host")
 
-    OnTheHost().test_a_runtime_counts_what_was_told(group, scratch, 2)
+    expect_counted = OnTheHost().test_a_runtime_counts_what_was_told
+    expect_counted(group, scratch, 2)

@@ -203,9 +203,7 @@ def test_an_optimizer_over_whole_tensors_is_refused(gpus):
         zr.open(group=gpus, optimizer=zr.Adafactor(lr=1e-3))
 
 
-def test_codes_at_rest_and_masks_are_refused(gpus):
-    with pytest.raises(PlanError, match="compute on the host with frozen_format='int8', got GPUs"):
-        zr.open(group=gpus, frozen_format="int8")
+def test_masks_are_refused(gpus):
     groups = [zr.ParameterGroup("*", sparsity=zr.Sparsity(0.5))]
     with pytest.raises(PlanError, match=r"compute on the host with sparsity=Sparsity\(share=0.5, .* got GPUs"):
         zr.open(group=gpus, optimizer=zr.AdamW(lr=1e-3), param_groups=groups)

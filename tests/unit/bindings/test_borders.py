@@ -32,7 +32,8 @@ def private_names(folder: Path) -> set[str]:
     return {name for name in found if name.startswith("_") and not name.startswith("__")}
 
 
-PRIVATE = private_names(Path(zerort.__file__).parent / "engine") - {"_parameters", "_version"}  # torch has these, too
+PRIVATE = private_names(Path(zerort.__file__).parent / "engine")
+PRIVATE -= {"_parameters", "_values", "_version"}  # torch has these, too
 
 
 def imports_of(tree: ast.Module) -> Iterator[str]:

@@ -9,6 +9,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -130,9 +131,9 @@ def test_no_checkpoint_a_file_an_unfinished_save_and_a_foreign_directory(tmp_pat
 
 def test_a_newer_format_says_so(tmp_path: Path) -> None:
     store(tmp_path / "c")
-    newer = dataclasses.replace(read_manifest(tmp_path / "c"), format=3)
+    newer = dataclasses.replace(read_manifest(tmp_path / "c"), format=4)
     (tmp_path / "c" / "manifest.json").write_bytes(encode(newer))
-    with pytest.raises(CheckpointError, match="Expected a checkpoint of format 2 or older, got format 3"):
+    with pytest.raises(CheckpointError, match="Expected a checkpoint of format 3 or older, got format 4"):
         read_manifest(tmp_path / "c")
 
 
@@ -263,12 +264,15 @@ def test_too_little_room_is_known_before_anything_is_written(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_rank_with_much_to_do_may_take_longer_than_the_timeout(tmp_path: Path) -> None:
     real_write, real_read = os.pwritev, os.preadv
+    timeout, pause = 3.0, 0.7  # a fraction of the timeout, for each of several pieces
+    paused = Counter()
 
     def slowly(real):
         def move(descriptor, data, offset):
             if "shard-00001" not in os.readlink(f"/proc/self/fd/{descriptor}"):
                 return real(descriptor, data, offset)
-            time.sleep(0.7)  # a fraction of the timeout, for each of several pieces
+            time.sleep(pause)
+            paused[real] += pause
             return real(descriptor, [data[0][:4096]], offset)
 
         return move
@@ -277,14 +281,18 @@ def test_a_rank_with_much_to_do_may_take_longer_than_the_timeout(tmp_path: Path)
 
     def body(group):
         save(tmp_path / "c", group, [value(group, shapes)], meta={})
-        load(tmp_path / "c", group, [value(group, shapes)])
+        found = value(group, shapes, fill=0)
+        load(tmp_path / "c", group, [found])
+        assert (found.mine == 1).all()
 
     with (
         seams.inside(with_progress_watch, _MEET_EVERY=0.2),
         mock.patch.object(os, "pwritev", slowly(real_write)),
         mock.patch.object(os, "preadv", slowly(real_read)),
     ):
-        run_threads(2, body, options=GroupOptions(timeout=3.0))
+        run_threads(2, body, options=GroupOptions(timeout=timeout))
+    assert paused[real_write] > timeout
+    assert paused[real_read] > timeout
 
 
 def test_a_manifest_read_before_is_not_read_again(tmp_path: Path) -> None:

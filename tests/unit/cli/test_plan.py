@@ -98,8 +98,8 @@ def test_frozen_tensors_rest_as_codes(params: str, capsys: pytest.CaptureFixture
     assert main([*words[:-2], "--json", str(plain)]) == 0
     sizes = [json.loads(one.read_text())["plans"]["zero3"]["parameter"] for one in (out, plain)]
     assert 0.128 < sizes[0] / sizes[1] < 0.13
-    assert main([*words, "--device", "cuda"]) == 2
-    assert "Expected ranks that compute on the host with frozen_format='int4', got GPUs" in capsys.readouterr().err
+    assert main([*words, "--device", "cuda"]) == 0
+    assert "tensors rest in int4 (approximate)" in capsys.readouterr().out
     assert main([*words, "--dtype", "float64"]) == 2
     assert "can hold, got 'w' in float64" in capsys.readouterr().err
     assert main(["plan", params, "--frozen-format", "int8"]) == 0

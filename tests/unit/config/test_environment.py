@@ -16,6 +16,7 @@ READERS = {
 HANDS_ON = {  # the whole environment, to a process that they start
     "cli/ranks.py",
     "cli/bench/hosts/command.py",
+    "cli/bench/wire/link.py",
     "testing/pytest_ranks.py",
 }
 OF_TESTS = {"ZERORT_STACKS", "ZERORT_JOB"}

@@ -75,9 +75,9 @@ def test_top_k_of_nothing_is_refused(fraction) -> None:
 )
 def test_shared_memory_is_not_coded_unless_all_is(over, one_memory, virtual_shards, codes) -> None:
     wire = zr.Wire(gather="int8", over=over)
-    coding = Coding.of(wire, one_memory=one_memory, virtual_shards=virtual_shards)
+    coding = Coding.of(wire, one_host=one_memory, virtual_shards=virtual_shards)
     assert (coding is not None) == codes
-    assert Coding.of(None, one_memory=False, virtual_shards=8) is None
+    assert Coding.of(None, one_host=False, virtual_shards=8) is None
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_shared_memory_is_not_coded_unless_all_is(over, one_memory, virtual_shar
     [("hosts", True, None, False), ("hosts", True, 8, False), ("hosts", False, 8, True), ("all", True, None, True)],
 )
 def test_deltas_are_exact_and_so_only_where_bytes_travel(over, one_memory, virtual_shards, sends) -> None:
-    coding = Coding.of(zr.Wire(gather="delta", over=over), one_memory=one_memory, virtual_shards=virtual_shards)
+    coding = Coding.of(zr.Wire(gather="delta", over=over), one_host=one_memory, virtual_shards=virtual_shards)
     assert (coding is not None) == sends
     if coding is not None:
         assert [coding.sends_deltas(dtype) for dtype in ("bfloat16", "float16", "int32")] == [True, True, False]
@@ -94,7 +94,7 @@ def test_deltas_are_exact_and_so_only_where_bytes_travel(over, one_memory, virtu
 
 def test_deltas_beside_sums_that_are_coded_in_shared_memory_too_are_not_sent() -> None:
     wire = zr.Wire(gather="delta", reduce="int8")
-    coding = Coding.of(wire, one_memory=True, virtual_shards=8)
+    coding = Coding.of(wire, one_host=True, virtual_shards=8)
     assert coding is not None
     assert not coding.sends_deltas("bfloat16")
     assert coding.describe(gathered=["bfloat16"], reduced=["float32"]) == "reduce int8"

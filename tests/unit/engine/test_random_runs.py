@@ -130,6 +130,9 @@ class Model:
 class Runs(RuleBasedStateMachine):
     """One run at a time; the model of it; the checkpoints it has written."""
 
+    compared = 0
+    """Units whose values were compared, in all runs."""
+
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="zerort-runs-"))
@@ -292,6 +295,7 @@ class Runs(RuleBasedStateMachine):
         for values in found:
             assert values.keys() == model.tensors.keys()
             for name, value in values.items():
+                Runs.compared += 1
                 np.testing.assert_allclose(value, model.tensors[name].value, rtol=1e-10, atol=1e-12)
 
     def _weights(self, rank: int) -> dict[str, Any]:
@@ -305,7 +309,8 @@ class Runs(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_random_runs_hold_what_a_model_in_memory_holds() -> None:
     """Each example is a run of its own; every value is compared after every verb. `make fuzz` tries more of them."""
-    Runs.TestCase.settings = settings(
-        max_examples=500 if "ZERORT_EXECUTIONS" in os.environ else 20, stateful_step_count=25
-    )
+    examples = 500 if "ZERORT_EXECUTIONS" in os.environ else 20
+    Runs.TestCase.settings = settings(max_examples=examples, stateful_step_count=25)
+    Runs.compared = 0
     Runs.TestCase().runTest()
+    assert Runs.compared > 10 * examples  # not only runs without a unit

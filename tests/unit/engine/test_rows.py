@@ -72,7 +72,7 @@ def test_every_row_is_brought_up_to_date_before_it_is_too_old(monkeypatch):
             steps(rt, [number])
             table = rt.units["embed"].sections[0].table
             if table is not None:
-                reached = max(reached, int((table._now - table._touched).max()))
+                reached = max(reached, int((table.now - table.touched).max()))
         oldest.append(reached)
         return whole(rt)
 
@@ -259,7 +259,6 @@ UNFIT = {
     "disk": ({"plan": zr.Plan.zero(3, state=zr.Tier.NVME)}, "in memory, got"),
     "budget": ({"plan": zr.Plan.fit(host="1GiB")}, "got Plan.fit"),
     "wire": ({"wire": zr.Wire(gather="int8")}, "without wire="),
-    "deterministic": ({"virtual_shards": 4}, "without virtual_shards="),
     "adafactor": ({"optimizer": zr.Adafactor(lr=0.1)}, "got Adafactor, which looks at whole tensors"),
     "int8": ({"optimizer": zr.AdamW(lr=0.1, moments="int8")}, "with state of full width"),
     "sparsity": ({"param_groups": [zr.ParameterGroup("*", sparsity=zr.Sparsity(0.5))]}, "without a Sparsity"),
@@ -323,8 +322,6 @@ def test_rows_of_other_tensors_are_refused():
             embed.reduce({"table": np.ones(SHAPE)})
         with pytest.raises(CallError, match=r"gathered whole, got 'embed\.table'"):
             rt.register("head", {"b": np.ones(4)}, ties={"w": (embed, "table")})
-        with pytest.raises(CallError, match=r"gathered whole, got 'embed float64 rows of embed\.table'"):
-            rt.rebalance(shard_weights=[1.0])
         head = rt.register("head", {"b": np.ones(4)})
         with pytest.raises(CallError, match="Expected rows of no table"), head.gathered(rows={"b": [0]}):
             pass

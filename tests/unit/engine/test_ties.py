@@ -28,8 +28,8 @@ def opened(group, tmp_path, *, stage=3, gradient=MEMORY, chunk_nbytes=16 * 1024,
 @pytest.mark.parametrize("micro_steps", [1, 2])
 @pytest.mark.parametrize(("stage", "gradient"), [(2, MEMORY), (3, DISK)])
 def test_tied_gradients_on_threads(size, stage, gradient, micro_steps, tmp_path):
-    test = TiesContract().test_gradients_of_tied_units_are_added_where_they_rest
-    run_threads(size, lambda group: test(group, tmp_path, stage, gradient, micro_steps))
+    expect_added = TiesContract().test_gradients_of_tied_units_are_added_where_they_rest
+    run_threads(size, lambda group: expect_added(group, tmp_path, stage, gradient, micro_steps))
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -257,3 +257,28 @@ def test_a_tied_gradient_is_added_when_the_first_one_is_decoded(tmp_path, monkey
                 return np.unique(parameters["table"]).tolist()
 
     assert run_threads(2, body) == [[-6.0], [-6.0]]
+
+
+@pytest.mark.parametrize(("stage", "accumulate"), [(1, "local"), (2, "sharded"), (3, "local"), (3, "sharded")])
+@pytest.mark.parametrize("skipped", ["home home", "- home", "home -", "- other", "other other", "both both"])
+def test_a_micro_step_that_is_skipped_by_hand_counts_as_zeros(stage, accumulate, skipped, tmp_path):
+    """Of the unit that holds a tied tensor, of the one that is tied to it, or of both."""
+
+    def body(group, *, skips):
+        with opened(group, tmp_path, stage=stage, micro_steps=2, accumulate=accumulate) as rt:
+            home = rt.register("home", {"w": np.arange(300.0)})
+            other = rt.register("other", {"b": np.ones(3)}, ties={"w": (home, "w")})
+            for at, word in enumerate(skipped.split()):
+                for unit, gradients in ((other, {"w": (300,), "b": (3,)}), (home, {"w": (300,)})):
+                    if word not in (unit.name, "both"):
+                        unit.reduce({name: np.full(shape, 1.0 + at + rt.rank) for name, shape in gradients.items()})
+                    elif skips:
+                        unit.skip_micro_step()
+                    else:
+                        unit.reduce({})
+            norm = rt.step().grad_norm
+            with other.gathered() as p:
+                return norm, p["w"].tolist(), p["b"].tolist()
+
+    both = [run_threads(2, lambda group, skips=skips: body(group, skips=skips)) for skips in (False, True)]
+    assert both[0] == both[1]

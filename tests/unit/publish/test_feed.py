@@ -304,10 +304,10 @@ def test_another_format_is_refused(tmp_path):
     pushed(tmp_path, times=1)
     path = tmp_path / "feed.json"
     found = json.loads(path.read_bytes().split(b"\n", 1)[1])
-    for number, cure in ((0, "Publish again"), (2, "Update zerort"), ("x", "Publish again")):
+    for number, cure in ((0, "Publish again"), (3, "Update zerort"), ("x", "Publish again")):
         body = json.dumps(found | {"format": number}).encode()
         path.write_bytes(b"%08x\n" % crc32c(body) + body)
-        with pytest.raises(CheckpointError, match=f"feed of format 1 at .*, got format {number!r}. {cure}"):
+        with pytest.raises(CheckpointError, match=f"feed of format 2 or older at .*, got format {number!r}. {cure}"):
             Reader(tmp_path).update()
 
 
@@ -484,12 +484,12 @@ def test_a_feed_that_cannot_be_opened_does_not_keep_others_out(tmp_path):
     pushed(tmp_path, times=1)
     head = tmp_path / "feed.json"
     content = head.read_bytes()
-    body = json.dumps(json.loads(content.split(b"\n", 1)[1]) | {"format": 2}).encode()
+    body = json.dumps(json.loads(content.split(b"\n", 1)[1]) | {"format": 3}).encode()
     head.write_bytes(b"%08x\n" % crc32c(body) + body)
 
     def refused(group):
         for _ in range(2):
-            with pytest.raises(CheckpointError, match="got format 2"):
+            with pytest.raises(CheckpointError, match="got format 3"):
                 Feed(tmp_path, group, list, updates=lambda: 0)
 
     run_threads(2, refused)

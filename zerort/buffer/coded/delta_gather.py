@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -86,6 +86,7 @@ class DeltaGather:
         padding: int,
         traffic: Counter[str] | None,
         told: Sequence[int] | None = None,
+        brought: Ticket[Any] | None = None,
     ) -> Ticket[Array]:
         """Make ``out``, which holds the whole of before, what all ranks' ranges are now.
 
@@ -101,26 +102,26 @@ class DeltaGather:
             self.uncoded["all_gather"] += (partition.numel - padding) * mine.itemsize
         if not any(told):
             return Done(out)
-        slot = self.slots.lease(sum(counts))
-        payloads, first = [], 0
-        for count in counts:
-            payloads.append(slot.memory[first : first + count])
-            first += count
-        own = payloads[group.rank]
-        if own.size:
-            encode_delta(before, mine, size=self._size, out=own[: told[group.rank]])
-        arrival = group.all_gather(own, out=slot.memory[:first], counts=counts, name=name, eager=False)
+        with self.slots.lease(sum(counts)).returned_on_error() as slot:
+            payloads, first = [], 0
+            for count in counts:
+                payloads.append(slot.memory[first : first + count])
+                first += count
+            own = payloads[group.rank]
+            if own.size:
+                encode_delta(before, mine, size=self._size, out=own[: told[group.rank]])
+            slot.busy = arrival = group.all_gather(own, out=slot.memory[:first], counts=counts, name=name, eager=False)
 
-        def apply() -> Array:
-            arrival.wait()  # not-gpu: deltas are refused on GPUs
-            for rank, payload in enumerate(payloads):
-                if payload.size:
-                    apply_delta(out[partition.of(rank).slice], payload[: told[rank]])
-            return out
+            def apply() -> Array:
+                arrival.wait()  # not-gpu: deltas are refused on GPUs
+                for rank, payload in enumerate(payloads):
+                    if payload.size:
+                        apply_delta(out[partition.of(rank).slice], payload[: told[rank]])
+                return out
 
-        stream = group.device.named_stream("decode")
-        ticket: Ticket[Array] = stream.submit(apply, name=f"apply changes of {name}", eager=arrival.done())
-        slot.release(after=ticket)  # not-gpu: deltas are refused on GPUs
+            stream = group.device.named_stream("decode")
+            ticket: Ticket[Array] = stream.submit(apply, name=f"apply changes of {name}", eager=arrival.done())
+            slot.release(after=ticket)  # not-gpu: deltas are refused on GPUs
         return ticket
 
 

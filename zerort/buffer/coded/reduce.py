@@ -6,6 +6,7 @@
 Codes are not added on the way: each summand is rounded once, by its sender, and sums are made in float32, also of
 gradients of 16 bits, in the order of the senders. NaN and infinity are decoded as such, in their places (decisions
 0127, 0145). With virtual shards what was decoded is not summed but put side by side, for a fixed tree (decision 0146).
+On GPUs each rank sends for itself, and kernels code, keep what is lost, and sum (decision 0176).
 """
 
 from __future__ import annotations
@@ -108,31 +109,40 @@ class CodedReduce:
         counts, stretch = routes.counts(self.format), routes.stretch(rank)
         if traffic is not None and group.size > 1:
             self._count(traffic, routes, source, rank=rank, padding=padding)
-        slot = self.slots.lease(sent_nbytes(self.format, routes, rank, width=source.itemsize))
-        sent, got = sum(counts[rank]), [row[rank] for row in counts]
-        codes, arrived = slot.memory[:sent], slot.memory[sent : sent + sum(got)]
-        residual = None
-        if self.residual is not None and stretch.start < stretch.stop:
-            residual = self.residual.begin(self.sends_leaf or 0)
-        encoded: Ticket[None] | None = None
-        if self.senders.sum_first:
-            beside = slot.memory[_codes_nbytes(self.format, routes, rank) :]
-            encoded = self._sum_and_encode(group, source, routes, beside, codes, residual, name=name)
-        else:
-            self._encode(codes, source[stretch], routes, rank, residual, unfed=self.unfed)
-        # not-gpu: codes are refused on GPUs
-        exchange = group.all_to_all(codes, out=arrived, counts=counts, name=name, eager=False, after=encoded)
+        nbytes = sent_nbytes(self.format, routes, rank, width=source.itemsize)
+        with self.slots.lease(nbytes).returned_on_error() as slot:
+            sent, got = sum(counts[rank]), [row[rank] for row in counts]
+            codes, arrived = slot.memory[:sent], slot.memory[sent : sent + sum(got)]
+            residual = None
+            if self.residual is not None and stretch.start < stretch.stop:
+                residual = self.residual.begin(self.sends_leaf or 0)
+            encoded: Ticket[None] | None = None
+            if self.senders.sum_first:
+                beside = slot.memory[_codes_nbytes(self.format, routes, rank) :]
+                slot.busy = encoded = self._sum_and_encode(group, source, routes, beside, codes, residual, name=name)
+            elif group.device.in_host_memory:
+                self._encode(codes, source[stretch], routes, rank, residual, unfed=self.unfed)
+            else:
+                slot.busy = encoded = group.device.named_stream("encode").submit(
+                    lambda: self._encode(codes, source[stretch], routes, rank, residual, unfed=self.unfed),
+                    name=f"encode {name}",
+                    eager=True,
+                )
+            # gpu-wait: gradients_are_summed_as_the_host_sums_codes [, after=encoded -> ]
+            slot.busy = exchange = group.all_to_all(
+                codes, out=arrived, counts=counts, name=name, eager=False, after=encoded
+            )
 
-        def decode() -> Array:
-            if encoded is not None:
-                encoded.wait()  # not-gpu: codes are refused on GPUs
-            exchange.wait()  # not-gpu: codes are refused on GPUs
-            self._decode(out, arrived, got, routes, rank)
-            return out
+            def decode() -> Array:
+                if encoded is not None:
+                    group.device.order_after(encoded)  # not-gpu: for its error; the exchange is done after it
+                group.device.order_after(exchange)  # gpu-wait: gradients_are_summed_as_the_host_sums_codes
+                self._decode(out, arrived, got, routes, rank)
+                return out
 
-        stream = group.device.named_stream("decode")
-        ticket: Ticket[Array] = stream.submit(decode, name=f"decode {name}", eager=exchange.done())
-        slot.release(after=ticket)  # not-gpu: codes are refused on GPUs
+            stream = group.device.named_stream("decode")
+            ticket: Ticket[Array] = stream.submit(decode, name=f"decode {name}", eager=exchange.done())
+            slot.release(after=ticket)  # gpu-wait: gradients_are_summed_as_the_host_sums_codes
         return ticket
 
     def _count(self, traffic: Counter[str], routes: Routes, source: Array, *, rank: int, padding: int) -> None:
@@ -164,7 +174,7 @@ class CodedReduce:
         arrival = group.all_to_all(source[: sum(counts[rank])], out=slices, counts=counts, name=name, eager=False)
 
         def encode() -> None:
-            arrival.wait()  # not-gpu: codes are refused on GPUs
+            arrival.wait()  # not-gpu: each GPU sends for itself
             values, unfed = source[stretch], list(self.unfed)
             if slices.size:
                 summands = slices.reshape(-1, stretch.stop - stretch.start)

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zerort.codec.summands import kernels_for, pieces
 from zerort.native import cast_into
 from zerort.native.dtypes import numpy_dtype
 from zerort.typing import Array, Device
 
 __all__ = ["Residual"]
-
-_TOGETHER = 1 << 16  # elements that pass through float32 at once
 
 
 class Residual:
@@ -35,6 +34,7 @@ class Residual:
     def __init__(self, dtype: str, senders: Sequence[int], stretch: slice, *, device: Device, restores: bool) -> None:
         self.dtype = numpy_dtype(dtype)
         self.senders = tuple(senders)
+        self.device = device
         self.stretch = stretch
         numel = stretch.stop - stretch.start
         self.arrays: list[Array] = [device.zeros(numel, self.dtype) for _ in self.senders]
@@ -76,11 +76,16 @@ class Residual:
         """Multiply what was lost so far: gradients come with another factor from now on."""
         if factor == 1:
             return
-        room = np.empty(_TOGETHER, np.float32)
         for array in self.arrays:
-            for first in range(0, array.size, _TOGETHER):
-                part = array[first : first + _TOGETHER]
-                wide = room[: part.size]
-                cast_into(wide, part)
+            kernels = kernels_for(array)
+            for wide, part in pieces(array):
+                kernels.cast_into(wide, array[part])
                 wide *= np.float32(factor)
-                cast_into(part, wide)
+                kernels.cast_into(array[part], wide)
+
+    def assign(self, values: Array) -> None:
+        """Let each sender have lost ``values``, float32 and of the host, of this rank's stretch."""
+        rounded = np.empty(values.size, self.dtype)
+        cast_into(rounded, values)
+        for array in self.arrays:
+            self.device.put(rounded, out=array)

@@ -31,9 +31,11 @@ class WrittenExtent(NamedTuple):
 
     offset: int
     stored_nbytes: int
-    """Bytes of it if it is compressed; else 0."""
+    """Bytes of it if it is compressed or sparse; else 0."""
     crc32c: int
     """Of the bytes in the file."""
+    way: int = 0
+    """How, as in `StoredExtent`."""
 
 
 def write_shard(file: BlockFile, shard: Shard, values: Sequence[Value], *, threads: int) -> list[WrittenExtent]:

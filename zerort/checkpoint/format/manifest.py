@@ -4,7 +4,8 @@
     "body":{"created":…,"zerort":…,"ranks":8,"meta":{…},"progress":[…],"files":[[name,nbytes],…],
             "kinds":{kind:{tensor:[dtype,shape,[[file,offset,first,numel,crc32c],…]],…},…}}}
 
-An extent that is compressed (version 2) has a sixth number: the bytes that it takes in the file.
+An extent that is compressed (version 2) has a sixth number: the bytes that it takes in the file. One that is sparse
+(version 3) has a seventh, `SPARSE`: these bytes are the elements that are not zero, and a bitmap (`codec/sparse.py`).
 
 The checksum is that of the whole file with eight zeros in its own place, so that a flipped bit in a step counter is
 found like one in a weight. The first line keeps its form in all versions to come (decision 0025).
@@ -27,7 +28,7 @@ from zerort.native import crc32c
 
 __all__ = [
     "FORMAT",
-    "PLAIN_VERSION",
+    "SPARSE",
     "VERSION",
     "DataFile",
     "Manifest",
@@ -35,13 +36,16 @@ __all__ = [
     "StoredTensor",
     "decode",
     "encode",
+    "version_of",
 ]
 
 FORMAT: Final = "zerort-checkpoint"
-VERSION: Final = 2
-"""The newest version of the format that is read; what is compressed is written in it."""
-PLAIN_VERSION: Final = 1
-"""The version in which checkpoints without compressed extents are written: older readers know it."""
+VERSION: Final = 3
+"""The newest version of the format that is read. Each checkpoint is written in the oldest that can hold it, which older
+readers know: 1, unless extents are compressed or sparse."""
+COMPRESSED_VERSION: Final = 2
+SPARSE: Final = 1
+"""How an extent is stored that is a bitmap and values."""
 
 DATA_NAME: Final = re.compile(r"shard-[0-9]{5,}(-[0-9]{5,})?\.[0-9a-f]{16}\.bin")
 """The names of data files; nothing else is ever opened, or deleted, on a manifest's word."""
@@ -73,7 +77,7 @@ _BODY: Final = {
 
 def _is_extent(row: Any) -> bool:
     fields = len(StoredExtent._fields)
-    return type(row) is list and len(row) in (fields - 1, fields) and all(map(COUNT.test, row))
+    return type(row) is list and fields - 2 <= len(row) <= fields and all(map(COUNT.test, row))
 
 
 class StoredExtent(NamedTuple):
@@ -90,7 +94,9 @@ class StoredExtent(NamedTuple):
     crc32c: int
     """The checksum of its bytes in the file."""
     stored_nbytes: int = 0
-    """How many these are if it is compressed; else 0."""
+    """How many these are if it is compressed or sparse; else 0."""
+    way: int = 0
+    """How: `SPARSE`, or 0, as byte planes in a zstd frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,17 @@ class StoredTensor:
     def nbytes(self) -> int:
         """Return the bytes of all elements."""
         return self.numel * itemsize(self.dtype)
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Return the bytes of its extents in their files."""
+        width = itemsize(self.dtype)
+        return sum(extent.stored_nbytes or extent.numel * width for extent in self.extents)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Say whether some of it is stored as a bitmap and values."""
+        return any(extent.way == SPARSE for extent in self.extents)
 
 
 class DataFile(NamedTuple):
@@ -168,7 +185,20 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def _rows(tensor: StoredTensor) -> list[Sequence[int]]:
-    return [extent if extent.stored_nbytes else extent[:-1] for extent in tensor.extents]
+    return [one if one.way else one[:-1] if one.stored_nbytes else one[:-2] for one in tensor.extents]
+
+
+def version_of(tensors: Mapping[str, Mapping[str, StoredTensor]], *, is_compressed: bool) -> int:
+    """Return the oldest version of the format that has what extents need.
+
+    Args:
+        tensors: By kind and name.
+        is_compressed: Whether some may be compressed.
+    """
+    stored = (one for named in tensors.values() for tensor in named.values() for one in tensor.extents)
+    if any(one.way == SPARSE for one in stored):
+        return VERSION
+    return COMPRESSED_VERSION if is_compressed else 1
 
 
 def _head(version: int, digest: int) -> bytes:
@@ -233,14 +263,14 @@ def _build(body: Any, *, version: int, digest: int) -> Manifest:
         progress=tuple(body["progress"]),
         files=files,
         tensors={
-            kind: {name: _tensor(row, files, what=f"{kind} {name!r}") for name, row in tensors.items()}
+            kind: {name: _tensor(row, files, version, what=f"{kind} {name!r}") for name, row in tensors.items()}
             for kind, tensors in body["kinds"].items()
         },
         digest=digest,
     )
 
 
-def _tensor(row: Any, files: Sequence[DataFile], *, what: str) -> StoredTensor:
+def _tensor(row: Any, files: Sequence[DataFile], version: int, *, what: str) -> StoredTensor:
     dtype, shape, rows = row
     tensor = StoredTensor(dtype, tuple(shape), tuple(StoredExtent(*extent) for extent in rows))
     width, end = itemsize(dtype), 0
@@ -250,6 +280,8 @@ def _tensor(row: Any, files: Sequence[DataFile], *, what: str) -> StoredTensor:
         _expect(nbytes <= MOST_EXTENT_NBYTES, f"extents of {what}: one of {nbytes} bytes")
         _expect(extent.file < len(files), f"extents of {what}: there is no file {extent.file}")
         _expect(extent.stored_nbytes < nbytes, f"compressed extents of {what}")
+        is_known = extent.way == 0 or (extent.way == SPARSE and version >= 3 and extent.stored_nbytes > 0)
+        _expect(is_known, f"sparse extents of {what}")
         stored = extent.stored_nbytes or nbytes
         _expect(extent.offset + stored <= files[extent.file].nbytes, f"extents of {what} in their file")
         _expect(extent.offset % width == 0, f"aligned extents of {what}")

@@ -130,6 +130,7 @@ def _summary(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
         "numel": sum(tensor.numel for tensor in tensors.values()),
         "dtypes": sorted({tensor.dtype for tensor in tensors.values()}),
         "nbytes": sum(tensor.nbytes for tensor in tensors.values()),
+        "stored_nbytes": sum(tensor.stored_nbytes for tensor in tensors.values()),
     }
 
 
@@ -168,6 +169,11 @@ def _head(path: str, manifest: Manifest) -> Iterator[str]:
     rows["ranks"] = str(manifest.ranks)
     nbytes = sum(file.nbytes for file in manifest.files)
     rows["files"] = f"{len(manifest.files)} data files, {format_bytes(nbytes)}"
+    sparse = [one for stored in manifest.tensors.values() for one in stored.values() if one.is_sparse]
+    if sparse:
+        there = format_bytes(sum(one.stored_nbytes for one in sparse))
+        whole = format_bytes(sum(one.nbytes for one in sparse))
+        rows["sparse"] = f"{len(sparse)} tensors as bitmap and values: {there} of {whole}"
     width = max(map(len, rows))
     for key, text in rows.items():
         yield f"{key:<{width}}  {text}"

@@ -329,7 +329,7 @@ def _at_rest(options: argparse.Namespace, model: Model) -> str:
     """
     is_frozen, coded = _frozen(options, model), []
     try:
-        check_frozen_format(options.frozen_format, on_gpus=options.on_gpus)
+        check_frozen_format(options.frozen_format)
         for tensors in model.values():
             for name, spec in tensors.items():
                 if is_frozen(name) and rows_of(options.frozen_format, spec.dtype, what=repr(name)) is not None:

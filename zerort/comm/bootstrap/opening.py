@@ -190,7 +190,7 @@ def open_node(
     able = machine.allgather(native.AVAILABLE and allow_native)
     sees_processes = see_each_other(machine.allgather)
     named = not (sees_processes and can_open_each_other(machine.allgather))
-    crowded = share_cores(machine.allgather)
+    crowded = share_cores(everyone.allgather)
     control, path, error = None, "", ""
     if machine.Get_rank() == 0:
         for directory in {"/dev/shm", options.shm_dir}:  # MPI libraries know only the first

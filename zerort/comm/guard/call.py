@@ -18,6 +18,7 @@ from typing import Any
 
 from zerort.comm.arrays import DeviceArrays, address_of_any
 from zerort.comm.geometry import Geometry
+from zerort.comm.guard.stance import Stance
 from zerort.native.rendezvous import AGREED_BYTES, HEADER_BYTES
 from zerort.typing import Array
 
@@ -88,6 +89,8 @@ class Call:
     """Returns a new array for the result of the same call; None if the caller gave an out."""
     delivers: bool = True
     """Whether this rank gets a result: of a reduce, only root does."""
+    stance: Stance | None = None
+    """What becomes of it if other ranks come with another call; None: all are told of a mismatch."""
     _tail: bytes = field(default=b"", repr=False)
 
     def header(self) -> bytes:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from zerort.comm.guard.call import Call, describe_header
+from zerort.comm.guard.differing import RanksDiffer, Told
+from zerort.comm.guard.stance import Stance
 from zerort.comm.guard.standing import Standing
 from zerort.errors import (
     BootstrapError,
@@ -58,10 +61,9 @@ def tell_story(call: Call) -> str:
     """Put a call into words that other ranks can read, short enough to reach them whole."""
     for longest in (_LONGEST, _LONGEST // 2, _LONGEST // 4):
         parts = {"text": call.describe(), "site": call.site, "complaint": call.complaint}
-        story = json.dumps(
-            {**{name: _short(text, longest) for name, text in parts.items()}, "sequence": call.sequence},
-            ensure_ascii=False,
-        )
+        told = {name: _short(text, longest) for name, text in parts.items()}
+        stance = None if call.stance is None else [call.name, call.stance.gives_way, call.stance.turn]
+        story = json.dumps({**told, "sequence": call.sequence, "stance": stance}, ensure_ascii=False)
         if len(story.encode()) <= _STORY_NBYTES:
             break
     return story
@@ -78,12 +80,24 @@ def mismatch_error(group: str, stories: Sequence[str]) -> CollectiveError | Call
         rows.setdefault((story["text"], story["site"]), []).append(rank)
     lines = [f"  {_ranks(ranks)}: {text} at {site}" for (text, site), ranks in rows.items()]
     sequences = sorted({story["sequence"] for story in told})
-    return CollectiveMismatchError(
+    text = (
         f"Expected one and the same call on every rank of {group} at collective #{sequences[0]}, got:\n"
         + "\n".join(lines)
         + "\nEvery rank must make the same calls, with the same counts, in the same order: look for a branch that only "
         "some ranks take, or a size that depends on the rank (pass counts= then)."
     )
+    if all(story["stance"] is None for story in told):
+        return CollectiveMismatchError(text)
+    error = RanksDiffer(text)
+    error.told = [_told(story["stance"]) for story in told]
+    return error
+
+
+def _told(stance: list[Any] | None) -> Told:
+    if stance is None:
+        return Told("", None)
+    name, gives_way, turn = stance
+    return Told(name, Stance(gives_way=gives_way, turn=turn))
 
 
 @dataclass(frozen=True, slots=True)

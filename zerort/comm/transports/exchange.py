@@ -1,8 +1,8 @@
 """`Exchange`: messages between ranks over MPI, in pieces that MPI can carry, with an eye on the clock and on alarms.
 
-The one place that hands memory to MPI. Everything is non-blocking and polled, because a blocking MPI call cannot be
-left when a rank it waits for is gone. A rank that gives up, or leaves, sounds an alarm (alarms.py); whoever waits reads
-its alarms meanwhile, so one rank's timeout is everybody's within milliseconds.
+Only its `Wire` hands memory to MPI. Everything is non-blocking and polled, because a blocking MPI call cannot be left
+when a rank it waits for is gone. A rank that gives up, or leaves, sounds an alarm (alarms.py); whoever waits reads its
+alarms meanwhile, so one rank's timeout is everybody's within milliseconds.
 
 [Note: threads]
 Messages are the business of one thread. Alarms are not: a thread that watches over a GPU hears and sounds them, too.
@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -27,12 +26,13 @@ from mpi4py import MPI
 from zerort import trace
 from zerort.comm.neighbours import process_space
 from zerort.comm.transports.alarms import Alarm, Alarms
+from zerort.comm.transports.wire import Requests, UnderWay, Wire
 from zerort.native.rendezvous import is_alive
 from zerort.typing import Array
 
-__all__ = ["Exchange", "Interrupted", "Messages"]
+__all__ = ["LISTEN_EVERY", "Exchange", "Interrupted", "Messages"]
 
-_LISTEN_EVERY = 0.01
+LISTEN_EVERY = 0.01
 """Seconds between looks at the alarms while waiting."""
 
 _LOOK_EVERY = 0.1
@@ -42,13 +42,14 @@ _BUSY_FOR = 0.005
 """Seconds to poll without sleeping: most messages are there by then."""
 
 _NAP = 50e-6
+"""Between two looks at what has no end yet, when a group closes."""
 
 _LONG_NBYTES = 256 * 1024
 """Messages of this size and more take longer than a nap, and polling would take the core from who computes."""
 
 
-_GREETINGS = 1
-"""The tag of messages that come before a call, or with a small one."""
+_DATA, _GREETINGS = 0, 1
+"""Tags: of what a call moves, and of what comes before it, or with a small one (as in ``native/src/hosts.h``)."""
 
 _abandoned: list[object] = []
 """Requests that were given up, and their memory: MPI may still write there, so it is never given back."""
@@ -58,7 +59,7 @@ _abandoned: list[object] = []
 class Messages:
     """Messages under way, with their memory."""
 
-    requests: list[Any]
+    under_way: UnderWay
     sends: list[tuple[int, Array]]
     receives: list[tuple[int, Array]]
 
@@ -83,6 +84,7 @@ class Exchange:
 
     def __init__(self, comm: MPI.Intracomm, *, hosts: list[int], message_nbytes: int, timeout: float) -> None:
         self.comm = comm.Dup()
+        self.wire = Wire(self.comm)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.hosts = hosts
         self._alarm_comm = comm.Dup()
@@ -105,19 +107,19 @@ class Exchange:
         self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]], *, sequence: int
     ) -> None:
         """Send and receive greetings, each in one message; what comes may be shorter than the room for it."""
-        requests: list[Any] = []
-        with _kept(requests, sends, receives):
-            requests += [self.comm.Irecv([room, MPI.BYTE], source=rank, tag=_GREETINGS) for rank, room in receives]
-            requests += [self.comm.Isend([mine, MPI.BYTE], dest=rank, tag=_GREETINGS) for rank, mine in sends]
-            self._wait(requests, sequence=sequence)
+        self.await_greeting(self.wire.start(sends, receives, tag=_GREETINGS), sends, receives, sequence=sequence)
+
+    def await_greeting(self, under_way: UnderWay, *memory: object, sequence: int) -> None:
+        """Wait for messages that were begun; keep their ``memory`` for ever if that is given up."""
+        with _kept(under_way, *memory):
+            self._wait(under_way, sequence=sequence)
 
     def all_gather_bytes(self, mine: bytes, *, sequence: int) -> list[bytes]:
         """Return every rank's bytes; all give equally many."""
         everyone = np.empty((self.size, len(mine)), np.uint8)
-        requests: list[Any] = []
-        with _kept(requests, mine, everyone):
-            requests.append(self.comm.Iallgather([np.frombuffer(mine, np.uint8), MPI.BYTE], [everyone, MPI.BYTE]))
-            self._wait(requests, sequence=sequence)
+        request = self.comm.Iallgather([np.frombuffer(mine, np.uint8), MPI.BYTE], [everyone, MPI.BYTE])
+        with _kept(request, mine, everyone):
+            self._wait(Requests([request]), sequence=sequence)
         return [row.tobytes() for row in everyone]
 
     def start(self, sends: Iterable[tuple[int, Array]], receives: Iterable[tuple[int, Array]]) -> Messages:
@@ -127,15 +129,16 @@ class Exchange:
             sends: (to rank, array). Several to one rank arrive in this order.
             receives: (from rank, array to fill).
         """
-        messages = Messages([], list(sends), list(receives))
-        _outstanding[id(messages)] = messages
+        given, wanted = list(sends), list(receives)
+        abroad = sum(array.nbytes for rank, array in given if self.hosts[rank] != self.hosts[self.rank])
+        if abroad:
+            trace.count("wire.bytes", abroad)
         limit = self._message_nbytes
-        for rank, array in messages.receives:
-            messages.requests += [self.comm.Irecv([piece, MPI.BYTE], source=rank) for piece in _pieces(array, limit)]
-        for rank, array in messages.sends:
-            if self.hosts[rank] != self.hosts[self.rank]:
-                trace.count("wire.bytes", array.nbytes)
-            messages.requests += [self.comm.Isend([piece, MPI.BYTE], dest=rank) for piece in _pieces(array, limit)]
+        out, into = (
+            [(rank, part) for rank, array in all_ for part in _pieces(array, limit)] for all_ in (given, wanted)
+        )
+        messages = Messages(self.wire.start(out, into, tag=_DATA), given, wanted)
+        _outstanding[id(messages)] = messages
         return messages
 
     def finish(self, messages: Messages, *, sequence: int) -> None:
@@ -149,29 +152,25 @@ class Exchange:
             Interrupted: As in `_wait`.
         """
         long = sum(array.nbytes for _, array in messages.receives) >= _LONG_NBYTES
-        self._wait(messages.requests, sequence=sequence, busy_for=0.0 if long else _BUSY_FOR)
+        self._wait(messages.under_way, sequence=sequence, busy_for=0.0 if long else _BUSY_FOR)
         del _outstanding[id(messages)]
 
-    def _wait(self, requests: list[Any], *, sequence: int, busy_for: float = _BUSY_FOR) -> None:
-        """Poll until all ``requests`` are done.
+    def _wait(self, under_way: UnderWay, *, sequence: int, busy_for: float = _BUSY_FOR) -> None:
+        """Wait until all messages are done, looking at the alarms, the clock and the processes of this host meanwhile.
 
         Raises:
             Interrupted: Not done after the timeout, or an alarm says that they never will be.
         """
-        began = listened = looked = time.monotonic()
-        while not MPI.Request.Testall(requests):
-            now = time.monotonic()
-            if now - listened >= _LISTEN_EVERY:
-                listened = now
-                self.listen()
-                if now - looked >= _LOOK_EVERY:
-                    looked = now
-                    self.look_for_the_dead(sequence)
-                lost = any(alarm.sequence <= sequence for alarm in self.alarms.values())
-                if lost or now - began >= self._timeout:
-                    raise Interrupted
-            # Yield at first, for the other side may need this core to answer; later leave it alone for longer.
-            time.sleep(0 if now - began < busy_for else _NAP)
+        began = looked = time.monotonic()
+        while not under_way.wait(LISTEN_EVERY, busy_for):  # not-gpu: messages of MPI
+            busy_for, now = busy_for - LISTEN_EVERY, time.monotonic()
+            self.listen()
+            if now - looked >= _LOOK_EVERY:
+                looked = now
+                self.look_for_the_dead(sequence)
+            lost = any(alarm.sequence <= sequence for alarm in self.alarms.values())
+            if lost or now - began >= self._timeout:
+                raise Interrupted
 
     def listen(self) -> None:
         """Read the alarms that have come, and send those that wait for this thread."""
@@ -257,7 +256,7 @@ class Exchange:
 
 
 @contextlib.contextmanager
-def _kept(requests: list[Any], *memory: object) -> Iterator[None]:
+def _kept(requests: object, *memory: object) -> Iterator[None]:
     """Keep ``memory`` for ever if its requests are left before they are done: MPI may still write there."""
     try:
         yield

@@ -1,26 +1,29 @@
 """`Greeter`: before a call, ranks of different hosts compare 16 bytes of it; a small call's data travels along.
 
-    direct      digest of the call · flags │ data                 one message to each other host
-    passed on   digest of the call · flags │ data heard so far    to hosts 1, 2, 4, … ahead, in turn
+    direct      digest of the call · its number and flags │ data                 one message to each other host
+    passed on   digest of the call · its number and flags │ data heard so far    to hosts 1, 2, 4, … ahead, in turn
 
 One rank greets for each host, or for itself where ranks share no memory; network.py says which way. Headers, which tell
 where each rank calls from, travel only if some rank calls from a place that the others have not heard of: that is one
-of the flags.
+of the flags. The compiled form (``native/src/hosts.h``) sends the same messages.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from zerort.comm.guard.call import Call
+from zerort.comm.guard.call import SEQUENCE_NBYTES, Call
 from zerort.native.rendezvous import AGREED_BYTES
+from zerort.native.wire import plan_greeting
 from zerort.typing import Array
 
-__all__ = ["DIFFERS", "GREETING_NBYTES", "NEW_PLACE", "Greeter", "small_nbytes"]
+__all__ = ["DIFFERS", "GREETING_NBYTES", "NEW_PLACE", "Greeter", "digest_of", "small_nbytes"]
 
 DIFFERS, NEW_PLACE = 1, 2
 """Flags: calls differ, or one cannot be made; some rank calls from a place that the others have not heard of."""
@@ -33,6 +36,19 @@ _MOST_NBYTES = 1024**2
 
 _FORM = struct.Struct("<16sQ")
 GREETING_NBYTES = _FORM.size
+_FLAG_BITS = 2
+_FLAGS = 2**_FLAG_BITS - 1
+
+
+@functools.lru_cache(maxsize=4096)
+def digest_of(tail: bytes) -> bytes:
+    """Return 16 bytes that tell a call from others, without its number.
+
+    Args:
+        tail: What `Call.tail` packs; of it counts what must be equal on all ranks.
+    """
+    return hashlib.blake2b(tail[: AGREED_BYTES - SEQUENCE_NBYTES], digest_size=16).digest()
+
 
 Trade = Callable[[Sequence[tuple[int, Array]], Sequence[tuple[int, Array]]], None]
 
@@ -71,13 +87,36 @@ class Greeter:
             self._messages = np.zeros((2, GREETING_NBYTES + count * room), np.uint8)
         others = [rank for place, rank in enumerate(ranks) if place != self._me]
         self._receives = list(zip(others, self._messages[1:], strict=True)) if direct else []
+        # A message for each, with data of its own.
+        self._parts = np.zeros(self._messages.shape if direct else (0, 0), np.uint8)
+
+    def plan(self, library: Any, call: Call, nbytes: int, most: int) -> Any:
+        """Return what the compiled form needs to send what `greet` sends."""
+        return plan_greeting(
+            library,
+            ranks=list(self._ranks),
+            me=self._me,
+            direct=self._direct,
+            messages=self._messages,
+            parts=self._parts,
+            nbytes=nbytes,
+            most=most,
+            digest=digest_of(call.tail()),
+        )
 
     def data(self, nbytes: int) -> Array:
         """Return where this rank puts the data that its next greeting carries."""
         assert nbytes <= self._room
         return self._messages[0, GREETING_NBYTES:][:nbytes]
 
-    def greet(self, call: Call, flags: int, nbytes: int = 0, *, most: int = 0) -> tuple[int, list[Array]]:
+    def part(self, place: int, nbytes: int) -> Array:
+        """Return where this rank puts the data that its next greeting carries to one of those who greet, or keeps."""
+        assert nbytes <= self._room
+        return self._parts[place, GREETING_NBYTES:][:nbytes]
+
+    def greet(
+        self, call: Call, flags: int, nbytes: int = 0, most: int = 0, *, parts: Sequence[int] = ()
+    ) -> tuple[int, list[Array]]:
         """Return the flags of all, with `DIFFERS` if their calls do, and the data of each; that only if they do not.
 
         Args:
@@ -85,21 +124,29 @@ class Greeter:
             flags: What it has to say.
             nbytes: Of the data that it sends.
             most: Of the data of any rank; the same on all if their calls are.
+            parts: Instead of both, where each sends directly: of the data that it has for each (see `part`). What is
+                returned is what each had for this rank.
         """
-        digest = hashlib.blake2b(call.header()[:AGREED_BYTES], digest_size=16).digest()
+        digest, number = digest_of(call.tail()), call.sequence << _FLAG_BITS
         if not self._direct:
-            return self._pass_on(digest, flags, max(most, nbytes))
-        mine = self._messages[0, : GREETING_NBYTES + nbytes]
-        mine[:GREETING_NBYTES] = np.frombuffer(_FORM.pack(digest, flags), np.uint8)
-        self._trade([(rank, mine) for rank, _ in self._receives], self._receives)
+            return self._pass_on(digest, number, flags, max(most, nbytes))
+        head = np.frombuffer(_FORM.pack(digest, number | flags), np.uint8)
+        if parts:
+            self._parts[:, :GREETING_NBYTES] = head
+            rows = [row[: GREETING_NBYTES + part] for row, part in zip(self._parts, parts, strict=True)]
+            mine = rows.pop(self._me)
+        else:
+            mine = self._messages[0, : GREETING_NBYTES + nbytes]
+            mine[:GREETING_NBYTES] = head
+            rows = [mine] * len(self._receives)
+        self._trade([(rank, row) for (rank, _), row in zip(self._receives, rows, strict=True)], self._receives)
         for _, row in self._receives:
-            theirs, said = _FORM.unpack_from(row)
-            flags |= said | (DIFFERS if theirs != digest else 0)
+            flags |= _hear(row, digest, number)
         told = [row[GREETING_NBYTES:] for _, row in self._receives]
         told.insert(self._me, mine[GREETING_NBYTES:])
         return flags, told
 
-    def _pass_on(self, digest: bytes, flags: int, width: int) -> tuple[int, list[Array]]:
+    def _pass_on(self, digest: bytes, number: int, flags: int, width: int) -> tuple[int, list[Array]]:
         """Hear of all in as many rounds as their number has bits: what was heard is passed on.
 
         Place k of the message holds the data of the rank k places behind this one.
@@ -108,13 +155,19 @@ class Greeter:
         count, heard = len(self._ranks), 1
         while heard < count:
             many = min(heard, count - heard)
-            mine[:GREETING_NBYTES] = np.frombuffer(_FORM.pack(digest, flags), np.uint8)
+            mine[:GREETING_NBYTES] = np.frombuffer(_FORM.pack(digest, number | flags), np.uint8)
             to, source = self._ranks[(self._me + heard) % count], self._ranks[(self._me - heard) % count]
             self._trade([(to, mine[: GREETING_NBYTES + many * width])], [(source, theirs)])
-            other, said = _FORM.unpack_from(theirs)
-            flags |= said | (DIFFERS if other != digest else 0)
+            flags |= _hear(theirs, digest, number)
             came = theirs[GREETING_NBYTES:][: many * width]
             mine[GREETING_NBYTES + heard * width :][: came.size] = came
             heard += many
         places = [GREETING_NBYTES + (self._me - place) % count * width for place in range(count)]
         return flags, [mine[first : first + width] for first in places]
+
+
+def _hear(message: Array, digest: bytes, number: int) -> int:
+    """Return the flags of a message, with `DIFFERS` if it is about another call."""
+    theirs, said = _FORM.unpack_from(message)  # type: ignore[arg-type]
+    same: bool = theirs == digest and said & ~_FLAGS == number
+    return int(said & _FLAGS) | (0 if same else DIFFERS)

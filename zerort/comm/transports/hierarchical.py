@@ -10,7 +10,7 @@ Arrays pass in pieces of one size, in step on both sides, wherever they lie: a h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -20,15 +20,20 @@ from zerort.comm import geometry
 from zerort.comm.guard.call import SEQUENCE_NBYTES, Call, call_site
 from zerort.comm.guard.standing import Standing
 from zerort.comm.guard.verdict import Trouble
-from zerort.comm.transport import Transport
+from zerort.comm.transport import DONE, STALE, Transport
 from zerort.comm.transports.carrier import HostSide
+from zerort.comm.transports.exchange import Interrupted
 from zerort.comm.transports.greeting import DIFFERS
 from zerort.comm.transports.host_side import LANDING_SLOTS, SharedHost
-from zerort.comm.transports.mpi import MpiTransport
+from zerort.comm.transports.hosts_shortcut import HostsShortcut, make_native
+from zerort.comm.transports.mpi import KEY_NBYTES, MpiTransport
 from zerort.comm.transports.node.transport import NodeTransport
 from zerort.comm.transports.shift import Topology
+from zerort.comm.transports.small_calls import ranges_of
 from zerort.config import GroupOptions
 from zerort.errors import CollectiveError, SharedMemoryError
+from zerort.native.rendezvous import MEETING, PARTING
+from zerort.native.wire import GREETING, LISTENING
 from zerort.typing import Array
 
 __all__ = ["HierarchicalTransport"]
@@ -66,8 +71,13 @@ class HierarchicalTransport(MpiTransport):
         self._open_part = open_part
         node.stand(self.standing)
         self._here = self.topology.members[self.topology.host_of[self.rank]]
-        self._notes = self._on_every_host(lambda: node.allocate_shared(2 * (8 * _NOTE_WORDS + self._small_copy)))
-        self._notes_turn = 0
+        # Flags, and behind them a small result, from the leader for the ranks of this host. Written when all have met
+        # for a call, so all have read what was there of the one before.
+        self._notes = self._on_every_host(lambda: node.allocate_shared(8 * _NOTE_WORDS + self.small.room))
+        self._flags = self._notes[: 8 * _NOTE_WORDS].view(np.int64)
+        self.begun: HostsShortcut | None = None
+        """The shortcut of a call that it has not finished."""
+        self.flights = node.flights  # which know of calls that took shortcuts
         # Where other hosts' pieces land if the ranks of this one cannot read each other's memory.
         landing_nbytes = LANDING_SLOTS * self.topology.most * self._piece_nbytes
         self._landing = self._on_every_host(lambda: node.allocate_shared(landing_nbytes))
@@ -76,21 +86,28 @@ class HierarchicalTransport(MpiTransport):
 
     def meet(self, call: Call) -> None:
         """Show the ranks of this host where the arrays lie; one of them compares the call with the other hosts'."""
-        self._sequence = call.sequence
-        flags = self._compare(call)
-        notes = self._next_notes()
-        if self._leads:
-            notes[0] = self._greet(call, flags)[0]
-        self._part(call)
-        self._conclude(call, int(notes[0]))
+        self._meet(call, None)
 
-    def _compare(self, call: Call) -> int:
-        """Meet the ranks of this host; return what their first one has to say for them all."""
+    def _meet(self, call: Call, status: int | None) -> None:
+        self._sequence = call.sequence
+        flags = self._compare(call, status)
+        if self._leads:
+            self._flags[0] = self._greet(call, flags)[0]
+        self._part(call)
+        self._conclude(call, int(self._flags[0]))
+
+    def _compare(self, call: Call, status: int | None) -> int:
+        """Meet the ranks of this host; return what their first one has to say for them all.
+
+        Args:
+            call: This rank's.
+            status: What came of this rank's arrival, if it has shown its call there; None if it has not.
+        """
         agrees = True
 
         def compare() -> None:
             nonlocal agrees
-            agrees = self._node.compare(call)
+            agrees = self._node.compare(call, status)
 
         self._within(call, compare)
         if not self._leads:
@@ -98,29 +115,22 @@ class HierarchicalTransport(MpiTransport):
         tails = [header[SEQUENCE_NBYTES:] for header in self._node.headers()]
         return self._flags_of(call, self._here, tails) | (0 if agrees else DIFFERS)
 
-    def _next_notes(self) -> Array:
-        """Return where the leader leaves flags for the ranks of this host, and behind them a small result."""
-        self._notes_turn ^= 1
-        half = self._notes.size // 2
-        return self._notes[self._notes_turn * half :][:half].view(np.int64)
-
-    def _run_small(self, call: Call) -> None:
+    def _run_small(self, call: Call, status: int | None = None) -> None:
         """Sum, or collect, within the host; exchange that with the other hosts; share the result within the host."""
         source, out, table = call.source, call.out, call.geometry
         assert source is not None
         assert out is not None
         self._sequence = call.sequence
-        flags = self._compare(call)
-        notes = self._next_notes()
+        flags = self._compare(call, status)
         counts = (call.numel,) if table is None or table.reduces else tuple(count for _, count in table.takes)
-        raw = notes[_NOTE_WORDS:].view(np.uint8)
+        raw = self._notes[8 * _NOTE_WORDS :]
         # An array that a host holds once is written by one rank: when a late one came, its owner might be changing it.
         result = out if (table is None or table.alike) and self._node.one_out() else None
         whole = raw[: sum(counts) * out.itemsize].view(out.dtype) if result is None else result
         if self._leads:
-            notes[0] = self._lead(call, flags, counts, whole)
+            self._flags[0] = self._lead(call, flags, counts, whole)
         self._part(call)
-        self._conclude(call, int(notes[0]))
+        self._conclude(call, int(self._flags[0]))
         if result is None and out.size:
             first = table.takes[self.rank][0] if table is not None and table.reduces else 0
             np.copyto(out, whole[first : first + out.size])
@@ -129,6 +139,8 @@ class HierarchicalTransport(MpiTransport):
         """Return the flags of all hosts; ``whole`` is then the sum over them, or all their shards side by side."""
         assert self._greeter is not None
         assert call.source is not None
+        if self.small.cuts(call):
+            return self._cut_sum(call, flags, whole, lambda part, at: self._node.reduce_sources(call, part, first=at))
         reduces = call.geometry is None or call.geometry.reduces
         width = call.source.itemsize
         shares = [sum(counts[rank] for rank in ranks) for ranks in self.topology.members] if not reduces else [*counts]
@@ -155,6 +167,100 @@ class HierarchicalTransport(MpiTransport):
             for rank, shard in zip(ranks, shards, strict=True):
                 whole[places[rank] :][: shard.size] = shard
         return flags
+
+    # -- shortcuts -------------------------------------------------------------------------------------------------
+
+    def run(self, call: Call) -> None:
+        """Do one collective: by its shortcut, if it has one, else step by step."""
+        progress = STALE
+        if call.shortcut is not None and not trace.is_enabled():
+            progress = call.shortcut.run(call.sequence, call.source, call.out)
+        if progress == STALE:
+            call.shortcut = None
+            super().run(call)
+        elif progress != DONE:
+            self.resume(call, progress)
+
+    def shortcut(self, call: Call) -> Any:
+        """Return the native form of a call that takes one exchange."""
+        key = call.tail()[:KEY_NBYTES]
+        tails, library = self.places.get(key), self._exchange.wire.library
+        is_small = self.small.has(call)
+        if tails is None or library is None or not (is_small or call.op == "barrier"):
+            return None
+        place = self._node.shortcut_place(call)
+        if place is None:
+            return None
+        is_cut = is_small and self.small.cuts(call)
+        wire_nbytes, plan = 0, None
+        if self._greeter is not None:
+            nbytes, most, wire_nbytes = self._sizes_of(call, is_cut=is_cut)
+            plan = self._greeter.plan(library, call, nbytes, most)
+        native_call = make_native(
+            **place,
+            call=call,
+            rank=self.rank,
+            members=self.topology.members,
+            host=self.topology.host_of[self.rank],
+            notes=self._notes,
+            tails=[tails[rank] for rank in self._here],
+            plan=plan,
+            is_cut=is_cut,
+        )
+        return HostsShortcut(self, native_call, tails=tails, key=key, wire_nbytes=wire_nbytes)
+
+    def _sizes_of(self, call: Call, *, is_cut: bool) -> tuple[int, int, int]:
+        """Return the bytes that this host tells all others in a small call, the most that any does, and what it sends.
+
+        Of a sum that is cut by host, what it tells all others is its part of the sum.
+        """
+        if call.source is None:
+            return 0, 0, 0
+        width, table, here = call.source.itemsize, call.geometry, self.topology.host_of[self.rank]
+        others = self.topology.count - 1
+        if table is not None and not table.reduces:
+            shares = [sum(table.takes[rank][1] for rank in ranks) * width for ranks in self.topology.members]
+            return shares[here], max(shares), shares[here] * others
+        whole = call.numel * width
+        if not is_cut:
+            return whole, whole, whole * others
+        shares = [sum(count for _, count in one) * width for one in ranges_of(call, self.topology.members)]
+        again = shares[here] * others if table is None else 0
+        return shares[here], max(shares), whole - shares[here] + again
+
+    def resume(self, call: Call, progress: int) -> None:
+        """Go on where a shortcut stopped: someone is late, calls differ, or it is time to look for alarms."""
+        stage, status = progress - progress % 8, progress % 8
+        self._sequence = call.sequence
+        if stage == MEETING and call.source is None:
+            self._meet(call, status)
+            return
+        if stage == MEETING:
+            self._run_small(call, status)
+            return
+        assert self.begun is not None
+        begun = self.begun.native
+        if stage == GREETING:
+            self._finish_greeting(call, begun)
+        if stage in (GREETING, LISTENING):
+            self._heed_alarms(call)
+            self._part(call)
+        elif stage == PARTING:
+            self._within(call, lambda: self._node.finish_barrier(call, status))
+        self._conclude(call, begun.flags())
+        begun.deliver()
+
+    def _finish_greeting(self, call: Call, begun: Any) -> None:
+        """Wait for greetings that a shortcut has sent, and for those that come."""
+        try:
+            while True:
+                self._exchange.await_greeting(begun, self._greeter, sequence=call.sequence)
+                if begun.hear():
+                    return
+        except Interrupted:
+            self._give_up(call)
+
+    # -- what a host's ranks do together ---------------------------------------------------------------------------
 
     def _part(self, call: Call) -> None:
         self._within(call, lambda: self._node.end_barrier(call))

@@ -8,7 +8,7 @@ in fp32. What crosses the wire is the algorithm's bound: (n - 1) / n of the arra
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,15 +26,16 @@ from zerort.comm.transports.exchange import Exchange, Interrupted, Messages
 from zerort.comm.transports.giving_up import agree_on_missing, sightings
 from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, small_nbytes
 from zerort.comm.transports.host_side import LANDING_SLOTS, AloneOnHost
-from zerort.comm.transports.network import Network, is_direct, largest_sum, measure
+from zerort.comm.transports.network import Network, measure
 from zerort.comm.transports.node.memory import slab_nbytes
 from zerort.comm.transports.shift import Topology
+from zerort.comm.transports.small_calls import SmallCalls, cut_sum
 from zerort.config import GroupOptions
 from zerort.errors import RankFailedError
 from zerort.native.rendezvous import AGREED_BYTES
 from zerort.typing import Array
 
-__all__ = ["MpiTransport"]
+__all__ = ["KEY_NBYTES", "MpiTransport"]
 
 _TEXT_NBYTES = 4096
 """Of a text in `tell`."""
@@ -46,7 +47,8 @@ _SMALL_NBYTES = 64 * 1024
 _MOST_PLACES = 1024
 """Calls of which the places are remembered; others exchange headers anew."""
 
-_KEY_NBYTES = AGREED_BYTES - SEQUENCE_NBYTES
+KEY_NBYTES = AGREED_BYTES - SEQUENCE_NBYTES
+"""Of what a header says of a call besides its number and its place."""
 
 
 class MpiTransport(Transport):
@@ -75,24 +77,25 @@ class MpiTransport(Transport):
         self._carrier = Carrier(
             self.rank, self.topology, nbytes=self._piece_nbytes, start=self.start, finish=self.finish
         )
-        self._places: dict[bytes, list[bytes]] = {}  # calls, and for each what headers of all ranks end with
+        self.places: dict[bytes, list[bytes]] = {}
+        """Calls, and for each what headers of all ranks end with."""
         self._last: tuple[int, list[bytes]] | None = None  # the call at which all last met: number, ends of headers
         self._met_at = time.monotonic()
         self._sequence = -1  # of the last call that was begun: none yet
         self._left = False
+        self.listened_at = 0.0
+        """When this rank last looked for alarms of others that gave up or failed, after a greeting."""
         leaders, hosts_count = [ranks[0] for ranks in self.topology.members], self.topology.count
         self._leads = self.rank in leaders
         self.network = self._measure(leaders)
         """What messages between hosts cost; on every rank the same, and so is what follows."""
-        self._is_direct = is_direct(self.network, hosts_count)
         room = small_nbytes(hosts_count, slab_nbytes=slab, message_nbytes=options.message_nbytes)
         self.eager_nbytes = min(options.eager_nbytes, room)  # a larger call takes several exchanges: not on the caller
-        self._small_copy = room
-        """Bytes of the largest array that travels with a greeting."""
-        self._small_sum = min(room, largest_sum(self.network, hosts_count, scattered=False))
-        self._small_scatter = min(room, largest_sum(self.network, hosts_count, scattered=True))
+        self.small = SmallCalls.of(self.network, hosts_count, room=room)
         self._greeter = (
-            Greeter(leaders, self.rank, room=room, direct=self._is_direct, trade=self._trade) if self._leads else None
+            Greeter(leaders, self.rank, room=room, direct=self.small.is_direct, trade=self._trade)
+            if self._leads
+            else None
         )
 
     @property
@@ -127,61 +130,73 @@ class MpiTransport(Transport):
 
     def _flags_of(self, call: Call, ranks: Sequence[int], tails: Sequence[bytes]) -> int:
         """Return what this rank has to say for ``ranks``, whose headers end with ``tails``."""
-        known = self._places.get(call.tail()[:_KEY_NBYTES])
+        known = self.places.get(call.tail()[:KEY_NBYTES])
         is_new = known is None or any(known[rank] != tail for rank, tail in zip(ranks, tails, strict=True))
         return (DIFFERS if call.complaint else 0) | (NEW_PLACE if is_new else 0)
 
-    def _greet(self, call: Call, flags: int, nbytes: int = 0, most: int = 0) -> tuple[int, list[Array]]:
+    def _greet(
+        self, call: Call, flags: int, nbytes: int = 0, most: int = 0, *, parts: Sequence[int] = ()
+    ) -> tuple[int, list[Array]]:
         assert self._greeter is not None
         try:
-            heard = self._greeter.greet(call, flags, nbytes, most=most)
+            heard = self._greeter.greet(call, flags, nbytes, most, parts=parts)
         except Interrupted:
             self._give_up(call)
+        self._heed_alarms(call)
+        return heard
+
+    def _heed_alarms(self, call: Call) -> None:
+        """Give up if others have given up this call, or an earlier one."""
         # A rank that comes late still finds the others' words, but they have given up and gone: their alarms tell.
         # One that wakes up late was here in time: what they have given up is a later call.
+        self.listened_at = time.monotonic()
         self._exchange.listen()
         ended = [one for one in self._exchange.alarms.values() if one.reason in ("gave up", "failed")]
         if any(alarm.sequence <= call.sequence for alarm in ended):
             self._give_up(call)
-        return heard
+
+    def note_met(self, sequence: int, tails: list[bytes]) -> None:
+        """Remember the call at which all last met, and what headers ended with."""
+        self._sequence, self._last, self._met_at = sequence, (sequence, tails), time.monotonic()
 
     def _conclude(self, call: Call, flags: int) -> None:
         """Go on if all ranks agree on the call, when all know where each makes it."""
         if flags & DIFFERS:
             raise self.disagree(call)
-        key = call.tail()[:_KEY_NBYTES]
+        key = call.tail()[:KEY_NBYTES]
         if flags & NEW_PLACE:
             trace.count("headers exchanged")
             try:
                 headers = self._exchange.all_gather_bytes(call.header(), sequence=call.sequence)
             except Interrupted:
                 self._give_up(call)
-            self._places.pop(key, None)
-            self._places[key] = [header[SEQUENCE_NBYTES:] for header in headers]
-            if len(self._places) > _MOST_PLACES:
-                del self._places[next(iter(self._places))]  # the oldest, on every rank the same
-        self._last, self._met_at = (call.sequence, self._places[key]), time.monotonic()
+            self.places.pop(key, None)
+            self.places[key] = [header[SEQUENCE_NBYTES:] for header in headers]
+            if len(self.places) > _MOST_PLACES:
+                del self.places[next(iter(self.places))]  # the oldest, on every rank the same
+        self.note_met(call.sequence, self.places[key])
 
     def run(self, call: Call) -> None:
         """Do one collective: a small one in one exchange."""
-        if self._is_small(call):
+        if self.small.has(call):
             with trace.span("small", track=f"comm {self.name}", sequence=call.sequence, nbytes=call.nbytes):
                 self._run_small(call)
         else:
             super().run(call)
 
-    def _is_small(self, call: Call) -> bool:
-        """Say whether data travels with the greeting: so for all ranks alike, or their calls differ."""
-        table, source, out = call.geometry, call.source, call.out
-        if source is None or out is None or (table is None and call.op != "all_reduce"):
-            return False
-        if table is None:
-            return out.nbytes <= self._small_sum
-        if table.reduces:
-            return call.numel * source.itemsize <= self._small_scatter
-        # Passed on, a broadcast takes as much room as everybody's data.
-        most = self._small_copy if self._is_direct or call.op != "broadcast" else self._small_scatter
-        return table.alike and out.nbytes <= most
+    def _cut_sum(self, call: Call, flags: int, whole: Array, partial: Callable[[Array, int], None]) -> int:
+        assert self._greeter is not None
+        return cut_sum(
+            call,
+            flags,
+            whole,
+            members=self.topology.members,
+            host=self.topology.host_of[self.rank],
+            greeter=self._greeter,
+            greet=self._greet,
+            partial=partial,
+            is_abroad=[self.hosts[ranks[0]] != self.hosts[self.rank] for ranks in self.topology.members],
+        )
 
     def _run_small(self, call: Call) -> None:
         source, out, table = call.source, call.out, call.geometry
@@ -189,6 +204,16 @@ class MpiTransport(Transport):
         assert out is not None
         assert self._greeter is not None
         self._sequence = call.sequence
+        if self.small.cuts(call):
+            given, whole = source, np.empty(call.numel, source.dtype)
+
+            def partial(part: Array, first: int) -> None:
+                np.copyto(part, given[first : first + part.size])
+
+            self._conclude(call, self._cut_sum(call, self._flags_of(call, [self.rank], [call.tail()]), whole, partial))
+            first = 0 if table is None else table.takes[self.rank][0]
+            np.copyto(out, whole[first : first + out.size])
+            return
         sent = source[: 0 if call.op == "broadcast" and call.root != self.rank else source.size].view(np.uint8)
         np.copyto(self._greeter.data(sent.size), sent)
         most = sent.size if table is None or table.reduces else table.longest * source.itemsize

@@ -5,7 +5,8 @@
 
 Both carry the data of a small call along, (hosts - 1) · S in all: what is summed comes whole from every host, so that
 all add in the order of hosts. Scattered and gathered in rounds, a sum moves 2 (hosts - 1) / hosts · S, but in two more
-exchanges; so there is a size up to which sums travel with the greeting.
+exchanges; so there is a size up to which sums travel with the greeting. Where hosts greet each other directly, sums can
+also be cut by host, which moves as little as rounds do (small_calls.py).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import numpy as np
 
 from zerort.typing import Array
 
-__all__ = ["Network", "is_direct", "largest_sum", "measure"]
+__all__ = ["Network", "is_direct", "largest_sum", "largest_whole", "measure"]
 
 Trade = Callable[[Sequence[tuple[int, Array]], Sequence[tuple[int, Array]]], None]
 
-_TRIES = 4
-"""How often each figure is taken; the best counts."""
+_TRIES, _LONG_TRIES = 12, 4
+"""How often each figure is taken; the best counts. Short messages take little time, and others' work much of theirs."""
 
 _LATENCIES_OF_A_ROUND = 4
 """What an exchange in rounds costs without its bytes: meetings of the host's ranks before and after it, and Python."""
@@ -59,12 +60,12 @@ def measure(ranks: Sequence[int], rank: int, trade: Trade) -> Network:
     """
     count, me = len(ranks), ranks.index(rank)
 
-    def seconds(others: int, nbytes: int) -> float:
+    def seconds(others: int, nbytes: int, tries: int = _TRIES) -> float:
         sent, best = np.zeros(nbytes, np.uint8), math.inf
         rooms = [np.zeros(nbytes, np.uint8) for _ in range(others)]
         ahead = [ranks[(me + step) % count] for step in range(1, others + 1)]
         behind = [ranks[(me - step) % count] for step in range(1, others + 1)]
-        for _ in range(_TRIES):
+        for _ in range(tries):
             began = time.perf_counter()
             trade([(other, sent) for other in ahead], list(zip(behind, rooms, strict=True)))
             best = min(best, time.perf_counter() - began)
@@ -73,8 +74,9 @@ def measure(ranks: Sequence[int], rank: int, trade: Trade) -> Network:
     several = min(count - 1, _MOST_AT_ONCE)
     latency = seconds(1, _SHORT_NBYTES)
     overhead = (seconds(several, _SHORT_NBYTES) - latency) / (several - 1) if several > 1 else 0.0
-    long = seconds(1, _LONG_NBYTES)
-    return Network(latency, max(overhead, 0.0), _LONG_NBYTES / max(long - latency, 1e-9))
+    long = seconds(1, _LONG_NBYTES, _LONG_TRIES)
+    # A latency that was measured beside others' work may be as long as a long message: no more than half is taken off.
+    return Network(latency, max(overhead, 0.0), _LONG_NBYTES / max(long - latency, long / 2))
 
 
 def is_direct(network: Network, hosts: int) -> bool:
@@ -103,6 +105,24 @@ def largest_sum(network: Network, hosts: int, *, scattered: bool) -> int:
     spared = exchanges * _LATENCIES_OF_A_ROUND * network.latency
     surplus = (hosts - 1) * (1 - exchanges / hosts)  # times S: what rounds would not have moved
     return int(spared * network.bandwidth / surplus) if surplus else 2**62
+
+
+def largest_whole(network: Network, hosts: int, *, scattered: bool) -> int:
+    """Return the bytes of the largest array that hosts send whole to all others to sum it, rather than cut by host.
+
+    Args:
+        network: What messages cost.
+        hosts: How many.
+        scattered: Whether each rank needs a part of the sum only. Cut, a sum moves (hosts - 1) / hosts of itself then,
+            else twice that, in a second exchange; whole it moves hosts - 1 times.
+
+    >>> lan = Network(latency=100e-6, overhead=20e-6, bandwidth=125e6)
+    >>> largest_whole(lan, 4, scattered=False), largest_whole(lan, 4, scattered=True)
+    (8333, 5555)
+    """
+    exchanges = 1 if scattered else 2
+    surplus = (hosts - 1) * (1 - exchanges / hosts)  # times S: what is spared
+    return int(network.latency * network.bandwidth / surplus) if surplus else 2**62
 
 
 def _rounds(hosts: int) -> int:

@@ -3,6 +3,8 @@
     lane        reason
     compute     optimizer kernels and casts, in the order of the step
     gather      parameters on their way here, ahead of the computing that needs them
+    encode      what travels as codes: ahead of the collective that carries them
+    decode      what has come as codes: behind its arrival, beside the computing that is under way
     reduce      gradients on their way out, behind the computing that made them
     copy in     host to device: the bus runs both ways at once, so each way has a stream
     copy out    device to host
@@ -36,7 +38,7 @@ __all__ = ["LANES", "CudaDevice"]
 
 T = TypeVar("T")
 
-LANES = {"compute": 0, "gather": -1, "reduce": -1, "copy in": 0, "copy out": 0}
+LANES = {"compute": 0, "gather": -1, "encode": -1, "decode": -1, "reduce": -1, "copy in": 0, "copy out": 0}
 """The streams that a device has of its own, and their priority. A lower number goes first: other ranks wait for it."""
 
 _CUDA_ALIGNMENT = 256
@@ -107,6 +109,9 @@ class CudaDevice:
         with self.cupy_device:
             made.view(np.uint8).fill(0)
         return made
+
+    def reserve(self, numel: int, dtype: DtypeLike) -> None:
+        """Return None: memory of a GPU stands behind all addresses that it has."""
 
     def owns(self, array: Any) -> bool:
         """Say whether ``array`` is CuPy's and lies on this GPU."""

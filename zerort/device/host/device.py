@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from zerort.device.host.memory import available_nbytes
+from zerort.device.host.reserve import Reserve
 from zerort.device.host.stream import HostStream
 from zerort.device.ticket import Ticket
 from zerort.errors import CallError, ClosedError
@@ -65,6 +66,11 @@ class HostDevice:
         """Return a 1-D array of zeros that begins at a cache line; its pages come when they are first touched."""
         self._check_open()
         return _aligned(np.zeros, numel, dtype, CACHE_LINE)
+
+    def reserve(self, numel: int, dtype: DtypeLike) -> Reserve | None:
+        """Return addresses for an array of which ranges come into use one after the other; None: not worth it."""
+        self._check_open()
+        return Reserve.open(numel, dtype)
 
     def flat(self, array: Array) -> Array:
         """Return an array as 1-D and contiguous."""

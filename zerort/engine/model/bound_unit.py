@@ -13,11 +13,12 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TypeVar
 
+from zerort.engine.model.apart import ApartGathers
 from zerort.engine.model.unit import Unit
 from zerort.optim import Optimizer
 from zerort.typing import Array
 
-__all__ = ["BoundUnit", "TensorPlace"]
+__all__ = ["BoundUnit", "RowGradients", "TensorPlace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,16 @@ class TensorPlace:
     first: int
     """Where it begins there, in elements."""
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowGradients:
+    """The gradient of some rows of a table that was registered with ``rows=``."""
+
+    indices: Array
+    """Which, counted in the whole table; of one that comes twice, gradients are summed."""
+    values: Array
+    """A row for each."""
 
 
 class BoundUnit:
@@ -50,6 +61,8 @@ class BoundUnit:
         self._around = around
         self._holders = 0
         self._gathered = ExitStack()
+        self.apart: ApartGathers | None = None
+        """How it is copied where ranks may use different units; None: all of them copy it at once."""
         sections = () if unit is None else unit.sections
         self.is_resident = all(section.parameters.is_resident for section in sections)
         """Whether the whole unit always lies where this rank can read it, at one address."""
@@ -102,15 +115,31 @@ class BoundUnit:
         """Return the unit as 1-D arrays, one for each dtype: not copied, and valid while gathered, or resident."""
         return [] if self._unit is None else [section.parameters.whole for section in self._unit.sections]
 
-    def copy_parts(self, copy: Callable[[Array], Copied]) -> list[Copied]:
-        """Gather the unit only to copy it: return ``copy`` of each part. Every rank calls this.
+    def copy_parts(self, copy: Callable[[Array], Copied], *, in_backward: bool = False) -> list[Copied]:
+        """Gather the unit only to copy it: return ``copy`` of each part.
+
+        Every rank calls this, or takes part where it comes to another call (`ApartGathers`).
 
         Args:
             copy: Makes memory of the framework's own that holds the same values.
+            in_backward: Units are needed from the last to the first: which of several ranks' goes first.
         """
         assert self._unit is not None
-        with self._around(), self._unit.gathered():
-            return [copy(part) for part in self.parts()]
+        with self._around():
+            if self.apart is not None:
+                return self.apart.copy(self._unit, copy, in_backward=in_backward)
+            with self._unit.gathered():
+                return [copy(part) for part in self.parts()]
+
+    def gather_rows(self, indices: Mapping[str, Array]) -> dict[str, Array]:
+        """Return rows of its tables, up to date, in new memory and in the order given. Every rank calls this.
+
+        Args:
+            indices: Of each of its tables, by local name: this rank's own, or none of them.
+        """
+        assert self._unit is not None
+        with self._around(), self._unit.gathered(rows=indices) as found:
+            return {local: found[local].copy() for local in indices}
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -150,10 +179,18 @@ class BoundUnit:
         """Say whether it stands for a unit of the runtime."""
         return self._unit is unit
 
-    def add_gradient(self, local: str, gradient: Array) -> None:
+    @property
+    def has_tables(self) -> bool:
+        """Whether it has tables of which rows are gathered: their gradients may come several times in a pass."""
+        return self._unit is not None and bool(self._unit.tables)
+
+    def add_gradient(self, local: str, gradient: Array | RowGradients) -> None:
         """Hand in a gradient, whose memory is the runtime's from now on; `reduce` ends the micro-step."""
         assert self._unit is not None
-        self._unit.add(local, gradient, donate=True, late=True)
+        if isinstance(gradient, RowGradients):
+            self._unit.add_rows({local: (gradient.indices, gradient.values)}, late=True)
+        else:
+            self._unit.add(local, gradient, donate=True, late=True)
 
     def reduce(self) -> None:
         """End a micro-step: see `Unit.reduce`."""

@@ -70,12 +70,16 @@ class Division:
         """The dtype of all of them."""
         return next(iter(self.tensors.values())).dtype
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether its tensors are pruned."""
+        return self.optimizers is not None and next(iter(self.optimizers.values())).sparsity is not None
+
     def section_name(self, unit: str) -> str:
         """Return what its section is called: unit and dtype, whether it is frozen, and an unusual form of masters."""
         form = next((f" {name}" for name, form in MASTERS.items() if form is self.master and name != "float32"), "")
         blocks = "".join(f" {one.name}" for one in (self.format, self.rows) if one is not None)
-        if self.optimizers is not None and next(iter(self.optimizers.values())).sparsity is not None:
-            blocks += " sparse"
+        blocks += " sparse" * self.is_sparse
         if self.table:
             blocks += f" rows of {next(iter(self.tensors))}"
         return f"{unit or 'root unit'} {self.dtype}{' frozen' * (self.optimizers is None)}{form}{blocks}"
@@ -84,7 +88,8 @@ class Division:
         """Return how its section is cut over ranks, given how others are: no block is divided, nor a table's row."""
         if self.table:
             (table,) = self.tensors.values()
-            return replace(cut, granule=table.shape[1])
+            blocks = cut.granule if cut.granule % BLOCK == 0 else 1  # over which norms are summed, if they are
+            return replace(cut, granule=math.lcm(table.shape[1], blocks))
         block = math.lcm(*(one.numel for one in (self.format, self.rows) if one is not None))
         return replace(cut, alignment=math.lcm(cut.alignment, block), granule=math.lcm(cut.granule, block))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from zerort.codec import ROWS, BlockRows
-from zerort.errors import CallError, PlanError
+from zerort.errors import CallError
 
 __all__ = ["check_frozen_format", "rows_of"]
 
@@ -40,19 +40,13 @@ def rows_of(frozen_format: str | None, dtype: str, *, what: str) -> BlockRows | 
     )
 
 
-def check_frozen_format(frozen_format: str | None, *, on_gpus: bool) -> None:
-    """Refuse codes where nothing decodes them.
+def check_frozen_format(frozen_format: str | None) -> None:
+    """Refuse a format that there is not.
 
     Raises:
         CallError: There is no such format.
-        PlanError: Ranks compute on GPUs.
     """
     if frozen_format is not None and frozen_format not in ROWS:
         raise CallError(
             f"Expected frozen_format to be one of None, {', '.join(map(repr, ROWS))}; got {frozen_format!r}."
-        )
-    if frozen_format is not None and on_gpus:
-        raise PlanError(
-            f"Expected ranks that compute on the host with frozen_format={frozen_format!r}, got GPUs. Leave "
-            "frozen_format= out; bfloat16 halves frozen parameters there."
         )

@@ -17,15 +17,17 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any, Final
 
+from zerort.buffer import unit_title
 from zerort.comm.agreed import agreed
+from zerort.comm.guard.differing import RanksDiffer
 from zerort.device import Ticket, joined
 from zerort.device.slots import Slot
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.residence.parameters import Parameters
-from zerort.errors import StorageError, ZerortError
+from zerort.errors import StorageError, UnitStateError, ZerortError
 
-__all__ = ["GatheredForm", "wait_for_gathers"]
+__all__ = ["GatheredForm", "end_step_of_gathers", "wait_for_gathers"]
 
 _LINE: Final = 64  # bytes: sections of one slot start on a cache line
 
@@ -70,8 +72,13 @@ class GatheredForm:
                 return False
             self._slot = self._context.slots.gathered.lease(need)
             if self._shares_slots and self._slot.idle_since == self._context.run.meetings:  # [Note: Shared slots]
-                # not-gpu: shared slots
-                self._context.mesh.shard.barrier(name=f"slot for {self._name or 'root unit'}"[:60]).wait()
+                try:
+                    # not-gpu: shared slots
+                    self._context.mesh.shard.barrier(name=f"slot for {self._name or 'root unit'}"[:60]).wait()
+                except RanksDiffer:
+                    self._slot.release()
+                    self._slot = None
+                    raise
                 self._context.run.meetings += 1
         cursor, begun = 0, []
         for section in self._sections:
@@ -86,6 +93,7 @@ class GatheredForm:
 
     def acquire(self) -> None:
         """Bring the parameters here, until as many `release`. Every rank calls this."""
+        self._expect_no_difference()
         if not self.fetch():
             self._context.prefetcher.drop()
             if not self.fetch():
@@ -96,6 +104,21 @@ class GatheredForm:
             # not-gpu: `finish` of parameters gives a Ticket, and waits for nothing
             self.fetched = joined([one.finish() for one in self._parameters], result=None)
         self._holders += 1
+
+    def _expect_no_difference(self) -> None:
+        """Refuse to use slots after ranks have gathered different units: they may have leased different ones."""
+        differences = self._context.mesh.shard.differences
+        if not differences.is_known:
+            return
+        text = (
+            f"Expected {unit_title(self._name)} to be gathered by hand before ranks use different units of a model in "
+            "a step, or after that step; got it in between."
+        )
+        if differences.stance is not None:
+            raise RanksDiffer(text)
+        error = UnitStateError(text)
+        self._context.complain(error)
+        raise error
 
     def _agree(self) -> None:
         """Wait for what this rank reads, and raise what any rank has met, once for all sections: on every rank."""
@@ -126,7 +149,7 @@ class GatheredForm:
             fetched, slot, self.fetched, self._slot = self.fetched, self._slot, None, None
             assert fetched is not None
             try:
-                with contextlib.suppress(StorageError):  # nobody needs it; who does, reads again
+                with contextlib.suppress(StorageError, RanksDiffer):  # nobody needs it; who does, gathers again
                     # It may have been gathered ahead and not used: it is read until then.
                     # gpu-wait: a_gather_that_nobody_used_leaves_its_slot
                     self._context.device.order_after(fetched)
@@ -153,3 +176,18 @@ def wait_for_gathers(context: Context, sections: Iterable[Section]) -> None:
     context.staging.finish()  # gpu-wait: a_checkpoint_is_of_what_was_written
     for section in sections:
         section.parameters.wait()  # gpu-wait: values_are_assigned_behind_a_gather
+
+
+def end_step_of_gathers(context: Context) -> None:
+    """Start a new step's gathers, on all ranks alike again: slots, and what is gathered ahead. Every rank calls this.
+
+    A rank may have come for a unit that was gathered ahead, and another one not: they then hold slots in other orders.
+    """
+    differences = context.mesh.shard.differences
+    if differences.is_known:
+        context.prefetcher.forget()
+        differences.forget()
+        context.run.meetings += 1  # all have met in the step
+    else:
+        context.prefetcher.end_step()
+    context.slots.gathered.reorder()

@@ -7,8 +7,11 @@ depends on nothing but the program's own order, so all ranks prefetch the same.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Protocol
+
+from zerort.comm.guard.differing import RanksDiffer
 
 __all__ = ["GatherOrder", "Prefetcher"]
 
@@ -22,6 +25,9 @@ class GatherOrder:
     >>> order.end_step()
     >>> [order.note(name) for name in ("a", "b", "b", "a")]
     [['b'], ['b'], ['a'], []]
+    >>> order.end_step()
+    >>> order.note("b"), order.detour
+    (['b'], ' at 0')
     """
 
     def __init__(self, *, ahead: int) -> None:
@@ -29,15 +35,23 @@ class GatherOrder:
         self._before: list[str] = []
         self._now: list[str] = []
         self._at = 0  # where in _before the next gather is expected
+        self.detour = ""
+        """Where in the last step's order the gather that was noted last was not expected; empty: it was."""
 
     def note(self, name: str) -> list[str]:
         """Note that ``name`` is gathered now and return which are expected next."""
         self._now.append(name)
+        expected = not self._before or self._before[self._at : self._at + 1] == [name]
+        self.detour = "" if expected else f" at {self._at}"
         try:
             self._at = self._before.index(name, self._at) + 1
         except ValueError:
             return []  # not predicted: stay where we were
         return self._before[self._at : self._at + self._ahead]
+
+    def forget(self) -> None:
+        """Start anew: ranks have not all gathered the same."""
+        self._before, self._now, self._at, self.detour = [], [], 0, ""
 
     def end_step(self) -> None:
         """Make this step's order the forecast for the next."""
@@ -70,12 +84,20 @@ class Prefetcher:
     Args:
         units: All units by name; more may come.
         ahead: How many to gather ahead.
+        tells_order: Whether ranks tell each other where they leave the last step's order. For ranks of which only some
+            share slots: one that came for what was gathered ahead has released its slot, another one has not.
     """
 
-    def __init__(self, units: Mapping[str, Gatherer], *, ahead: int) -> None:
+    def __init__(self, units: Mapping[str, Gatherer], *, ahead: int, tells_order: bool = False) -> None:
         self._units = units
+        self._tells_order = tells_order
         self._order = GatherOrder(ahead=ahead)
         self._expected: list[str] = []
+
+    @property
+    def detour(self) -> str:
+        """What is added to the names of a gather's calls where it leaves the last step's order, if ranks compare it."""
+        return self._order.detour if self._tells_order else ""
 
     def note(self, name: str) -> None:
         """Note that a unit is about to be gathered."""
@@ -83,9 +105,10 @@ class Prefetcher:
 
     def fetch(self) -> None:
         """Start to gather the units that are expected next, as far as there is room."""
-        for name in self._expected:
-            if not self._units[name].form.fetch():
-                break
+        with contextlib.suppress(RanksDiffer):  # who needs them gathers them again
+            for name in self._expected:
+                if not self._units[name].form.fetch():
+                    break
 
     def drop(self) -> None:
         """Let go of units that were gathered ahead and that nobody holds."""
@@ -96,3 +119,9 @@ class Prefetcher:
         """Start a new step's order of gathers; what was gathered ahead is out of date."""
         self.drop()
         self._order.end_step()
+
+    def forget(self) -> None:
+        """Let go of what was gathered ahead, and watch the next step anew: ranks have gathered different units."""
+        self.drop()
+        self._expected = []
+        self._order.forget()

@@ -20,6 +20,7 @@ from zerort.buffer import (
     DeltaGather,
     GradientBucket,
     RangeGather,
+    SparseGather,
 )
 from zerort.comm.agreed import raise_together
 from zerort.config import Tier
@@ -34,8 +35,7 @@ from zerort.engine.rows.table import RowTable
 from zerort.engine.step.state import OptimizerState
 from zerort.engine.step.state_entry import Streaming
 from zerort.errors import DeviceMemoryError, ZerortError
-from zerort.layout import Partition, Placement
-from zerort.optim import MasterForm, Optimizer
+from zerort.layout import Partition, Placement, itemsize
 from zerort.typing import Array
 
 __all__ = ["Section"]
@@ -74,7 +74,7 @@ class Section(SectionGradients):
         shapes = {full: spec.shape for full, spec in part.tensors.items()}
         layout, partition = cut.of(shapes, dtype=part.dtype)
         super().__init__(name, layout, partition, tiers=tiers, context=context)
-        self._optimizers, self._master, self._rows = optimizers, part.master, part.rows
+        self._optimizers, self._master, self._rows, self._is_sparse = optimizers, part.master, part.rows, part.is_sparse
         self.parameters: Parameters
         self.state: OptimizerState | None = None
         self.make_parts()
@@ -104,7 +104,7 @@ class Section(SectionGradients):
         if self._optimizers is None:
             return
         if before is None or context.plan.state.placement is Placement.SHARDED:
-            self.state = self._make_state(self._optimizers, self._master)
+            self.state = self._make_state(before)
         self._make_offloaded_gradient()
 
     @property
@@ -135,7 +135,12 @@ class Section(SectionGradients):
         if context.coding is not None and context.coding.sends_deltas(dtype) and self._rows is None:
             return DeltaGather(context.slots.codes, context.ledger.uncoded)
         format = None if context.coding is None else context.coding.gather_format(dtype)
-        if format is None or self._rows is not None:  # what rests as codes travels as these
+        if self._rows is not None:  # what rests as codes travels as these
+            return PLAIN
+        if format is None:
+            crosses_hosts = len(set(context.mesh.shard.hosts)) > 1 and self.parameter_placement is Placement.SHARDED
+            if self._is_sparse and crosses_hosts:
+                return SparseGather(itemsize(dtype), context.slots.codes, context.ledger.uncoded)
             return PLAIN
         return CodedGather(format, context.slots.codes, context.ledger.uncoded)
 
@@ -144,9 +149,10 @@ class Section(SectionGradients):
         """Bytes of the codes that its parameters are gathered as; 0 if they are gathered as they are."""
         return self._gather_of(self.layout.dtype).room_nbytes(self.partition)
 
-    def _make_state(self, optimizers: Mapping[str, Optimizer], master: MasterForm | None) -> OptimizerState:
+    def _make_state(self, before: Section | None) -> OptimizerState:
         """Make the state on all ranks, or on none: one rank's GPU may have less left than another's."""
         context = self._context
+        assert self._optimizers is not None
         made: OptimizerState | None = None
         error: DeviceMemoryError | None = None
         try:
@@ -155,12 +161,13 @@ class Section(SectionGradients):
                 self.partition,
                 rank=self._group.rank,
                 whole=context.plan.state.placement is Placement.REPLICATED,
-                optimizers=optimizers,
-                master=master,
+                optimizers=self._optimizers,
+                master=self._master,
                 name=self._stored_as,
                 streaming=self._streaming(),
                 device=self._device,
                 zeros=context.host.zeros if self._is_offloaded(self.tiers.state) else None,
+                before=None if before is None else before.state,
             )
         except DeviceMemoryError as caught:
             error = caught

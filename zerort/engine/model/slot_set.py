@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from zerort.comm import Group
 from zerort.device.slots import Slots
+from zerort.typing import Array
 
 __all__ = ["SlotSet", "bucket_slots", "gather_slots", "summed_slots"]
 
@@ -41,6 +42,14 @@ class SlotSet:
         device = group.device
         is_host = device.in_host_memory
         in_passing = group.reads_in_place and not reduces_micro_steps
+
+        def for_codes(nbytes: int) -> Array:
+            """Return memory of this rank's own; GPUs get it all, or none of them does."""
+            if is_host:
+                alone: Array = device.empty(nbytes, "uint8")
+                return alone
+            return group.zeros(nbytes, "uint8", name="codes")
+
         return cls(
             gathered=Slots(
                 "gather slots",
@@ -78,12 +87,14 @@ class SlotSet:
             codes=Slots(
                 "slots for codes of parameters",
                 device=device,
-                allocate=lambda nbytes: device.empty(nbytes, "uint8"),
+                allocate=for_codes,
+                free=None if is_host else group.release_local,
             ),
             sent=Slots(
                 "slots for codes of gradients",
                 device=device,
-                allocate=lambda nbytes: device.empty(nbytes, "uint8"),
+                allocate=for_codes,
+                free=None if is_host else group.release_local,
             ),
         )
 

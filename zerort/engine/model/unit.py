@@ -103,8 +103,9 @@ class Unit(UnitGradients):
                 is then ``(len(indices), width)``, in the order given. Ranks name rows of their own.
         """
         self._move("gather")
-        self._context.prefetcher.note(self.name)
-        with contextlib.ExitStack() as undo:
+        prefetcher, differences = self._context.prefetcher, self._context.mesh.shard.differences
+        prefetcher.note(self.name)
+        with contextlib.ExitStack() as undo, differences.named_besides(prefetcher.detour):
             undo.callback(setattr, self, "_state", RELEASED)
             indices, error = (None, None) if rows is None else self._checked_indices(rows)
             for unit in (*self.tied_owners, self):
@@ -126,7 +127,8 @@ class Unit(UnitGradients):
         )
         self._views = views
         arrivals = [unit.form.fetched for unit in (*self.tied_owners, self) if unit.form.fetched is not None]
-        self._context.prefetcher.fetch()
+        with differences.named_besides(prefetcher.detour):
+            prefetcher.fetch()
         return joined(arrivals, result=views)
 
     def release(self) -> None:

@@ -206,7 +206,7 @@ def _rows_sink(section: Section, value: Value, rank: int) -> Recoded:
         if isinstance(value.mine, np.ndarray):
             value.mine[first : first + octets.size] = octets
         else:
-            value.mine.write(first, octets).wait()  # not-gpu: codes are refused on GPUs
+            value.mine.write(first, octets).wait()  # not-gpu: copies of pageable memory are done when they return
 
     return Recoded(section.layout.dtype, section.partition.counts[rank], rows.numel, put)
 

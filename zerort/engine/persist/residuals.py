@@ -24,8 +24,8 @@ from zerort.device import Done, Ticket
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.model.units import Units
+from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.layout import Partition
-from zerort.native import cast_into
 from zerort.typing import Array
 
 __all__ = ["Divided", "LoadedResiduals", "saved_residuals"]
@@ -46,6 +46,8 @@ def _value_of(section: Section, residual: Residual, sender: int, counts: list[in
     layout = replace(section.layout, dtype=residual.dtype.name)
     is_mine = sender in residual.senders
     mine = residual.arrays[residual.senders.index(sender)] if is_mine else np.empty(0, residual.dtype)
+    if not isinstance(mine, np.ndarray):
+        mine = ChunkedArray(_kind(sender), (0, mine.size), mine, device=residual.device)
     return Value(kind=_kind(sender), layout=layout, partition=Partition.of_counts(counts), mine=mine)
 
 
@@ -152,9 +154,8 @@ class LoadedResiduals:
                 residual.clear()
             elif self._sums:
                 part = (self._sums[at].total * (scale / self._now)).astype(np.float32)
-                # not-gpu: codes are refused on GPUs
+                # not-gpu: arrays of the host
                 whole = self._group.all_gather(part, counts=section.partition.counts, name="load residuals").wait()
-                for array in residual.arrays:
-                    cast_into(array, whole[residual.stretch])
+                residual.assign(whole[residual.stretch])
             else:
                 residual.scale(scale)

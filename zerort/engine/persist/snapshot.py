@@ -113,7 +113,8 @@ def values_in(
             if extents or not converted:
                 mine = _range_of(kept.column, kept.partition.of(rank), first=kept.first_of(rank))
                 layout = replace(kept.layout, extents=extents)
-                yield Value(kind=kind, layout=layout, partition=kept.partition, mine=mine)
+                sparse = _sparse_in(section) if kind != MASK else frozenset()
+                yield Value(kind=kind, layout=layout, partition=kept.partition, mine=mine, sparse=sparse)
 
 
 def published_values(context: Context, units: Units) -> Iterator[Value]:
@@ -124,7 +125,8 @@ def published_values(context: Context, units: Units) -> Iterator[Value]:
             section.bring_up_to_date()
             own = section.partition.of(rank)
             mine = _range_of(section.parameters.elements, own, first=own.first)
-            yield Value(kind="parameter", layout=section.layout, partition=section.partition, mine=mine)
+            layout, sparse = section.layout, _sparse_in(section)
+            yield Value(kind="parameter", layout=layout, partition=section.partition, mine=mine, sparse=sparse)
     for one in context.run.attachments:
         yield from (value for value in one.values(loading=False) if value.kind == "buffer")
 
@@ -147,6 +149,7 @@ def _parameters_of(section: Section, rank: int) -> Value:
             layout=stored.stored_layout,
             partition=stored.stored_partition,
             mine=_range_of(section.shard, there, first=there.first),
+            sparse=_sparse_in(section),
             is_frozen=state is None,
         )
     layout = replace(section.layout, dtype="float32")
@@ -156,7 +159,14 @@ def _parameters_of(section: Section, rank: int) -> Value:
         master = JoinedHalves(section.owned, state.master, first=first, size=own.numel)
     else:
         master = _range_of(state.master, own, first=state.owned.first)
-    return Value(kind="parameter", layout=layout, partition=section.partition, mine=master)
+    sparse = _sparse_in(section)
+    return Value(kind="parameter", layout=layout, partition=section.partition, mine=master, sparse=sparse)
+
+
+def _sparse_in(section: Section) -> frozenset[str]:
+    """Return the tensors of which so much is pruned that a bitmap takes less; the same on every rank."""
+    pruned = {} if section.state is None else section.state.pruned
+    return frozenset(name for name, count in pruned.items() if 8 * count > section.layout.of(name).numel)
 
 
 def _range_of(column: ChunkedArray | DecodedArray, own: Range, *, first: int) -> Array | OffloadedArray:

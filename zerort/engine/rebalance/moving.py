@@ -16,17 +16,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from zerort.comm import Group
+from zerort.comm.arrays import address_of_any
 from zerort.engine.residence.chunked_array import LEAST_NUMEL, ChunkedArray
 from zerort.errors import StorageError
 from zerort.layout import Partition, Range
 from zerort.typing import Array
 
-__all__ = ["move", "moved_numel"]
+__all__ = ["common", "move", "moved_numel"]
 
 
 def moved_numel(before: Partition, after: Partition) -> int:
     """Return how many elements change their rank."""
-    return before.numel - sum(_common(before.of(rank), after.of(rank)).numel for rank in range(before.size))
+    return before.numel - sum(common(before.of(rank), after.of(rank)).numel for rank in range(before.size))
 
 
 def move(
@@ -79,9 +80,11 @@ def _move_in_memory(group: Group, old: Array, new: Array, before: Partition, aft
     """
     rank, size = group.rank, group.size
     mine, own = before.of(rank), after.of(rank)
-    stays = _common(mine, own)
-    if stays.numel:
-        new[stays.first - own.first : stays.last - own.first] = old[stays.first - mine.first : stays.last - mine.first]
+    stays = common(mine, own)
+    source = old[stays.first - mine.first : stays.last - mine.first]
+    target = new[stays.first - own.first : stays.last - own.first]
+    if stays.numel and address_of_any(source) != address_of_any(target):  # not where it is to be
+        target[:] = source
     counts = _counts([before.of(source) for source in range(size)], after)
     down = [[one if target < source else 0 for target, one in enumerate(row)] for source, row in enumerate(counts)]
     up = [[one if target > source else 0 for target, one in enumerate(row)] for source, row in enumerate(counts)]
@@ -115,7 +118,7 @@ def _pass(
             old.read(mine.first - first, source).wait()  # not-gpu: between the host and a disk
         except StorageError as caught:
             error = caught
-    parts = [_common(piece, own) for piece in pieces]
+    parts = [common(piece, own) for piece in pieces]
     received = np.empty(sum(part.numel for part in parts), old.dtype)
     # not-gpu: between arrays of the host
     group.all_to_all(source, out=received, counts=_counts(pieces, after), name=name).wait()
@@ -133,9 +136,14 @@ def _pass(
 
 def _counts(pieces: Sequence[Range], after: Partition) -> list[list[int]]:
     """Return how many elements of each rank's piece go to each rank."""
-    return [[_common(piece, after.of(rank)).numel for rank in range(after.size)] for piece in pieces]
+    return [[common(piece, after.of(rank)).numel for rank in range(after.size)] for piece in pieces]
 
 
-def _common(left: Range, right: Range) -> Range:
+def common(left: Range, right: Range) -> Range:
+    """Return the elements that are in both ranges; where the second begins, if there are none.
+
+    >>> common(Range(0, 10), Range(4, 20)), common(Range(0, 10), Range(30, 40)).numel
+    (Range(first=4, last=10), 0)
+    """
     first = max(left.first, right.first)
     return Range(first, max(min(left.last, right.last), first))

@@ -96,13 +96,7 @@ def _plain(weights: Sequence[float]) -> Any:
 
 
 def check_between_steps(units: Units) -> None:
-    """Raise if a unit is gathered, or has gradients that wait for their step, or a table is kept by rows."""
-    tables = [section.name for section in units.sections() if section.table is not None]
-    if tables:
-        raise CallError(
-            f"Expected rebalance() of sections that are gathered whole, got {tables[0]!r}. Register its table without "
-            "rows=, or save, and load into a runtime with other shard_weights."
-        )
+    """Raise if a unit is gathered, or has gradients that wait for their step."""
     held = [unit.name for unit in units.values() if unit.is_gathered]
     if held:
         raise UnitStateError(
@@ -137,7 +131,9 @@ def _move_section(context: Context, section: Section, partition: Partition) -> N
             made.make_parts(section)
             for column in _own_columns(made, beside=section):
                 column.create()
-        raise_together(context.world, _fill(context, section, made), name="rebalance")
+        error = _fill(context, section, made)
+        if section.tiers.streams:  # else nothing can have failed
+            raise_together(context.world, error, name="rebalance")
     except ZerortError:
         _give_back(context, made, beside=section)
         raise
@@ -167,6 +163,9 @@ def _fill(context: Context, old: Section, new: Section) -> StorageError | None:
                 fill(entry.column, there.column, entry.partition, there.partition, old.tiers.state)
         if old.state.master is not None and new.state.master is not None:
             fill(old.state.master, new.state.master, old.partition, new.partition, old.tiers.state)
+    if old.table is not None and new.table is not None and not old.is_lazy:
+        mine, made = old.table, new.table
+        fill(mine.touched_column, made.touched_column, mine.partition, made.partition, Tier.DEVICE)
     return next((error for error in errors if error is not None), None)
 
 
@@ -177,12 +176,20 @@ def _own_columns(section: Section, *, beside: Section) -> list[ChunkedArray]:
     return [column for column in section.columns if id(column) not in {*theirs, *shared}]
 
 
+def _at_same_addresses(column: ChunkedArray, section: Section) -> ChunkedArray | None:
+    """Return what another section has of the same values at the same addresses."""
+    return next((one for one in section.columns if one.reserve is not None and one.reserve is column.reserve), None)
+
+
 def _give_back(context: Context, section: Section, *, beside: Section) -> None:
     """Let go of what a section holds and the other one does not."""
     for column in _own_columns(section, beside=beside):
         with contextlib.suppress(StorageError):  # a file that cannot be deleted goes with the runtime's others
             column.delete()
-        if isinstance(column.memory, np.ndarray):
+        other = _at_same_addresses(column, beside)
+        if other is not None:
+            column.give_back(keep=other)
+        elif isinstance(column.memory, np.ndarray):
             context.host.free(column.memory)
     if section.parameters.at_rest is None and section.parameters is not beside.parameters:
         section.parameters.close_range()

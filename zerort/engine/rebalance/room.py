@@ -3,7 +3,8 @@
     section      1        2        3            new shards stand beside old ones, one section at a time
     memory    old 1 + new 1, then new 1 + old 2 + new 2, …
 
-What is counted is the most that is needed at once beyond what is held now.
+What is counted is the most that is needed at once beyond what is held now. Of a column with addresses for all ranks'
+ranges, what stays on its rank is there already (decision 0179).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from zerort.config import format_bytes
 from zerort.device.host.memory import available_nbytes, left_of_limits
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
+from zerort.engine.rebalance.moving import common
 from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.rows.table import touched_nbytes
 from zerort.errors import DeviceMemoryError, PlanError
 from zerort.layout import Partition, Placement
 
@@ -34,9 +37,9 @@ class _Peak:
     most: int = 0
     """At the worst moment."""
 
-    def pass_by(self, old: int, new: int, *, keeps_old: bool = False) -> None:
-        """Count a section: its new shard is made, then its old one is given back."""
-        self.most = max(self.most, self.more + new)
+    def pass_by(self, old: int, new: int, *, made: int, keeps_old: bool = False) -> None:
+        """Count a section: memory is made for its new shard, or for a part of it, then the old one is given back."""
+        self.most = max(self.most, self.more + made)
         self.more += new if keeps_old else new - old
 
 
@@ -50,12 +53,18 @@ def expect_room(context: Context, sections: Sequence[Section], partitions: Seque
     """
     memory, host, disk = _Peak(), _Peak(), _Peak()
     for section, partition in zip(sections, partitions, strict=True):
-        numel = partition.counts[context.mesh.shard.rank]
+        rank = context.mesh.shard.rank
+        numel, stays = partition.counts[rank], common(section.partition.of(rank), partition.of(rank)).numel
         for peak, columns in zip((memory, host, disk), columns_by_kind(context, section), strict=True):
             old = sum(one.size * one.dtype.itemsize for one in columns)
             new = int(numel * sum(width_of(one, section) for one in columns))
+            there = int(stays * sum(width_of(one, section) for one in columns if one.reserve is not None))
             # Files of the last step keep their room until the next one is kept.
-            peak.pass_by(old, new, keeps_old=peak is disk and context.options.last_step is not None)
+            keeps_old = peak is disk and context.options.last_step is not None
+            peak.pass_by(old, new, made=new - there, keeps_old=keeps_old)
+        if section.table is not None and not section.is_lazy:
+            was, touched = section.table.touched.nbytes, touched_nbytes(numel // section.table.width)
+            memory.pass_by(was, touched, made=touched)
     what = "shards that are cut anew"
     if any(section.tiers.streams for section in sections):
         host.most += 2 * context.backings.chunk_numel * 8  # on their way

@@ -21,7 +21,7 @@ from zerort.comm.arrays import address_of_any
 from zerort.device import Done, HostDevice, Ticket, joined
 from zerort.errors import CallError
 from zerort.native import crc32c
-from zerort.typing import Array, Device
+from zerort.typing import Array, Device, Reserve
 
 if TYPE_CHECKING:
     from zerort.checkpoint.value import LinkableFile
@@ -44,6 +44,8 @@ class ChunkedArray:
         resident: How many chunks are in memory; None: all.
         storage: Where the others rest; `create` makes them.
         device: Whose memory it is, if that is not the host's.
+        reserve: The addresses that all ranks' ranges have on this one, of which ``memory`` is a part.
+        first: Where it begins in these, in elements.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class ChunkedArray:
         resident: int | None = None,
         storage: StorageSession | None = None,
         device: Device | None = None,
+        reserve: Reserve | None = None,
+        first: int = 0,
     ) -> None:
         self.name = name
         self.device: Device = HostDevice() if device is None else device
@@ -63,6 +67,10 @@ class ChunkedArray:
         self.memory = memory
         self.resident = len(cuts) - 1 if resident is None else resident
         self._storage = storage
+        self.reserve = reserve
+        """Where the same values of another partition are to be, if there is such a place: what is in both stays."""
+        self.first = first
+        """Where it begins there."""
         assert memory.size == self.cuts[self.resident]
 
     @property
@@ -115,6 +123,12 @@ class ChunkedArray:
             assert self._storage is not None
             with contextlib.suppress(CallError):  # it was not made
                 self._storage.store.delete(self._value(at))
+
+    def give_back(self, *, keep: ChunkedArray) -> None:
+        """Let the memory go that the same values of another partition, at the same addresses, do not use."""
+        if self.reserve is not None:
+            last = keep.first + keep.memory.size
+            self.reserve.give_back(self.first, self.first + self.memory.size, keep=(keep.first, last))
 
     def _offloaded_chunks(self) -> Iterator[int]:
         return (at for at in range(len(self.cuts) - 1) if self.is_offloaded(at))

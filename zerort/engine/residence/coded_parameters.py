@@ -4,13 +4,13 @@
     all codes, or in a window            each rank decodes its range into ``out``, which they share, then they meet;
                                          where they do not share it, all of them
     its range, where computing happens   an all_gather of codes behind the whole, then all are decoded
+    its range, on the host of a GPU      a copy to its place among these, then the same
     its range, on a disk                 a read of codes to their place there; once no rank has an error, as above
 
 Codes are those of whole tensors, whoever holds which part of them: every rank computes with the same values, on any
-number of ranks (decision 0150).
+number of ranks (decision 0150). On GPUs they are decoded by a kernel, on a stream of its own (decision 0175).
 """
 
-# not-gpu: codes are refused on GPUs
 from __future__ import annotations
 
 from collections import Counter
@@ -109,17 +109,21 @@ class CodedParameters(Parameters):
             self._begun = self._whole = self._decode(self._codes)
             return self._begun
         self._arriving = octets[self.layout.nbytes : self.room_nbytes]
+        mine = self._arriving[self._own_bytes]
         if self.can_fail:
-            self._begun = self.array.read(0, self._arriving[self._own_bytes])
+            self._begun = self.array.read(0, mine)
+        elif self.array.in_reach:
+            self._begun = self._whole = self._decode(self._arriving, arrival=self._gather_codes(self.array.memory))
         else:
-            self._begun = self._whole = self._decode(self._arriving, after=self._gather_codes(self.array.memory))
+            self._group.after(self.array.read(0, mine))  # gpu-wait: frozen_codes_rest_where_the_plan_says
+            self._begun = self._whole = self._decode(self._arriving, arrival=self._gather_codes(mine))
         return self._begun
 
     def local_error(self) -> StorageError | None:
         """Wait for codes that are read from a disk, and return what went wrong."""
         if self.can_fail and self._begun is not None:
             try:
-                self._begun.wait()
+                self._begun.wait()  # gpu-wait: frozen_codes_rest_where_the_plan_says
             except StorageError as error:
                 return error
         return None
@@ -129,7 +133,7 @@ class CodedParameters(Parameters):
         if self._whole is None:
             assert self._arriving is not None, "finished before it was started"
             arrival = None if self._group.one_memory else self._gather_codes(self._arriving[self._own_bytes])
-            self._whole = self._decode(self._arriving, after=arrival)
+            self._whole = self._decode(self._arriving, arrival=arrival)
         return self._whole
 
     @property
@@ -154,24 +158,24 @@ class CodedParameters(Parameters):
             traffic=self._traffic,
         )
 
-    def _decode(self, codes: Array, *, after: Ticket[Any] | None = None) -> Ticket[Array]:
+    def _decode(self, codes: Array, *, arrival: Ticket[Any] | None = None) -> Ticket[Array]:
         """Decode all ranks' codes, or this rank's where the others decode theirs into the same memory."""
         group, whole = self._group, self._place
         assert whole is not None
         part = self._own if group.one_memory else Range(0, self.layout.numel)
 
         def decode() -> Array:
-            if after is not None:
-                after.wait()
+            if arrival is not None:
+                group.device.order_after(arrival)  # gpu-wait: frozen_codes_rest_where_the_plan_says
             self.rows.decode(whole[part.slice], codes[self.rows.bytes_of(part.slice)])
             return whole
 
-        is_ready = after is None or after.done()
+        is_ready = arrival is None or arrival.done()
         stream = group.device.named_stream("decode")
         ticket: Ticket[Array] = stream.submit(decode, name=f"decode {self.name}", eager=is_ready)
         if group.size == 1 or not group.one_memory:
             return ticket
-        group.after(ticket)
+        group.after(ticket)  # not-gpu: GPUs share no memory
         return joined([ticket, group.barrier(name=f"decode {self.name}"[:60])], result=whole)
 
     def release(self) -> None:

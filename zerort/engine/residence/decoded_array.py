@@ -1,6 +1,5 @@
 """`DecodedArray`: elements of an array that rests as blocks of codes, read between steps."""
 
-# not-gpu: codes are refused on GPUs
 from __future__ import annotations
 
 from typing import Any
@@ -39,7 +38,7 @@ class DecodedArray:
         begin = first // rows.numel * rows.numel
         place = rows.bytes_of(slice(begin, first + out.size))
         octets = np.empty(place.stop - place.start, np.uint8)
-        self._codes.read(place.start, octets).wait()
+        self._codes.read(place.start, octets).wait()  # not-gpu: copies to pageable memory are done when they return
         whole = np.empty(first + out.size - begin, self.dtype)
         rows.decode(whole, octets)
         out[:] = whole[first - begin :]

@@ -17,9 +17,8 @@
 
 An all_gather moves ranges as they are, or as codes (`RangeGather`); a coded one has no window: the whole is decoded.
 
-Decisions 0028 and 0093 say why reads are apart from the gather. `backings.py` makes parameters; what all of them hold
-is said by `zerort.testing.contracts.residence`. Padding stays zero: it belongs to no tensor, and never leaves here.
-Next in reading order: `model/unit.py`.
+Decisions 0028 and 0093 say why reads are apart from the gather. `backings.py` makes parameters; their contract is
+`zerort.testing.contracts.residence`. Padding stays zero and never leaves here. Next in reading order: `model/unit.py`.
 """
 
 from __future__ import annotations
@@ -122,6 +121,11 @@ class Parameters(ABC):
         """Whether ranks compare `local_error` before `finish`: they read from disks. The same on every rank."""
 
     @property
+    def can_gather_apart(self) -> bool:
+        """Whether any rank can gather it at any time, beside `start` (`model/apart.py`); the same on every rank."""
+        return False
+
+    @property
     @abstractmethod
     def at_rest(self) -> Array | None:
         """All that the ranks hold, as it rests, if this rank reaches it: by itself, or in memory that they share."""
@@ -197,8 +201,15 @@ class Parameters(ABC):
     def release(self) -> None:
         """Let the whole go, if it is apart from what rests. Views of it must not be used any more."""
 
-    def _gather(self, mine: Array, *, out: Array, told: Sequence[int] | None = None) -> Ticket[Array]:
-        """Bring all ranks' ranges to ``out``; every rank calls this. ``told``: see `RangeGather.start`."""
+    def _gather(
+        self,
+        mine: Array,
+        *,
+        out: Array,
+        told: Sequence[int] | None = None,
+        brought: Ticket[Any] | None = None,
+    ) -> Ticket[Array]:
+        """Bring all ranks' ranges to ``out``; every rank calls this. The others: see `RangeGather.start`."""
         return self._gathers.start(
             self._group,
             mine,
@@ -208,6 +219,7 @@ class Parameters(ABC):
             padding=self.layout.numel - self.layout.end,
             traffic=self._traffic,
             told=told,
+            brought=brought,
         )
 
     # -- new values ------------------------------------------------------------------------------------------------
@@ -279,6 +291,7 @@ class ShardedParameters(Parameters):
         super().__init__(*args, **kwargs)
         self._window = window
         self._begun: Ticket[Any] | None = None
+        self._told: Sequence[int] | None = None  # what each rank sends of its range, if that depends on its values
         self._written: Ticket[None] = Done(None)  # the last update is in the host's memory
         self.release()
 
@@ -302,6 +315,11 @@ class ShardedParameters(Parameters):
         """Whether it is read from a disk."""
         return self.array.is_stored
 
+    @property
+    def can_gather_apart(self) -> bool:
+        """Whether ranges of the host, or of its disk, travel as they are."""
+        return self.needs_room and self._gathers is PLAIN and self._group.device.in_host_memory
+
     def start(self, out: Array | None = None) -> Ticket[Any]:
         """Begin to gather what is in memory; begin to read this rank's range of what is on a disk."""
         if self._begun is not None:
@@ -309,7 +327,7 @@ class ShardedParameters(Parameters):
         assert out is not None, "parameters that need room were given none"
         self._place = out = out.view(self.dtype)
         if self.array.in_reach:
-            self._begun = self._whole = self._gather(self.array.memory, out=out)
+            self._begun = self._whole = self._gather(self.array.memory, out=out, told=self._told)
         elif self.can_fail:
             self._begun = self.array.read(0, out[self._own.slice])
         else:
@@ -323,8 +341,7 @@ class ShardedParameters(Parameters):
             # gpu-wait: an_update_is_the_same_on_either_side
             self._written.on(self._group.device.named_stream("copy in"))
         here = self.array.read(0, mine)
-        self._group.after(here)  # gpu-wait: no_order_of_streams_changes_a_walk
-        return joined([here, self._gather(mine, out=out)], result=out)
+        return joined([here, self._gather(mine, out=out, brought=here)], result=out)
 
     def local_error(self) -> StorageError | None:
         """Wait for this rank's range, if it is read from a disk, and return what went wrong."""
@@ -352,6 +369,7 @@ class ShardedParameters(Parameters):
 
     def assign(self, values: Mapping[str, Array]) -> None:
         """Write tensors, as far as they are in this rank's range."""
+        self._told = None
         for name, value in values.items():
             extent, flat = self.layout.of(name), self._flat(name, value)
             begin, end = max(extent.offset, self._own.first), min(extent.last, self._own.last)
@@ -359,7 +377,16 @@ class ShardedParameters(Parameters):
                 self.array.put(begin - self._own.first, flat[begin - extent.offset : end - extent.offset])
 
     def changed(self) -> None:
-        """Note nothing: no copy of the whole outlives its release, and a window is the ranges themselves."""
+        """Forget what was told of them: no copy of the whole outlives its release, and a window is the ranges."""
+        self._told = None
+
+    def measure(self) -> int | None:
+        """Return how many bytes this rank is going to send, if the others have to be told."""
+        return self._gathers.measure(self.array.memory, self.array.memory)
+
+    def expect(self, told: Sequence[int]) -> None:
+        """Note what every rank is going to send."""
+        self._told = told
 
     def updated(self, written: Sequence[Ticket[Any]]) -> None:
         """Note when an update is back in the memory of a GPU's host: the next gather waits for that and no more."""

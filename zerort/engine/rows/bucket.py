@@ -3,12 +3,15 @@
     add_rows … add_rows     this rank's rows of every micro-step, summed here
     finish_reduce           once all ranks have agreed on the step: rows travel to their owners, who sum them
 
-Rows travel once per step, whatever the micro-steps; those that no rank has a gradient of do not travel. It has the
+Rows travel once per step, whatever the micro-steps; those that no rank has a gradient of do not travel. With
+`virtual_shards` each micro-step's gradients travel apart, and the owner of a row sums all of them in the order of their
+values: the same sums on any number of ranks (decision 0172). It has the
 verbs of a `GradientBucket`, as far as units and steps use them. Its memory is that of the rows in it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +38,8 @@ class RowGradient:
     numel: int
     """Elements of this rank's range."""
     name: str
+    block: int | None = None
+    """Elements over which squares are summed, counted from this rank's first; None: all."""
 
     @property
     def column(self) -> ChunkedArray:
@@ -47,8 +52,12 @@ class RowGradient:
 
     @property
     def sums(self) -> Array:
-        """The sum of its squares."""
-        return np.array([square_sum(self.values.reshape(-1))])
+        """The sum of its squares, or those of each block: a row belongs to the block that it begins in."""
+        if self.block is None:
+            return np.array([square_sum(self.values.reshape(-1))])
+        by_row = np.square(self.values, dtype=np.float64).sum(axis=1)
+        blocks = self.rows * self.values.shape[1] // self.block
+        return np.bincount(blocks, weights=by_row, minlength=-(-self.numel // self.block))
 
     def first_nonfinite(self) -> int:
         """Return the first element that is NaN or infinite, or -1."""
@@ -63,17 +72,30 @@ class RowBucket:
         layout: Of the table alone, in the dtype that gradients travel in.
         numel: Elements of this rank's range.
         exchange: Moves rows between the ranks.
+        block: Elements over which squares are summed; None: all of this rank's.
+        leaves: How many of a step's micro-steps are virtual shards of this rank's, whose gradients travel apart; one
+            more repeats the last, and is dropped. None: there are none, and micro-steps are summed here.
     """
 
     needs_slots = leaves_slots_busy = reduces_micro_steps = False
     fires = fires_over_copies = False
     calls = nbytes = 0
 
-    def __init__(self, layout: FlatLayout, *, numel: int, exchange: RowExchange) -> None:
+    def __init__(
+        self,
+        layout: FlatLayout,
+        *,
+        numel: int,
+        exchange: RowExchange,
+        block: int | None = None,
+        leaves: int | None = None,
+    ) -> None:
         self.layout = layout
         (self._extent,) = layout.extents
         self._numel = numel
         self._exchange = exchange
+        self._block = block
+        self._leaves = leaves
         self._dtype = numpy_dtype(layout.dtype)
         self._summed_in = np.dtype(np.float64 if self._dtype == np.float64 else np.float32)
         self.reset()
@@ -81,12 +103,18 @@ class RowBucket:
     def reset(self) -> None:
         """Forget this step's gradients."""
         self._pending: list[tuple[Array, Array]] = []
+        self._ended = 0  # how many of them are of micro-steps that have ended
+        self._micro_steps = 0
         self._sum: RowGradient | None = None
         self.filling = False
         self.seen: set[str] = set()
         """The table's name, if this rank has a gradient of it."""
         self.nonfinite: str | None = None
         """The table's name, if that holds NaN or infinity."""
+
+    def recut(self, *, numel: int, exchange: RowExchange) -> None:
+        """Go on with another range of this rank; there are no gradients now."""
+        self._numel, self._exchange = numel, exchange
 
     def add_rows(self, rows: Array, values: Array) -> None:
         """Add gradients of some rows to this micro-step; of one that comes twice, they are summed.
@@ -119,6 +147,12 @@ class RowBucket:
     def end_micro_step(self) -> None:
         """End a micro-step: its rows wait for the last one."""
         self.filling = False
+        self._micro_steps += 1
+        if self._leaves is not None and self._micro_steps > self._leaves:
+            del self._pending[self._ended :]
+        elif len(self._pending) > self._ended + 1:
+            self._pending[self._ended :] = [self._summed(self._pending[self._ended :])]
+        self._ended = len(self._pending)
 
     def fire(self) -> None:
         """Do nothing: rows of all micro-steps travel once."""
@@ -136,17 +170,27 @@ class RowBucket:
             with np.errstate(over="ignore"):  # an infinity is found when gradients are measured, on all ranks
                 sent = values.astype(self._dtype, copy=False)
             mine, sums = self._exchange.sum(rows, sent, summed_in=self._summed_in)
-            self._sum = RowGradient(mine, sums, self._numel, self._extent.name)
+            self._sum = RowGradient(mine, sums, self._numel, self._extent.name, self._block)
         return self._sum
 
     def _of_all_micro_steps(self) -> tuple[Array, Array]:
-        """Return this rank's rows, ascending, each once, and their gradients."""
+        """Return this rank's rows, ascending, and their gradients: each once, or once for every micro-step."""
         if len(self._pending) == 1:
             return self._pending[0]
+        if self._leaves is None:
+            return self._summed(self._pending)
+        rows, values = self._joined(self._pending)
+        order = np.argsort(rows, kind="stable")
+        return rows[order], values[order]
+
+    def _summed(self, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+        return coalesced(*self._joined(parts))
+
+    def _joined(self, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
         width = self._extent.shape[1]
-        rows = np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in self._pending)])
-        values = np.concatenate([np.zeros((0, width), self._summed_in), *(one for _, one in self._pending)])
-        return coalesced(rows, values)
+        rows = np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in parts)])
+        values = np.concatenate([np.zeros((0, width), self._summed_in), *(one for _, one in parts)])
+        return rows, values
 
     def close(self) -> None:
         """Give the memory back."""

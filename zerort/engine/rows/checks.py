@@ -106,9 +106,6 @@ def _check_runtime(context: Context, what: str) -> None:
         "without wire=, got a runtime that codes what travels. Leave wire= out: rows are few": (
             options.wire is not None
         ),
-        "without virtual_shards=, got some. Leave it out, or the table out of rows=": (
-            options.virtual_shards is not None
-        ),
         "in one copy of the model, got a mesh with several. Leave replicate= out": context.mesh.replicate is not None,
     }
     for text, is_so in refused.items():

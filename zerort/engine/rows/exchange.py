@@ -71,7 +71,7 @@ class RowExchange:
         """Return the rows of this rank that some rank has values for, and their sums. Every rank calls this.
 
         Args:
-            rows: This rank's, ascending, each once, counted in the whole table.
+            rows: This rank's, ascending, counted in the whole table.
             values: A row for each.
             summed_in: The dtype of the sums.
 
@@ -118,7 +118,7 @@ def summed_over_ranks(rows: Array, values: Array) -> tuple[Array, Array]:
     Of three and more, the smallest is added first.
 
     Args:
-        rows: As they came from one rank after the other: each rank's, each once.
+        rows: As they came from one rank after the other; a rank's may come several times.
         values: A row for each.
     """
     order = np.argsort(rows, kind="stable")

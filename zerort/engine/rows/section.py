@@ -41,6 +41,7 @@ class RowSection(Section):
         assert isinstance(optimizer, ElementwiseOptimizer)
         rows, width = extent.shape
         updated_in = TRAINABLE[self.layout.dtype].updated_in
+        old = None if before is None else before.table
         self.table = RowTable(
             (rows, width),
             self.partition,
@@ -48,19 +49,32 @@ class RowSection(Section):
             parameters=self.parameters.shard,
             state=self.state.columns,
             optimizer=optimizer,
-            late=None if self.is_lazy else late_updates(optimizer, updated_in),
+            late=None if self.is_lazy else late_updates(optimizer, updated_in) if old is None else old.late,
+            now=0 if old is None else old.now,
         )
         self._exchange = RowExchange(
             self._group, self.table.bounds, width=width, name=extent.name, traffic=self._context.ledger.moved
         )
 
+    def swap_parts(self, other: Section) -> None:
+        """Exchange what `recut` has made for what was there, rows and what moves them included."""
+        assert isinstance(other, RowSection)
+        super().swap_parts(other)
+        self.table, other.table = other.table, self.table
+        self._exchange, other._exchange = other._exchange, self._exchange
+        assert isinstance(self.bucket, RowBucket)
+        self.bucket.recut(numel=self.partition.counts[self._group.rank], exchange=self._exchange)
+
     def _make_bucket(self) -> None:
         """Make the place where gradients are collected: rows, no slots."""
         self.gradient_dtypes = (numpy_dtype(self.layout.dtype), numpy_dtype(self._summed_in))
+        leaves = self._context.leaves
         self.bucket = RowBucket(
             replace(self.layout, dtype=self._summed_in),
             numel=self.partition.counts[self._group.rank],
             exchange=self._exchange,
+            block=self._context.norm_block,
+            leaves=None if leaves is None else len(leaves.of(self._context.rank)),
         )
 
     def add_rows(self, rows: Array, values: Array) -> None:

@@ -4,7 +4,8 @@
                └ row 0 ┘                            now = 17: row 2 has missed 14 updates
 
 An update costs what its rows cost, and a thousandth of the table: that much is brought up to date in turn with every
-update, so that no row is ever older than the numbers that are kept for it (decision 0155).
+update, so that no row is ever older than the numbers that are kept for it (decision 0155). Which rows is decided by
+their numbers in the whole table, whatever the ranks (decision 0172).
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import numpy as np
 
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.layout import Partition
+from zerort.native import take_rows
 from zerort.optim import ElementwiseOptimizer
 from zerort.optim.kernels import kernels_for
 from zerort.optim.late import MOST_MISSED, LateUpdates
+from zerort.optim.optimizer import row_blocks
 from zerort.typing import Array
 
 __all__ = ["RowTable", "row_bounds", "touched_nbytes"]
 
-_BLOCK: Final = 1 << 15
-"""Elements that are copied out, updated and copied back at once."""
+_NEIGHBOURS: Final = 16
+"""Rows that are brought up to date together, needed or not: one after the other in memory."""
 
 
 def row_bounds(partition: Partition, shape: tuple[int, ...]) -> Array:
@@ -54,6 +57,7 @@ class RowTable:
         state: The same of every kind of state, and of master weights (``master``) if there are any.
         optimizer: What updates them.
         late: What makes up for updates that rows have missed; None: nothing does (``lazy=True``).
+        now: Updates that ``late`` has counted.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class RowTable:
         state: Mapping[str, ChunkedArray],
         optimizer: ElementwiseOptimizer,
         late: LateUpdates | None,
+        now: int = 0,
     ) -> None:
         self.rows, self.width = shape
         self.bounds = row_bounds(partition, shape)
@@ -76,55 +81,68 @@ class RowTable:
         self._parameter = self._as_rows(parameters)
         self._state = {kind: self._as_rows(column) for kind, column in state.items()}
         self._optimizer = optimizer
-        self._late = late
-        self._now = 0  # updates that `touched` knows of
-        self._touched = np.zeros(0 if late is None else self.count, np.int32)
-        self._swept = 0  # the row that is brought up to date next, needed or not
+        self.late = late
+        """What makes up for updates that rows have missed; the same on every rank."""
+        self.now = now
+        """Updates that it has counted."""
+        self.touched = np.full(0 if late is None else self.count, now, np.int32)
+        """The update that each row of this rank is up to date with; empty if rows stay as they are."""
 
     def _as_rows(self, column: ChunkedArray) -> Array:
-        return column.memory[: self.count * self.width].reshape(self.count, self.width)
+        """Return a column's rows, one after the other."""
+        return column.memory[: self.count * self.width]
+
+    @property
+    def touched_column(self) -> ChunkedArray:
+        """`touched` as an array that can move to other ranks, which hold rows by `partition`."""
+        return ChunkedArray("touched", (0, self.touched.size), self.touched)
+
+    @property
+    def partition(self) -> Partition:
+        """Which rank holds which rows."""
+        return Partition.of_counts(tuple(int(count) for count in np.diff(self.bounds)))
 
     @property
     def nbytes(self) -> int:
         """Bytes that are kept to bring rows up to date."""
-        return self._touched.nbytes + (0 if self._late is None else self._late.nbytes)
+        return self.touched.nbytes + (0 if self.late is None else self.late.nbytes)
 
     def values(self, rows: Array) -> Array:
         """Return some rows, up to date, in new memory: counted from this rank's first, in any order, also twice."""
-        if self._late is not None:
-            late = np.sort(rows[self._touched[rows] != self._now])
+        rows = rows.astype(np.int64, copy=False)
+        if self.late is not None:
+            late = np.sort(rows[self.touched[rows] != self.now])
             self.catch_up(late[np.diff(late, prepend=-1) != 0])
-        found: Array = self._parameter[rows]
+        found = np.empty((rows.size, self.width), self._parameter.dtype)
+        take_rows(found.reshape(-1), self._parameter, rows, self.width)
         return found
 
     def catch_up(self, rows: Array | None = None) -> None:
         """Bring rows up to date, given each once; None: all of this rank's."""
-        if self._late is None:
+        if self.late is None:
             return
-        late = np.flatnonzero(self._touched != self._now) if rows is None else rows[self._touched[rows] != self._now]
-        for first in range(0, late.size, self._block_rows):
-            here = late[first : first + self._block_rows]
-            state = {kind: column[here] for kind, column in self._state.items()}
-            target = state.pop("master") if "master" in state else self._parameter[here]
-            self._late.catch_up_(target, state, self._now - self._touched[here])
-            for kind, values in state.items():
-                self._state[kind][here] = values
-            self._put(here, target)
-        self._touched[late] = self._now
-
-    def _put(self, rows: Array, target: Array) -> None:
-        """Write rows of the parameters, or of their master weights and what these round to."""
-        if "master" not in self._state:
-            self._parameter[rows] = target
-            return
-        rounded = np.empty(target.shape, self._parameter.dtype)
-        kernels_for(target).round_master(rounded.reshape(-1), target.reshape(-1))
-        self._state["master"][rows] = target
-        self._parameter[rows] = rounded
+        late = np.flatnonzero(self.touched != self.now) if rows is None else rows[self.touched[rows] != self.now]
+        ages = (self.now - self.touched[late]).astype(np.int64)
+        kinds, columns = [kind for kind in self._state if kind != "master"], self._columns
+        for here, found in row_blocks(columns, late, width=self.width):
+            target, *state = (one.reshape(-1, self.width) for one in found)
+            self.late.catch_up_(target, dict(zip(kinds, state, strict=True)), ages[here])
+        self._round(late)
+        self.touched[late] = self.now
 
     @property
-    def _block_rows(self) -> int:
-        return max(_BLOCK // self.width, 1)
+    def _columns(self) -> list[Array]:
+        """What an update changes: parameters, or their master weights, and state."""
+        target = self._state.get("master", self._parameter)
+        return [target, *(column for kind, column in self._state.items() if kind != "master")]
+
+    def _round(self, rows: Array) -> None:
+        """Write the parameters that master weights of some rows round to, if there are any."""
+        if "master" in self._state:
+            for here, (rounded,) in row_blocks([self._parameter], rows, width=self.width):
+                master = np.empty(rounded.size, self._state["master"].dtype)
+                take_rows(master, self._state["master"], rows[here], self.width)
+                kernels_for(master).round_master(rounded, master)
 
     def update_(self, rows: Array, gradients: Array, *, lr: float, step: int, grad_scale: float) -> None:
         """Update some rows; the others miss this update, or are brought up to date with it.
@@ -136,33 +154,30 @@ class RowTable:
             step: How many updates the table has had, this one included.
             grad_scale: Gradients are multiplied by it first.
         """
+        rows = rows.astype(np.int64, copy=False)
         self.catch_up(rows)
-        for first in range(0, rows.size, self._block_rows):
-            here = rows[first : first + self._block_rows]
-            state = {kind: column[here] for kind, column in self._state.items()}
-            target = state.pop("master") if "master" in state else self._parameter[here]
-            self._optimizer.update_(
-                target.reshape(-1),
-                gradients[first : first + self._block_rows].reshape(-1),
-                {kind: values.reshape(-1) for kind, values in state.items()},
-                lr=lr,
-                step=step,
-                grad_scale=grad_scale,
-                copy_out=None,
-            )
-            for kind, values in state.items():
-                self._state[kind][here] = values
-            self._put(here, target)
-        if self._late is not None:
-            self._late.advance(lr=lr, step=step)
-            self._now += 1
-            self._touched[rows] = self._now
-            self._sweep()
+        target, *state = self._columns
+        self._optimizer.update_rows_(
+            target,
+            gradients.astype(target.dtype, copy=False).reshape(-1),
+            dict(zip((kind for kind in self._state if kind != "master"), state, strict=True)),
+            rows,
+            width=self.width,
+            lr=lr,
+            step=step,
+            grad_scale=grad_scale,
+        )
+        self._round(rows)
+        if self.late is not None:
+            self.late.advance(lr=lr, step=step)
+            self.now += 1
+            self.touched[rows] = self.now
+            self._sweep(step)
 
-    def _sweep(self) -> None:
-        """Bring the rows up to date whose turn it is: each at least once in `MOST_MISSED` updates."""
-        rows = -(-self.count // MOST_MISSED)
-        first, self._swept = self._swept, self._swept + rows
-        self.catch_up(np.arange(first, min(self._swept, self.count)))
-        if self._swept >= self.count:
-            self._swept = 0
+    def _sweep(self, step: int) -> None:
+        """Bring the rows up to date whose turn it is: each once in `MOST_MISSED` updates, whichever rank holds it."""
+        turn = step % MOST_MISSED
+        begin = self.first // _NEIGHBOURS // MOST_MISSED * MOST_MISSED + turn
+        ahead = np.arange(begin * _NEIGHBOURS, self.first + self.count, MOST_MISSED * _NEIGHBOURS)
+        rows = (ahead[:, np.newaxis] + np.arange(_NEIGHBOURS)).reshape(-1) - self.first
+        self.catch_up(rows[(rows >= 0) & (rows < self.count)])

@@ -88,7 +88,7 @@ def forecast(
         loss_scale: What losses are multiplied by, which skips steps, too.
         one_memory: Whether all ranks are on one machine: then a gather of what rests in memory takes none. Not on GPUs.
         hosts: For each rank, a number that tells its host: those of one sum gradients before they are coded. None: one
-            for all with ``one_memory``, and one for each rank without.
+            for all with ``one_memory``, and one for each rank without. GPUs code theirs each for itself.
         device: Where ranks compute. On GPUs shards are padded to one length, and the host's memory is apart.
         offload: How values stream between memory and a disk; as the environment says if None.
 
@@ -100,7 +100,7 @@ def forecast(
     on_gpus = device == "cuda"
     if isinstance(plan, Plan):
         plan.check_device(on_gpus=on_gpus)
-    check_frozen_format(frozen_format, on_gpus=on_gpus)
+    check_frozen_format(frozen_format)
     model_spec = ModelSpec(
         units=units,
         plan=plan if isinstance(plan, Plan) else Plan.zero(plan.stage),
@@ -118,11 +118,11 @@ def forecast(
         ties=_checked(ties or {}),
         coding=Coding.of(
             wire,
-            one_memory=one_memory and not on_gpus,
+            one_host=one_memory,
             virtual_shards=virtual_shards,
             may_skip=nonfinite == "skip" or loss_scale is not None,
         ),
-        hosts=_checked_hosts(hosts, size=size, one_memory=one_memory),
+        hosts=tuple(range(size)) if on_gpus else _checked_hosts(hosts, size=size, one_memory=one_memory),
         replicate=replicate,
         frozen_format=frozen_format,
         rows=_checked_rows(rows or {}, units),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerort.buffer import Leaves, Routes, Senders, delta_room_nbytes, sent_nbytes, unit_title
+from zerort.buffer import Leaves, Routes, Senders, delta_room_nbytes, sent_nbytes, sparse_room_nbytes, unit_title
 from zerort.config import Plan
 from zerort.engine.model.division import Division, cut_over, divide, needs_whole_tensors
 from zerort.engine.model.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
@@ -161,7 +161,7 @@ class ModelSpec:
         mine = max(partition.counts[rank] for rank in ranks)
         at_rest = mine if self._is_sharded("parameter") else layout.numel
         gathered = layout.nbytes if self._is_sharded("parameter") else 0
-        codes = self._codes(part.dtype, partition) if gathered else 0
+        codes = self._codes(part, partition) if gathered else 0
         copied = gathered if self._keeps_copy(part.dtype) else 0
         width = itemsize(part.dtype)
         if part.rows is not None:
@@ -262,11 +262,13 @@ class ModelSpec:
             movable=frozenset(),
         )
 
-    def _codes(self, dtype: str, partition: Partition) -> int:
+    def _codes(self, part: Division, partition: Partition) -> int:
         """Return the bytes that parameters take as codes."""
-        if self._sends_deltas(dtype):
+        if self._sends_deltas(part.dtype):
             return delta_room_nbytes(partition.counts)
-        format = None if self.coding is None else self.coding.gather_format(dtype)
+        format = None if self.coding is None else self.coding.gather_format(part.dtype)
+        if format is None and part.is_sparse and len(set(self.hosts)) > 1:
+            return sparse_room_nbytes(partition.counts, width=itemsize(part.dtype))
         return 0 if format is None else sum(map(format.nbytes, partition.counts))
 
     def _sends_deltas(self, dtype: str) -> bool:
@@ -284,7 +286,8 @@ class ModelSpec:
         format = None if self.coding is None else self.coding.reduce_format(summed_in)
         if format is None:
             return 0
-        return sent_nbytes(format, Routes(self._senders(), partition), rank, width=itemsize(summed_in))
+        routes, ranks = Routes(self._senders(), partition), range(self.size) if self.over_nccl else (rank,)
+        return max(sent_nbytes(format, routes, one, width=itemsize(summed_in)) for one in ranks)
 
     def _residual(self, summed_in: str, numel: int, rank: int) -> int:
         """Return the bytes that a rank keeps of what coding loses of gradients: of each sender that it codes for."""

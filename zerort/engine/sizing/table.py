@@ -70,7 +70,7 @@ class SizeTable:
             virtual_shards=options.virtual_shards,
             coding=Coding.of(
                 options.wire,
-                one_memory=mesh.shard.one_memory,
+                one_host=mesh.shard.one_host,
                 virtual_shards=options.virtual_shards,
                 may_skip=options.may_skip,
             ),

@@ -6,8 +6,7 @@
     master weights, in a `MasterForm`    of bf16 and fp16 parameters: a `ChunkedArray`, too
 
 The range is cut into chunks, which are updated one by one wherever they rest; state that is all in memory is one chunk.
-Neighbouring tensors with the same settings are updated by one kernel call, padding included (zeros stay zeros), and
-elementwise kernels do not see where a chunk is cut.
+Neighbouring tensors with the same settings are updated by one kernel call, padding included (zeros stay zeros).
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import numpy as np
 
 from zerort.device import HostDevice
 from zerort.engine.residence.chunked_array import ChunkedArray, colocate, cut_chunks
+from zerort.engine.step.state_columns import StateColumns
 from zerort.engine.step.state_entry import StateEntry, Streaming, layout_of_some
 from zerort.layout import FlatLayout, Overlap, Partition, Range, itemsize
 from zerort.layout.blocks import layout_of_blocks
@@ -62,6 +62,8 @@ class OptimizerState:
         streaming: What is not in memory; None: nothing.
         device: Where it is computed with; None: on the host.
         zeros: Makes the memory that the rest is in; None: the device's.
+        before: The same state on another partition: what belongs to both stays where it is, if it can (decision 0179).
+            Its values are not moved yet.
     """
 
     def __init__(
@@ -77,9 +79,9 @@ class OptimizerState:
         streaming: Streaming | None = None,
         device: Device | None = None,
         zeros: Callable[[int, str], Array] | None = None,
+        before: OptimizerState | None = None,
     ) -> None:
         self._device: Device = HostDevice() if device is None else device
-        self._zeros = self._device.zeros if zeros is None else zeros
         self.layout = layout
         self.partition = partition
         self.owned = Range(0, layout.numel) if whole else partition.of(rank)
@@ -92,8 +94,6 @@ class OptimizerState:
         self._rank = rank
         self._whole = whole
         self._optimizers = optimizers
-        self._name = name
-        self._streaming = streaming
         self._updated_in = TRAINABLE[layout.dtype].updated_in
         self.master_form = master
         """How master weights are kept."""
@@ -101,11 +101,24 @@ class OptimizerState:
         self.cuts = cut_chunks(self.owned.numel, most=most)
         """Where chunks begin, counted in the owned range, and the end of the last."""
         specs = list(self._specs())
-        self._resident = self._resident_chunks([spec for spec, _ in specs if spec.shape is None])
-        self.entries = {spec.name: self._keep(spec, names) for spec, names in specs}
+        width = Fraction(0 if master is None else itemsize(master.dtype))
+        width += sum(spec.width for spec, _ in specs if spec.shape is None)
+        chunks = len(self.cuts) - 1
+        columns = StateColumns(
+            name=name,
+            rank=rank,
+            whole=whole,
+            chunks=chunks,
+            resident=chunks if streaming is None else streaming.resident_chunks(self.cuts, width),
+            storage=None if streaming is None else streaming.storage,
+            device=self._device,
+            zeros=zeros,
+            before={} if before is None else before.columns,
+        )
+        self.entries = {spec.name: self._keep(spec, names, columns) for spec, names in specs}
         self.master: ChunkedArray | None = None
         if master is not None:
-            self.master = self._column("master", self.cuts, master.dtype)
+            self.master = columns.make("master", self.cuts, master.dtype, self.partition)
 
     def _specs(self) -> Iterator[tuple[StateSpec, list[str]]]:
         """Yield every kind of state with the tensors that have it."""
@@ -115,22 +128,7 @@ class OptimizerState:
                 found.setdefault(spec.name, (spec, []))[1].append(extent.name)
         yield from found.values()
 
-    def _resident_chunks(self, specs: Sequence[StateSpec]) -> int:
-        """Return how many chunks' state is in memory."""
-        chunks = len(self.cuts) - 1
-        if self._streaming is None or not self._streaming.state:
-            return chunks
-        masters = 0 if self.master_form is None else itemsize(self.master_form.dtype)
-        each = sum((spec.width for spec in specs), Fraction(masters))
-        return max(at for at in range(chunks + 1) if each * self.cuts[at] <= self._streaming.resident_nbytes)
-
-    def _column(self, kind: str, cuts: Sequence[int], dtype: str) -> ChunkedArray:
-        memory = self._zeros(cuts[self._resident], dtype)
-        storage = None if self._streaming is None else self._streaming.storage
-        name = f"{self._name}/{kind}"
-        return ChunkedArray(name, cuts, memory, resident=self._resident, storage=storage, device=self._device)
-
-    def _keep(self, spec: StateSpec, names: Sequence[str]) -> StateEntry:
+    def _keep(self, spec: StateSpec, names: Sequence[str], columns: StateColumns) -> StateEntry:
         if spec.shape is not None:
             shapes = {name: self._shape_of(spec.name, name) for name in names}
             layout = FlatLayout.build(shapes, dtype=spec.dtype, alignment=1)
@@ -141,7 +139,8 @@ class OptimizerState:
         if spec.format is not None:  # all tensors of a section have it, or none
             layout, partition = layout_of_blocks(self.layout, self.partition, spec.format)
             cuts = tuple(map(spec.format.nbytes_of, self.cuts))
-            return StateEntry(spec, layout, partition, self._column(spec.name, cuts, spec.dtype), whole=self._whole)
+            column = columns.make(spec.name, cuts, spec.dtype, partition)
+            return StateEntry(spec, layout, partition, column, whole=self._whole)
         having = set(names)
         layout, partition = layout_of_some(self.layout, self.partition, having, dtype=spec.dtype)
         counts = [
@@ -149,7 +148,8 @@ class OptimizerState:
             for first, last in pairwise(self.cuts)
         ]
         cuts = tuple(accumulate(counts, initial=0))
-        return StateEntry(spec, layout, partition, self._column(spec.name, cuts, spec.dtype), whole=self._whole)
+        column = columns.make(spec.name, cuts, spec.dtype, partition)
+        return StateEntry(spec, layout, partition, column, whole=self._whole)
 
     def _count(self, first: int, last: int, names: Collection[str]) -> int:
         """Return how many elements of some tensors lie in a stretch of the owned range."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.layout import FlatLayout, Partition
@@ -23,6 +25,13 @@ class Streaming:
     """Whether state rests elsewhere; if not, only the cuts count."""
     resident_nbytes: int = 0
     """Of state that does, the first bytes that stay in memory."""
+
+    def resident_chunks(self, cuts: Sequence[int], width: Fraction) -> int:
+        """Return how many chunks' state is in memory, with so many bytes per element."""
+        chunks = len(cuts) - 1
+        if not self.state:
+            return chunks
+        return max(at for at in range(chunks + 1) if width * cuts[at] <= self.resident_nbytes)
 
 
 @dataclass(frozen=True, slots=True)

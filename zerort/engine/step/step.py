@@ -19,7 +19,7 @@ from zerort import trace
 from zerort.comm.agreed import passed_on, raise_together
 from zerort.engine.attachment import complete_all
 from zerort.engine.context import Context
-from zerort.engine.model.gather import wait_for_gathers
+from zerort.engine.model.gather import end_step_of_gathers, wait_for_gathers
 from zerort.engine.model.units import Units
 from zerort.engine.report import StepReport, UnitNorms
 from zerort.engine.step.agree import StepFacts, agree
@@ -50,7 +50,7 @@ def take_step(context: Context, units: Units, *, weight: Any, progress: Any) -> 
     finally:
         forget_gradients(context, units)
         context.run.join.end_step()
-        context.prefetcher.end_step()
+        end_step_of_gathers(context)
     if context.options.last_step is not None:
         from zerort.engine.persist.last_step import keep  # here: checkpoints take their time to import
 

@@ -56,19 +56,19 @@ class Coding:
 
     @classmethod
     def of(
-        cls, wire: Wire | None, *, one_memory: bool, virtual_shards: int | None, may_skip: bool = False
+        cls, wire: Wire | None, *, one_host: bool, virtual_shards: int | None, may_skip: bool = False
     ) -> Coding | None:
         """Return what is coded among ranks; None: nothing.
 
         Args:
             wire: What was asked for.
-            one_memory: Whether the ranks share memory.
+            one_host: Whether the ranks share memory, or on GPUs that of their host.
             virtual_shards: Micro-batches of a step in deterministic mode.
             may_skip: Whether a step may be skipped.
         """
-        if wire is None or not wire.codes(one_memory=one_memory, virtual_shards=virtual_shards):
+        if wire is None or not wire.codes(one_host=one_host, virtual_shards=virtual_shards):
             return None
-        by_delta = wire.gather == "delta" and (wire.over == "all" or not one_memory)  # exact, so nowhere else
+        by_delta = wire.gather == "delta" and (wire.over == "all" or not one_host)  # exact, so nowhere else
         return cls(wire, virtual_shards is not None, may_skip, by_delta)
 
     @property

@@ -7,7 +7,7 @@ facade has done that. Loops run over blocks that stay in cache, so that temporar
 
 from __future__ import annotations
 
-from zerort.native.reference.arrays import add_into, cast_into, copy_into, reduce_into, touch
+from zerort.native.reference.arrays import add_into, cast_into, copy_into, put_rows, reduce_into, take_rows, touch
 from zerort.native.reference.blocks import decode_blocks, encode_blocks
 from zerort.native.reference.changes import (
     apply_changes,
@@ -21,10 +21,11 @@ from zerort.native.reference.largest import find_largest
 from zerort.native.reference.masters import join_master, split_master
 from zerort.native.reference.measure import copy_checked, first_nonfinite, square_sum, square_sums_into
 from zerort.native.reference.moments import decode_moments, encode_moments
-from zerort.native.reference.optim import adamw_, lion_, sgd_
+from zerort.native.reference.optim import adamw_, adamw_rows_, late_adamw_, lion_, sgd_
 
 __all__ = [
     "adamw_",
+    "adamw_rows_",
     "add_into",
     "apply_changes",
     "bytes_of",
@@ -43,13 +44,16 @@ __all__ = [
     "first_nonfinite",
     "join_master",
     "join_planes",
+    "late_adamw_",
     "lion_",
+    "put_rows",
     "reduce_into",
     "sgd_",
     "split_master",
     "split_planes",
     "square_sum",
     "square_sums_into",
+    "take_rows",
     "touch",
     "write_changes",
 ]

@@ -98,3 +98,14 @@ def touch(array: Array) -> None:
     data = array.reshape(-1).view(np.uint8)
     for part in (data[::_PAGE], data[-1:]):  # the last page may begin after the last stride
         np.bitwise_or(part, 0, out=part)
+
+
+def take_rows(out: Array, table: Array, rows: Array, width: int) -> None:
+    """Copy rows of a table, by their numbers."""
+    whole = table[: table.size // width * width].reshape(-1, width)
+    np.take(whole, rows, axis=0, out=out.reshape(-1, width))
+
+
+def put_rows(table: Array, values: Array, rows: Array, width: int) -> None:
+    """Write rows of a table, by their numbers."""
+    table[: table.size // width * width].reshape(-1, width)[rows] = values.reshape(-1, width)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from zerort.native.dtypes import BFLOAT16, FLOAT32, Array
-from zerort.native.reference.arrays import BLOCK, blocks, cast_into
+from zerort.native.reference.arrays import BLOCK, blocks, cast_into, put_rows, take_rows
 from zerort.native.reference.masters import join_master, split_master
 from zerort.native.scalars import adamw_scalars, lion_scalars, sgd_scalars
 
@@ -148,3 +148,63 @@ def lion_(
             p -= np.multiply(np.sign(direction, out=direction), rate, out=direction)
             m *= b2
             m += np.multiply(g, rest2, out=t)
+
+
+def adamw_rows_(
+    param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, rows: Array, *, width: int, **settings: Any
+) -> None:
+    """Make one step of AdamW over some rows."""
+    columns = [param, exp_avg, exp_avg_sq]
+    found = [np.empty(grad.size, param.dtype) for _ in columns]
+    for values, column in zip(found, columns, strict=True):
+        take_rows(values, column, rows, width)
+    adamw_(found[0], grad, *found[1:], **settings)
+    for values, column in zip(found, columns, strict=True):
+        put_rows(column, values, rows, width)
+
+
+def late_adamw_(
+    param: Array,
+    exp_avg: Array,
+    exp_avg_sq: Array,
+    ages: Array,
+    left: Array,
+    decays: Array,
+    means: Array,
+    squares: Array,
+    terms: Array,
+    *,
+    eps: float,
+    error: float,
+) -> None:
+    """Make up for missed updates of AdamW; mark rows that stay as they were."""
+    if not ages.size:
+        return
+    made, width = param.dtype.type, param.size // ages.size
+    terms = terms.reshape(-1, decays.size)[:, ages]
+    with np.errstate(all="ignore"):
+        root = np.sqrt(exp_avg_sq.reshape(-1, width))
+        least = root.min(axis=1).astype(np.float64)
+        x = np.cumprod(np.broadcast_to(eps / least, (len(terms) - 1, ages.size)), axis=0)
+        enough = (x * terms[1:] <= error * terms[0]) & np.isfinite(terms[0])
+        needed = np.where(enough.any(axis=0), enough.argmax(axis=0) + 1, len(terms))
+        needed[~exp_avg.reshape(-1, width).any(axis=1)] = 0
+        left[:] = needed == len(terms)
+        for count in np.unique(needed[left == 0]):
+            which = needed == count
+            p, m, v = (one.reshape(-1, width)[which] for one in (param, exp_avg, exp_avg_sq))
+            p *= decays[ages[which]].astype(made)[:, np.newaxis]
+            if count:
+                first, *rest = terms[:count, which].astype(made)[..., np.newaxis]
+                series: Array = first
+                if rest:
+                    x = made(-eps) / root[which]
+                    series = x * rest.pop()
+                    while rest:
+                        series = (series + rest.pop()) * x
+                    series = series + first
+                p -= m / root[which] * series
+            m *= means[ages[which]].astype(made)[:, np.newaxis]
+            v *= squares[ages[which]].astype(made)[:, np.newaxis]
+            for one, new in zip((param, exp_avg, exp_avg_sq), (p, m, v), strict=True):
+                one.reshape(-1, width)[which] = new

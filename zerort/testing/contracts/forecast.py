@@ -177,7 +177,7 @@ class ForecastContract:
                 replicate=copies,
                 frozen=_FROZEN,
                 ties=way.ties,
-                one_memory=shard.one_memory,
+                one_memory=shard.one_host,
                 hosts=shard.hosts,
                 device=self.device,
                 **settings,

@@ -111,6 +111,11 @@ class NcclTransport(Transport):
             on_break=self._break,
         )
 
+    @property
+    def one_host(self) -> bool:
+        """Whether the ranks share their host's memory."""
+        return self.host.one_memory
+
     def open_stream(self) -> CudaStream:
         """Return a stream of the GPU, ahead of others: what it carries, other ranks wait for."""
         self._stream = self.device.stream(

@@ -86,7 +86,10 @@ class NodeMeeting(Transport):
 
     def end_barrier(self, call: Call) -> None:
         """Wait until every rank has come this far."""
-        status = self._link.part(LOOK_AFTER)
+        self.finish_barrier(call, self._link.part(LOOK_AFTER))
+
+    def finish_barrier(self, call: Call, status: int) -> None:
+        """Wait as `end_barrier` does; ``status`` is what came of this rank's arrival."""
         if status != MET:
             self._wait(call, status)
 

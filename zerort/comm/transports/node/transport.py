@@ -110,6 +110,13 @@ class NodeTransport(NodeMeeting):
 
     def shortcut(self, call: Call) -> Any:
         """Return the native form of a call that the ranks can serve out of windows."""
+        place = self.shortcut_place(call)
+        if place is None:
+            return None
+        return make_shortcut(**place, call=call, rank=self.rank, size=self.size, whole_nbytes=_WHOLE_NBYTES)
+
+    def shortcut_place(self, call: Call) -> dict[str, Any] | None:
+        """Return where a native form of ``call`` meets, and finds its arrays, by name; None if there can be none."""
         places = self.memory.places_of(call)
         source = self._source_place(call, places)
         slab_nbytes = 0
@@ -117,17 +124,7 @@ class NodeTransport(NodeMeeting):
             source, slab_nbytes = (STAGING, self.memory.slab_offset()), self.memory.slab_nbytes
         if self._log is None or source[0] == PRIVATE:
             return None
-        return make_shortcut(
-            self._link,
-            self._log,
-            call,
-            rank=self.rank,
-            size=self.size,
-            source=source,
-            out=places[2:],
-            slab_nbytes=slab_nbytes,
-            whole_nbytes=_WHOLE_NBYTES,
-        )
+        return {"link": self._link, "log": self._log, "source": source, "out": places[2:], "slab_nbytes": slab_nbytes}
 
     def resume(self, call: Call, progress: int) -> None:
         """Go on where a shortcut stopped: someone is late, calls differ, or memory is not in windows."""
@@ -143,9 +140,15 @@ class NodeTransport(NodeMeeting):
         """Say what this rank came for and where its arrays lie; wait for the others."""
         self._agree(call, self._show(call))
 
-    def compare(self, call: Call) -> bool:
-        """Do as `meet` does, but say whether all ranks here agree instead of raising what differs."""
-        status = self._show(call)
+    def compare(self, call: Call, status: int | None = None) -> bool:
+        """Do as `meet` does, but say whether all ranks here agree instead of raising what differs.
+
+        Args:
+            call: This rank's.
+            status: What came of its arrival, if it has shown its call already.
+        """
+        if status is None:
+            status = self._show(call)
         if status != MET:
             status = self._wait(call, status)
         return status != DISAGREE

@@ -22,7 +22,7 @@ import numpy as np
 from zerort.buffer import unit_title
 from zerort.engine.attachment import Attachment, Verb
 from zerort.engine.context import Context
-from zerort.engine.model.bound_unit import BoundUnit
+from zerort.engine.model.bound_unit import BoundUnit, RowGradients
 from zerort.engine.model.units import Units
 from zerort.engine.step.facts.record import Record
 from zerort.errors import UnitStateError
@@ -42,7 +42,7 @@ class _Account:
     """Whether its gradients come from all over the backward pass: it then takes no bucket before it is complete."""
     index: int
     count: int
-    """How many of its tensors take gradients."""
+    """How many of its tensors take gradients; 0: of tables, one for each time that rows of them were gathered."""
     got: set[str] = field(default_factory=set)
     """Names that have their gradient in this micro-step."""
     waiting: dict[str, Any] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class GradientOrder(Attachment):
         """
         if not unit.trainable:
             return
-        account = _Account(unit, spread, len(self._accounts), len(unit.trainable))
+        account = _Account(unit, spread, len(self._accounts), 0 if unit.has_tables else len(unit.trainable))
         self._accounts[unit] = account
         for order in self._orders:
             order.insert(0, account)  # backward goes from the last to the first
@@ -161,7 +161,7 @@ class GradientOrder(Attachment):
         Args:
             unit: Whose it is.
             local: The tensor's name in the unit.
-            gradient: As the framework has it; two of them can be added with ``+``.
+            gradient: As the framework has it; two of them can be added with ``+``. Of a table: `RowGradients`.
             backward: A number that tells one backward pass from the next.
         """
         account = self._accounts[unit]
@@ -177,6 +177,9 @@ class GradientOrder(Attachment):
                 self._agree()
             if self._call_at_end is not None:
                 self._call_at_end(self._end_pass)
+        for account in self._accounts.values():
+            if account.got and not account.count:  # no more of a table's rows come for the pass before
+                self._complete(account)
 
     def _end_pass(self) -> None:
         with self._around():
@@ -241,7 +244,7 @@ class GradientOrder(Attachment):
 
     def _pack(self, account: _Account, local: str, gradient: Any) -> None:
         """Hand a gradient to the runtime, which keeps it as long as it reads it: nobody else need."""
-        account.unit.add_gradient(local, self._to_array(gradient))
+        account.unit.add_gradient(local, gradient if isinstance(gradient, RowGradients) else self._to_array(gradient))
 
     def _end_micro_step(self, account: _Account) -> None:
         self._skip_to(account, self._agreements * self._span)
@@ -324,7 +327,7 @@ class GradientOrder(Attachment):
         """Reduce what any rank used, and take rank 0's order for the same micro-steps of the next step."""
         touched = self._everyone[:, :, 0].max(0, initial=0)
         for account in self._accounts.values():
-            if touched[account.index] and account.reduced == 0:
+            if touched[account.index] and account.reduced < self._span:
                 self._finish(account)
         if touched.any():
             places = self._everyone[0, :, 1]
@@ -344,8 +347,9 @@ class GradientOrder(Attachment):
             self._take_agreement()
         used = [account for account in self._accounts.values() if account.used]
         if verb == "step":
-            for account in used:
-                self._skip_to(account, self._context.micro_steps)
+            for account in self._accounts.values():
+                if account.used or account.passed:  # or it was in the order, and nobody had a gradient of it
+                    self._skip_to(account, self._context.micro_steps)
         if not used:
             if verb == "step" and not self._others_reduced():
                 raise UnitStateError(

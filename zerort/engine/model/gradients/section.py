@@ -29,6 +29,7 @@ from zerort.buffer import (
     TiedSums,
     sent_nbytes,
 )
+from zerort.comm.agreed import raise_together
 from zerort.config import Tier
 from zerort.engine.context import Context
 from zerort.engine.model.slot_set import summed_slots
@@ -37,7 +38,7 @@ from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.residence.folded import OffloadedFold, TiedTrees
 from zerort.engine.residence.gradients import Copies, OffloadedGradient
 from zerort.engine.rows.bucket import RowBucket
-from zerort.errors import StorageError
+from zerort.errors import DeviceMemoryError, StorageError
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.layout.dtypes import gradient_dtype
 from zerort.native.dtypes import numpy_dtype
@@ -115,16 +116,28 @@ class SectionGradients:
         if coding is None or senders is None or dtype is None:
             return None
         stretch = senders.within.stretches(self.layout.numel)[self._group.rank]
-        return Residual(dtype, senders.numbers, stretch, device=self._device, restores=coding.may_skip)
+        made: Residual | None = None
+        error: DeviceMemoryError | None = None
+        try:
+            made = Residual(dtype, senders.numbers, stretch, device=self._device, restores=coding.may_skip)
+        except DeviceMemoryError as caught:
+            error = caught
+        if not self._device.in_host_memory:  # one rank's GPU may have less left than another's
+            raise_together(self._group, error, name="register")
+        return made
 
     @property
     def sent_nbytes(self) -> int:
-        """Bytes of the codes of its gradients that this rank sends and gets; 0 if they travel as they are."""
+        """Bytes of the codes of its gradients that this rank sends and gets; 0 if they travel as they are.
+
+        On GPUs those of the rank that has most: all of them have memory for it, or none has.
+        """
         codec = None if self.bucket is None else self._reduce_codec
         if codec is None:
             return 0
         routes = Routes(codec.senders, self.partition)
-        return sent_nbytes(codec.format, routes, self._group.rank, width=itemsize(self._summed_in))
+        ranks = (self._group.rank,) if self._device.in_host_memory else range(self._group.size)
+        return max(sent_nbytes(codec.format, routes, rank, width=itemsize(self._summed_in)) for rank in ranks)
 
     def _is_offloaded(self, tier: Tier) -> bool:
         """Say whether what rests in a tier is elsewhere than in the memory that computing happens in."""

@@ -81,6 +81,11 @@ class UnitGradients:
         """The names of its parameters that take gradients, tied ones included."""
         return tuple(name for name, (home, full) in self._places.items() if home._section_of[full].bucket is not None)
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of its parameters of which rows are gathered and reduced."""
+        return tuple(self._tables)
+
     def gradients(self) -> dict[str, Array]:
         """Return writable arrays for this micro-step's gradients, where they are collected: nothing is copied later.
 
@@ -129,7 +134,7 @@ class UnitGradients:
             for name, gradient in (gradients or {}).items():
                 self.add(name, gradient)
             if rows:
-                self._add_rows(rows)
+                self.add_rows(rows)
         self._contributed.clear()
         self._reduce_calls += 1
         own = [section.bucket for section in self.sections if section.bucket is not None]
@@ -138,8 +143,14 @@ class UnitGradients:
         for unit in self._reduced_with:
             unit._count_reduce()
 
-    def _add_rows(self, rows: Mapping[str, tuple[Any, Array]]) -> None:
-        """Add gradients of rows to this micro-step."""
+    def add_rows(self, rows: Mapping[str, tuple[Any, Array]], *, late: bool = False) -> None:
+        """Add gradients of rows to this micro-step, which `reduce` ends; of rows that come twice, they are summed.
+
+        Args:
+            rows: As in `reduce`.
+            late: As in `add`.
+        """
+        self._expect_room_for_gradients()
         try:
             for name in rows:
                 if name not in self._tables:
@@ -153,15 +164,19 @@ class UnitGradients:
                 indices, values = check_gradient_rows(
                     self.name, name, rows[name], shape=shape, dtypes=section.gradient_dtypes
                 )
-                if not self._context.run.join.drops():
+                if late or not self._context.run.join.drops():
                     section.add_rows(indices, values)
         except Exception as error:
             self._fail(error)
 
     def skip_micro_step(self) -> None:
-        """End a micro-step in which no rank has a gradient of this unit: nothing moves. Every rank calls this."""
+        """End a micro-step in which no rank has a gradient of this unit: nothing moves. Every rank calls this.
+
+        Of a unit with ties, and with ``virtual_shards``, zeros are reduced: other units' gradients are added to its
+        own, and what is added to what must not depend on the ranks.
+        """
         self._expect_room_for_gradients()
-        if self._context.leaves is not None:  # a leaf of zeros: what is added to what must not depend on the ranks
+        if self._context.leaves is not None or len(self._contributors) > 1 or self.tied_tensors:
             self.reduce()
         else:
             self._reduce_calls += 1

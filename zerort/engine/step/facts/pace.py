@@ -90,7 +90,7 @@ class Pace:
         self.own_seconds = 0.0
         """This rank's own time before the last agreement."""
         self.times: deque[OwnTime] = deque(maxlen=HISTORY)
-        """The same of the last steps, in parts, since `restart`."""
+        """The same of the last steps, in parts, since `restart`, or since a rank became slow."""
         self.named: int | None = None
         """The rank that stays slow."""
 
@@ -150,6 +150,12 @@ class Pace:
         led = Counter(who for who, lead in latest if lead >= _LEAD)
         if led[rank] >= _ENOUGH:
             if rank != self.named and judge(np.array(self._who), np.array(self._lead)):
-                self.named = rank
+                self._name(rank)
         elif self.named is not None and led[self.named] < WINDOW - _ENOUGH:  # it has recovered
-            self.named = None
+            self._name(None)
+
+    def _name(self, rank: int | None) -> None:
+        """Name a rank, and keep the times of the window alone: speeds have changed since those before."""
+        self.named = rank
+        while len(self.times) > WINDOW:
+            self.times.popleft()

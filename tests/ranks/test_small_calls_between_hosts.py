@@ -1,0 +1,145 @@
+"""Small calls between hosts: in one native step when they are made again, and sums cut by host."""
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from zerort import native, trace
+from zerort.comm import Group
+from zerort.comm.bootstrap.opening import best_transport
+from zerort.comm.transports import small_calls, wire
+from zerort.comm.transports.hosts_shortcut import HostsShortcut
+from zerort.errors import CollectiveMismatchError
+
+WORLD = MPI.COMM_WORLD
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size == 1, reason="one host")]
+
+WHOLE = {"whole_sums": 2**40, "whole_scatters": 2**40}
+CUT = {"whole_sums": 0, "whole_scatters": 0}
+COUNTS = [3, 0, 5, 1, 2, 4, 1, 7]
+
+
+@pytest.fixture(params=["direct", "passed-on"])
+def way(request, monkeypatch):
+    monkeypatch.setattr(small_calls, "is_direct", lambda network, hosts: request.param == "direct")
+    return request.param
+
+
+def open_hosts(options, *, kind="hierarchical", **sizes):
+    """Open a group over hosts of two ranks, the last one smaller; of two ranks each is a host."""
+    machine = WORLD.Split(WORLD.rank // min(2, WORLD.size - 1), WORLD.rank)
+    transport = best_transport(WORLD, name="hosts", options=options, kind=kind, machine=machine)
+    transport.small = dataclasses.replace(transport.small, **sizes)
+    return Group(transport)
+
+
+def shortcuts(group):
+    """Return the operations that a native step has been made for."""
+    known = group._calls._known.values()
+    return {prepared.call.op for prepared in known if isinstance(prepared.shortcut, HostsShortcut)}
+
+
+@pytest.mark.parametrize("kind", ["hierarchical", "mpi", "polled"])
+@pytest.mark.parametrize("sizes", [pytest.param(WHOLE, id="whole"), pytest.param(CUT, id="cut")])
+def test_small_calls_made_again_and_again_give_what_numpy_gives(options, way, sizes, kind, monkeypatch):
+    if kind == "polled":  # as where MPI's functions are not found: mpi4py carries messages
+        monkeypatch.setattr(wire, "_find_library", lambda comm: None)
+    if way == "passed-on" and sizes is CUT:
+        pytest.skip("only those that each host sends to all at once are cut")
+    n, counts = WORLD.size, COUNTS[: WORLD.size]
+    with open_hosts(options, kind=kind.replace("polled", "hierarchical"), **sizes) as group:
+        r, numel = group.rank, sum(counts)
+        window, gathered, copied = group.zeros(numel, "float64"), np.empty(numel), np.empty(numel)
+        shared = group.zeros_shared(counts, "float64")
+        for step in range(4):
+            given = [np.arange(float(numel)) * (rank + 1) + step for rank in range(n)]
+            shards = [given[rank][: counts[rank]] for rank in range(n)]
+            total, places = sum(given), np.cumsum([0, *counts])
+            mine, shard = given[r].copy(), shards[r].copy()
+            window[:] = mine
+            shared.mine[:] = shard
+            group.barrier().wait()
+            assert (group.all_reduce(mine).wait() == total).all()
+            group.all_reduce(window, out=window).wait()
+            assert (window == total).all()
+            assert (group.reduce_scatter(mine, counts=counts).wait() == total[places[r] : places[r + 1]]).all()
+            group.all_gather(shard, counts=counts, out=gathered).wait()
+            assert (gathered == np.concatenate(shards)).all()
+            group.all_gather(shared.mine, counts=counts, out=shared.full).wait()
+            assert (shared.full == np.concatenate(shards)).all()
+            copied[:] = mine
+            assert (group.broadcast(copied, root=n - 1).wait() == given[n - 1]).all()
+            root = group.reduce(mine, root=step % n).wait()
+            assert root is None if r != step % n else (root == total).all()
+            mine[:], shard[:] = np.nan, np.nan  # theirs again: nobody reads them any more
+        if kind == "hierarchical" and native.AVAILABLE:
+            assert shortcuts(group) >= {"barrier", "all_gather", "broadcast", "all_reduce", "reduce_scatter"}
+
+
+@pytest.mark.parametrize("sizes", [pytest.param(WHOLE, id="whole"), pytest.param(CUT, id="cut")])
+def test_calls_that_differ_are_told_with_both_places_and_the_group_goes_on(options, sizes):
+    with open_hosts(options, **sizes) as group:
+        long, short, outs = np.ones(8), np.ones(4), (np.empty(8), np.empty(4))
+
+        def total():
+            return group.all_reduce(long, out=outs[0]).wait()[0]
+
+        def other():
+            return group.all_reduce(short, out=outs[1]).wait()[0]
+
+        for _ in range(3):
+            assert total() == group.size
+        for odd in (0, group.size - 1):
+            call = other if group.rank == odd else total
+            with pytest.raises(CollectiveMismatchError) as told:
+                call()
+            assert "float64[4]" in str(told.value)
+            assert "float64[8]" in str(told.value)
+            assert str(told.value).count("test_small_calls_between_hosts.py:") >= 2
+            for _ in range(3):
+                assert total() == group.size
+
+
+def test_a_late_rank_and_a_new_place_do_not_matter(options, way):
+    with open_hosts(options, **WHOLE) as group:
+        array, out = np.full(5, group.rank + 1.0), np.empty(5)
+        expected = group.size * (group.size + 1) / 2
+
+        def total():
+            return group.all_reduce(array, out=out, name="total").wait()[0]
+
+        for _ in range(3):
+            assert total() == expected
+        for late in range(group.size):  # later than a shortcut waits for: Python goes on where it stopped
+            if group.rank == late:
+                time.sleep(0.02)
+            assert total() == expected
+            if group.rank == late:
+                time.sleep(0.02)
+            group.barrier().wait()
+        before = trace.counters().get("headers exchanged", 0)
+        for _ in range(4):
+            if group.rank == group.size - 1:  # from elsewhere than the others, who take their shortcut
+                assert group.all_reduce(array, out=out, name="total").wait()[0] == expected
+            else:
+                assert total() == expected
+        assert trace.counters().get("headers exchanged", 0) == before + 1
+
+
+def test_a_sum_that_is_cut_moves_no_more_than_the_bound(options, monkeypatch):
+    monkeypatch.setattr(small_calls, "is_direct", lambda network, hosts: True)
+    with open_hosts(options, **CUT) as group:
+        hosts = len(group._transport.topology.members)
+        array = np.ones(64 * group.size, np.float32)
+
+        def sent(call):
+            before = trace.counters().get("wire.bytes", 0)
+            call().wait()
+            return WORLD.allreduce(trace.counters().get("wire.bytes", 0) - before)
+
+        for _ in range(3):  # in Python, then natively
+            assert sent(lambda: group.reduce_scatter(array)) == (hosts - 1) * array.nbytes
+            assert sent(lambda: group.all_reduce(array)) == 2 * (hosts - 1) * array.nbytes

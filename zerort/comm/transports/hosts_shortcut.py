@@ -1,0 +1,164 @@
+"""`HostsShortcut`: a small call between hosts that is made again, in one native step (``native/src/hosts.h``).
+
+    meet the host's ranks ── the leader: sum or collect, one exchange with the other hosts ── part ── copy the result
+
+From Python these steps cost several times what the network does (decision 0168). What the native step does not finish,
+`HierarchicalTransport.resume` does: someone is late, calls differ, or a rank calls from a place that others have not
+heard of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from zerort import trace
+from zerort.comm import geometry
+from zerort.comm.guard.call import Call
+from zerort.comm.transport import DONE, STALE
+from zerort.comm.transports.exchange import LISTEN_EVERY
+from zerort.comm.transports.small_calls import ranges_of
+from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
+from zerort.native.rendezvous import MOVES, PARTING
+from zerort.native.wire import prepare_hosts
+from zerort.typing import Array
+
+__all__ = ["Caller", "HostsShortcut", "make_native"]
+
+
+class Caller(Protocol):
+    """The transport whose calls take shortcuts."""
+
+    places: dict[bytes, list[bytes]]
+    begun: HostsShortcut | None
+    """The shortcut of a call that it has not finished."""
+    listened_at: float
+    """When this rank last looked for alarms."""
+
+    def note_met(self, sequence: int, tails: list[bytes]) -> None:
+        """Remember the call at which all last met."""
+
+
+class HostsShortcut:
+    """One call's shortcut.
+
+    Args:
+        transport: Whose call it is.
+        native: The native ``HostsCall``.
+        tails: What the headers of all ranks end with, for this call; another list if one has called from elsewhere.
+        key: How the transport finds them.
+        wire_nbytes: What this rank sends to other hosts.
+    """
+
+    __slots__ = ("_key", "_tails", "_transport", "_wire_nbytes", "native")
+
+    def __init__(self, transport: Caller, native: Any, *, tails: list[bytes], key: bytes, wire_nbytes: int) -> None:
+        self._transport = transport
+        self._tails, self._key, self._wire_nbytes = tails, key, wire_nbytes
+        self.native = native
+
+    def run(self, sequence: int, source: Array | None, out: Array | None) -> int:
+        """Make the call with this number; return how far it came."""
+        if not self._begin(sequence):
+            return STALE
+        progress: int = self.native.run(sequence, source, out)
+        return self._end(sequence, progress)
+
+    def run_new(self, sequence: int, source: Array) -> Any:
+        """Make the call with a new array for the result; return that, or how far it came (and the array)."""
+        if not self._begin(sequence):
+            return STALE
+        made = self.native.run_new(sequence, source)
+        kind = type(made)
+        self._end(sequence, made[0] if kind is tuple else made if kind is int else DONE)
+        return made
+
+    def _begin(self, sequence: int) -> bool:
+        transport = self._transport
+        if transport.places.get(self._key) is not self._tails:
+            return False
+        self.native.listen_at = int((transport.listened_at + LISTEN_EVERY) * 1e9)
+        return True
+
+    def _end(self, sequence: int, progress: int) -> int:
+        if progress == STALE:
+            return progress
+        if self._wire_nbytes and (progress == DONE or progress >= PARTING):  # else nothing was sent yet
+            trace.count("wire.bytes", self._wire_nbytes)
+        if progress == DONE:
+            self._transport.note_met(sequence, self._tails)
+        else:
+            self._transport.begun = self
+        return progress
+
+
+def make_native(
+    link: Any,
+    log: Any,
+    call: Call,
+    *,
+    rank: int,
+    members: Sequence[Sequence[int]],
+    host: int,
+    source: tuple[int, int],
+    out: tuple[int, int],
+    slab_nbytes: int,
+    notes: Array,
+    tails: Sequence[bytes],
+    plan: Any,
+    is_cut: bool,
+) -> Any:
+    """Return the native form of a small ``call``.
+
+    Args:
+        link: The native rendezvous of this host's ranks.
+        log: Where it notes its runs.
+        call: A call that was checked, with its arrays.
+        rank: This rank among all.
+        members: The ranks of each host.
+        host: The number of this one.
+        source: Where the source lies; if it is staged, where this rank's slab begins.
+        out: Where the out lies.
+        slab_nbytes: Of half a slab if the source is staged, else 0.
+        notes: Where the leader leaves flags and the result.
+        tails: What headers of this host's ranks end with.
+        plan: How the leader greets other hosts; None for the others.
+        is_cut: Whether it is a sum that is cut by host.
+    """
+    table, width = call.geometry, 1 if call.out is None else call.out.itemsize
+    reduces = call.op == "all_reduce" or (table is not None and table.reduces)
+    shards: list[list[tuple[int, int]]] = []
+    if reduces:
+        shards = ranges_of(call, members) if is_cut else []
+    elif table is not None:
+        counts = [count for _, count in table.takes]
+        places = geometry.starts(counts)
+        shards = [[(places[r], counts[r]) for r in ranks] for ranks in members]
+    numel = call.numel if reduces else sum(count for ranges in shards for _, count in ranges)
+    first = table.takes[rank][0] if table is not None and table.reduces else 0
+    return prepare_hosts(
+        link,
+        log,
+        facts=(call.op, call.dtype, call.numel, call.name, call.site),
+        tail=call.tail(),
+        source=call.source,
+        out=call.out,
+        source_place=source,
+        out_place=out,
+        slab_nbytes=slab_nbytes,
+        move=MOVES.index("reduce" if reduces else "copy" if shards else "nothing"),
+        alike=call.out is not None and (table is None or table.alike),
+        whole_nbytes=numel * width,
+        first=first * width,
+        width=width,
+        dtype=DTYPE_CODES.get(call.dtype, 0),
+        reduction=REDUCTION_CODES.get(call.reduction, 0),
+        notes=notes,
+        anywhere=slab_nbytes != 0 or (call.op == "broadcast" and call.root != rank),
+        plan=plan,
+        tails=list(tails),
+        shards=[[(place * width, count * width) for place, count in ranges] for ranges in shards],
+        scattered=table is not None,
+        host=host,
+        make=call.make,
+    )

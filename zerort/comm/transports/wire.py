@@ -1,0 +1,99 @@
+"""`Wire`: hands messages to MPI, and waits for them: in the compiled form without the GIL, else by mpi4py.
+
+A thread that polls from Python takes the GIL from who computes at every look, and each look costs as much as a short
+message takes (decision 0168). The compiled form calls the very library that mpi4py has loaded, by the addresses of its
+functions; where they are not found, mpi4py's own requests are polled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from mpi4py import MPI
+
+from zerort.native import wire
+from zerort.typing import Array
+
+__all__ = ["Requests", "UnderWay", "Wire"]
+
+_NAP = 50e-6
+
+Parts = Sequence[tuple[int, Array]]
+
+
+class UnderWay(Protocol):
+    """Messages that were begun."""
+
+    def wait(self, seconds: float, busy: float, /) -> bool:
+        """Wait up to ``seconds``, polling without sleep for the first ``busy``; say whether all have gone and come."""
+
+
+class Requests:
+    """Messages that were begun by mpi4py.
+
+    Args:
+        requests: Its requests.
+    """
+
+    def __init__(self, requests: list[Any]) -> None:
+        self._requests = requests
+
+    def wait(self, seconds: float, busy: float, /) -> bool:
+        """Poll as `UnderWay` says."""
+        began = time.monotonic()
+        while not MPI.Request.Testall(self._requests):
+            waited = time.monotonic() - began
+            if waited >= seconds:
+                return False
+            # Yield at first, for the other side may need this core to answer; later leave it alone for longer.
+            time.sleep(0 if waited < busy else _NAP)
+        return True
+
+
+class Wire:
+    """Messages over one communicator.
+
+    Args:
+        comm: The communicator.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self.library = _find_library(comm)
+        """MPI as the compiled form calls it; None if it cannot."""
+
+    def start(self, sends: Parts, receives: Parts, *, tag: int) -> UnderWay:
+        """Begin to send (rank, bytes) and to receive (rank, room for bytes); contiguous, and kept until all is done."""
+        if self.library is not None:
+            begun: UnderWay = wire.start_messages(self.library, sends, receives, tag=tag)
+            return begun
+        comm, requests = self._comm, []
+        requests += [comm.Irecv([room, MPI.BYTE], source=rank, tag=tag) for rank, room in receives]
+        requests += [comm.Isend([mine, MPI.BYTE], dest=rank, tag=tag) for rank, mine in sends]
+        return Requests(requests)
+
+
+def _find_library(comm: MPI.Intracomm) -> Any:
+    sizes = {MPI._sizeof(kind) for kind in (MPI.Comm, MPI.Datatype, MPI.Request)}
+    if len(sizes) > 1:
+        return None
+    try:
+        loaded = ctypes.CDLL(MPI.__file__)
+        found = {
+            name: ctypes.cast(getattr(loaded, f"MPI_{name.capitalize()}"), ctypes.c_void_p).value or 0
+            for name in ("isend", "irecv", "testall")
+        }
+        comm_handle, byte = MPI._handleof(comm), MPI._handleof(MPI.BYTE)
+    except (AttributeError, OSError):
+        return None
+    mask = 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1
+    return wire.open_library(
+        **found,
+        handle_nbytes=sizes.pop(),
+        status_nbytes=MPI._sizeof(MPI.Status),
+        comm=comm_handle & mask,
+        byte=byte & mask,
+    )

@@ -1,0 +1,346 @@
+// HostsShortcut: a small collective between hosts, made in one step, on the thread that calls it.
+//
+//   every rank    meet the ranks of this host ─────────────────────────────────────────────> part from them ──> copy the result
+//   its leader      └─> sum, or collect, their sources ── Greeting ──> sum over hosts, or place their shards ──┘
+//
+// A sum that is cut by host (zerort/comm/transports/small_calls.py) takes a second greeting if every host needs all of it.
+// What it does not finish (a rank that does not come soon, calls that differ, a place that others have not heard of) it leaves to
+// zerort/comm/transports/hierarchical.py, which decides in the same way: ranks of one call may take either path.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "reduce.h"
+#include "shortcut.h"
+#include "wire.h"
+
+namespace zerort {
+
+// How far a call between hosts came, besides kMeeting and kParting.
+constexpr int kGreeting = 24, kListening = 32, kConcluding = 40;
+
+// Flags of a greeting; as in zerort/comm/transports/greeting.py.
+constexpr std::uint64_t kDiffers = 1, kNewPlace = 2, kFlags = 3;
+constexpr int kFlagBits = 2;
+constexpr int kGreetingTag = 1;
+constexpr double kBusy = 5e-3;  // seconds to poll without sleeping: most messages are there by then
+
+// What one host tells all others about a call: 16 bytes of its digest, its number and flags, data. The same messages as those of
+// the form in Python, greeting.py.
+class Greeting {
+ public:
+  struct Plan {
+    MpiLibrary mpi;
+    std::vector<int> ranks;  // who greets, one of each host
+    std::size_t me;          // this rank among them
+    bool direct;             // to all at once; else to those 1, 2, 4, … ahead, with what was heard until then
+    char* messages;          // direct: mine, then one of each other; else mine and what comes
+    std::size_t stride;      // bytes of each
+    std::size_t nbytes, most;  // of the data that this rank sends, and that any does
+    char digest[16];
+    char* parts;               // rows like those of `messages`, one for each host: what is for it alone
+  };
+  static constexpr std::size_t kHead = 24;
+
+  explicit Greeting(const Plan& plan) : plan_(plan), under_way_(plan.mpi) {
+    if (plan_.most < plan_.nbytes) plan_.most = plan_.nbytes;
+  }
+
+  char* data() const { return plan_.messages + kHead; }
+  std::size_t hosts() const { return plan_.ranks.size(); }
+  std::uint64_t flags() const { return flags_; }
+
+  // Begin with what this host has to say of the call with this number.
+  void begin(std::uint64_t sequence, std::uint64_t flags) {
+    number_ = sequence << kFlagBits;
+    flags_ = flags;
+    heard_ = 1;
+    start_round();
+  }
+
+  // The same, directly, with data for each host: `nbytes` of them in `part(host)`.
+  void begin_parts(std::uint64_t sequence, std::uint64_t flags, const std::vector<std::size_t>& nbytes) {
+    number_ = sequence << kFlagBits;
+    flags_ = flags;
+    receive_all();
+    for (std::size_t step = 1; step < hosts(); step++) {
+      const std::size_t host = (plan_.me + step) % hosts();
+      write_head(part(host) - kHead);
+      under_way_.send(plan_.ranks[host], kGreetingTag, part(host) - kHead, kHead + nbytes[host]);
+    }
+  }
+
+  char* part(std::size_t host) const { return plan_.parts + host * plan_.stride + kHead; }
+  // What a host had for this one alone.
+  const char* part_of(std::size_t host) const { return host == plan_.me ? part(host) : row(host); }
+
+  bool wait(double seconds, double busy) { return under_way_.wait(seconds, busy); }
+
+  // Take what has come; true if that was all, else the next round is under way.
+  bool hear() {
+    if (plan_.direct) {
+      for (std::size_t k = 1; k < hosts(); k++) take_head(plan_.messages + k * plan_.stride);
+      return true;
+    }
+    const char* came = plan_.messages + plan_.stride;
+    take_head(came);
+    std::memcpy(data() + heard_ * plan_.most, came + kHead, passed() * plan_.most);
+    heard_ += passed();
+    if (heard_ >= hosts()) return true;
+    start_round();
+    return false;
+  }
+
+  // A host's data, when all was heard.
+  const char* row(std::size_t host) const {
+    if (!plan_.direct) return data() + (plan_.me + hosts() - host) % hosts() * plan_.most;
+    const std::size_t at = host == plan_.me ? 0 : host < plan_.me ? host + 1 : host;
+    return plan_.messages + at * plan_.stride + kHead;
+  }
+
+ private:
+  std::size_t passed() const { return heard_ < hosts() - heard_ ? heard_ : hosts() - heard_; }
+
+  void start_round() {
+    write_head(plan_.messages);
+    if (!plan_.direct) {
+      if (heard_ >= hosts()) return;
+      under_way_.receive(plan_.ranks[(plan_.me + hosts() - heard_) % hosts()], kGreetingTag, plan_.messages + plan_.stride,
+                         plan_.stride);
+      under_way_.send(plan_.ranks[(plan_.me + heard_) % hosts()], kGreetingTag, plan_.messages, kHead + passed() * plan_.most);
+      return;
+    }
+    receive_all();
+    for (std::size_t step = 1; step < hosts(); step++)  // each begins with another: no host hears all at once
+      under_way_.send(plan_.ranks[(plan_.me + step) % hosts()], kGreetingTag, plan_.messages, kHead + plan_.nbytes);
+  }
+
+  void write_head(char* message) const {
+    const std::uint64_t number = number_ | flags_;
+    std::memcpy(message, plan_.digest, sizeof plan_.digest);
+    std::memcpy(message + sizeof plan_.digest, &number, sizeof number);
+  }
+
+  void receive_all() {
+    for (std::size_t host = 0; host < hosts(); host++)
+      if (host != plan_.me)
+        under_way_.receive(plan_.ranks[host], kGreetingTag, const_cast<char*>(row(host)) - kHead, plan_.stride);
+  }
+
+  void take_head(const char* message) {
+    std::uint64_t number;
+    std::memcpy(&number, message + sizeof plan_.digest, sizeof number);
+    const bool same = std::memcmp(message, plan_.digest, sizeof plan_.digest) == 0 && (number & ~kFlags) == number_;
+    flags_ |= (number & kFlags) | (same ? 0 : kDiffers);
+  }
+
+  Plan plan_;
+  Messages under_way_;
+  std::uint64_t number_ = 0, flags_ = 0;
+  std::size_t heard_ = 0;  // hosts whose data is here
+};
+
+// A rank's part of an array: where it begins among all, and its length; bytes.
+struct Piece {
+  std::size_t place, nbytes;
+};
+
+// What a call between hosts moves, and where.
+struct HostsRoute {
+  Location source;            // as in Route
+  Location out;
+  std::uint64_t slab_nbytes;
+  Move move;                  // nothing, copy, reduce
+  bool alike;                 // every rank ends with the same out
+  std::size_t whole_nbytes, first;  // of the result of all; where this rank's begins in it
+  std::size_t width;
+  Dtype dtype;
+  Reduction reduction;
+  char* notes;                // in the host's window: flags in its first line, then the result
+  // Of the leader only.
+  std::vector<std::vector<char>> tails;  // what headers of this host's ranks end with, as all hosts know
+  std::vector<std::vector<Piece>> shards;  // of each host, in order: what it gives to a copy, or sums of a sum that is cut by host
+  bool scattered = false;                  // of a sum that is cut: no host needs more than what it sums
+  std::size_t host = 0;
+};
+
+template <typename Away>
+class HostsShortcut {
+ public:
+  HostsShortcut(Peers& peers, HostsRoute route, const char* tail, std::optional<Greeting::Plan> plan, Bytes source, Bytes out)
+      : peers_(peers), route_(std::move(route)), source_(source), out_(out), version_(peers.version()) {
+    std::memcpy(header_ + sizeof(std::uint64_t), tail, kHeaderBytes - sizeof(std::uint64_t));
+    if (plan) greeting_.emplace(*plan);
+  }
+
+  bool is_stale() const { return version_ != peers_.version(); }
+  void take_source(Bytes source) { source_ = source; }
+  void take_out(Bytes out) {
+    out_ = out;
+    route_.out = {kPrivate, reinterpret_cast<std::uint64_t>(out.data)};
+  }
+
+  // When the leader has to look for alarms, on the clock of now_ns().
+  std::uint64_t listen_at = 0;
+
+  int run(std::uint64_t sequence) {
+    const Away away(kLong);  // what crosses the wire takes longer than a hand-over of the GIL
+    std::memcpy(header_, &sequence, sizeof sequence);
+    peers_.show(header_, route_.slab_nbytes != 0 ? staged() : route_.source, route_.out);
+    const Status met = come(true);
+    if (met != Status::met) return kMeeting + int(met);
+    if (greeting_) {
+      greet(sequence);
+      do {
+        if (!greeting_->wait(kPatience, kBusy)) return kGreeting;
+      } while (!hear());
+      if (now_ns() >= listen_at) return kListening;
+    }
+    const Status parted = come(false);
+    if (parted != Status::met) return kParting + int(parted);
+    if (flags() != 0) return kConcluding;
+    deliver();
+    return kDone;
+  }
+
+  // The rest, for who goes on after kGreeting …
+  bool wait(double seconds, double busy) {
+    const Away away(kLong);
+    return greeting_->wait(seconds, busy);
+  }
+  // Take what has come; true if that was all, and the result is there.
+  bool hear() {
+    if (!greeting_->hear()) return false;
+    if (is_cut() && !has_sums_ && !route_.scattered && !(greeting_->flags() & kDiffers)) {
+      has_sums_ = true;
+      sum_part(greeting_->data(), 0, shard_nbytes(route_.host));
+      std::uint64_t sequence;
+      std::memcpy(&sequence, header_, sizeof sequence);
+      greeting_->begin(sequence, greeting_->flags());
+      return false;
+    }
+    settle();
+    return true;
+  }
+  // … and for all, when the host's ranks have parted: what the leaders said.
+  std::uint64_t flags() const {
+    std::uint64_t found;
+    std::memcpy(&found, route_.notes, sizeof found);
+    return found;
+  }
+  // Copy the result, if all agreed.
+  void deliver() const {
+    if (out_.nbytes != 0 && !in_place()) std::memcpy(out_.data, whole() + route_.first, out_.nbytes);
+  }
+
+ private:
+  Status come(bool comparing) {
+    peers_.arrive(comparing);
+    return peers_.glance() ? peers_.compare() : peers_.wait(kPatience);
+  }
+
+  Location staged() {
+    peers_.half ^= 1;
+    const Location place = {kStaging, route_.source.offset + std::uint64_t(peers_.half) * route_.slab_nbytes};
+    if (source_.nbytes != 0) std::memcpy(peers_.mapped(place), source_.data, source_.nbytes);
+    return place;
+  }
+
+  // The host holds the result once: the leader writes it, and nobody copies.
+  bool in_place() const { return route_.alike && peers_.one_out(); }
+
+  char* whole() const { return in_place() ? out_.data : route_.notes + kCacheLine; }
+
+  // Sum or collect what this host's ranks give, and tell the other hosts.
+  void greet(std::uint64_t sequence) {
+    std::uint64_t flags = 0;
+    for (std::size_t r = 0; r < route_.tails.size(); r++)
+      if (std::memcmp(peers_.call(int(r)).header + sizeof sequence, route_.tails[r].data(), route_.tails[r].size()) != 0)
+        flags = kNewPlace;
+    has_sums_ = false;
+    if (is_cut()) {
+      std::vector<std::size_t> nbytes;
+      for (std::size_t host = 0; host < greeting_->hosts(); host++) {
+        char* to = greeting_->part(host);
+        for (const Piece& piece : route_.shards[host]) {
+          if (piece.nbytes != 0)
+            peers_.reduce_sources(to, route_.dtype, route_.reduction, piece.place / route_.width, piece.nbytes / route_.width);
+          to += piece.nbytes;
+        }
+        nbytes.push_back(shard_nbytes(host));
+      }
+      greeting_->begin_parts(sequence, flags, nbytes);
+      return;
+    }
+    if (route_.move == Move::reduce && route_.whole_nbytes != 0) {
+      peers_.reduce_sources(greeting_->data(), route_.dtype, route_.reduction, 0, route_.whole_nbytes / route_.width);
+    } else if (route_.move == Move::copy) {
+      char* to = greeting_->data();
+      int local = 0;
+      for (const Piece& piece : route_.shards[route_.host]) {
+        if (piece.nbytes != 0) peers_.copy_from_source(local, 0, to, piece.nbytes);
+        to += piece.nbytes;
+        local++;
+      }
+    }
+    greeting_->begin(sequence, flags);
+  }
+
+  bool is_cut() const { return route_.move == Move::reduce && !route_.shards.empty(); }
+
+  std::size_t shard_nbytes(std::size_t host) const {
+    std::size_t total = 0;
+    for (const Piece& piece : route_.shards[host]) total += piece.nbytes;
+    return total;
+  }
+
+  // Sum over hosts what they had for this one alone, from a byte on.
+  void sum_part(char* out, std::size_t first, std::size_t nbytes) const {
+    if (nbytes == 0) return;
+    std::vector<const void*> rows;
+    for (std::size_t host = 0; host < greeting_->hosts(); host++) rows.push_back(greeting_->part_of(host) + first);
+    reduce(route_.dtype, route_.reduction, out, rows.data(), rows.size(), nbytes / route_.width);
+  }
+
+  // Leave the flags for the ranks of this host, and the result if all agreed.
+  void settle() {
+    const std::uint64_t flags = greeting_->flags();
+    if (!(flags & kDiffers)) {
+      char* result = whole();
+      if (is_cut() && route_.scattered) {
+        std::size_t first = 0;
+        for (const Piece& piece : route_.shards[route_.host]) {
+          sum_part(result + piece.place, first, piece.nbytes);
+          first += piece.nbytes;
+        }
+      } else if (route_.move == Move::reduce && !is_cut() && route_.whole_nbytes != 0) {
+        std::vector<const void*> rows;
+        for (std::size_t host = 0; host < greeting_->hosts(); host++) rows.push_back(greeting_->row(host));
+        reduce(route_.dtype, route_.reduction, result, rows.data(), rows.size(), route_.whole_nbytes / route_.width);
+      } else if (!route_.shards.empty()) {  // each host's part, or its shards, to their places
+        for (std::size_t host = 0; host < greeting_->hosts(); host++) {
+          const char* from = greeting_->row(host);
+          for (const Piece& piece : route_.shards[host]) {
+            if (piece.nbytes != 0) std::memcpy(result + piece.place, from, piece.nbytes);
+            from += piece.nbytes;
+          }
+        }
+      }
+    }
+    std::memcpy(route_.notes, &flags, sizeof flags);
+  }
+
+  Peers& peers_;
+  HostsRoute route_;
+  Bytes source_, out_;
+  const std::uint64_t version_;
+  std::optional<Greeting> greeting_;  // of the leader
+  bool has_sums_ = false;             // of a sum that is cut: this host's part was summed, and is on its way
+  alignas(8) char header_[kHeaderBytes];
+};
+
+}  // namespace zerort

@@ -1,0 +1,171 @@
+// zerort.native._kernels.Messages: see wire.h. The same in Python, over mpi4py's requests, is in
+// zerort/comm/transports/wire.py.
+#include "wire.h"
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include <sys/prctl.h>
+#include <time.h>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "meeting.h"
+
+namespace nb = nanobind;
+
+namespace zerort {
+namespace {
+
+// Seconds of looking again at once: on a fast network the message is there by then.
+constexpr double kSpin = 20e-6;
+
+// A nap is that part of the time waited until then: what it adds to the wait is little, and so are the looks.
+constexpr double kPartOfWait = 8;
+constexpr long kLongestNapNs = 50000;
+
+// Sleeps that end when they should. Not sched_yield: who yields again and again falls behind whoever computes on the same core,
+// by milliseconds when the message has come, and one that sleeps does not. By default Linux rounds sleeps up by 50 µs.
+class ShortNaps {
+ public:
+  ~ShortNaps() {
+    if (slack_ > 0) prctl(PR_SET_TIMERSLACK, slack_, 0, 0, 0);
+  }
+
+  void sleep(long ns) {
+    if (slack_ == 0) {
+      slack_ = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+      prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
+    }
+    const timespec nap = {0, ns < kLongestNapNs ? ns : kLongestNapNs};
+    nanosleep(&nap, nullptr);
+  }
+
+ private:
+  long slack_ = 0;  // of this thread, as it was
+};
+
+template <typename Handle>
+Handle handle_of(std::uintptr_t value) {
+  if constexpr (sizeof(Handle) == sizeof(int))
+    return Handle(std::intptr_t(value));
+  else
+    return reinterpret_cast<Handle>(value);
+}
+
+void expect_success(int code) {
+  if (code != 0) throw std::runtime_error("Expected MPI to carry a message, got its error " + std::to_string(code) + ".");
+}
+
+template <typename Handle>
+void start_send(const MpiLibrary& mpi, int rank, int tag, const void* from, int nbytes, Handle* request) {
+  using Isend = int (*)(const void*, int, Handle, int, int, Handle, Handle*);
+  expect_success(reinterpret_cast<Isend>(mpi.isend)(from, nbytes, handle_of<Handle>(mpi.byte), rank, tag,
+                                                    handle_of<Handle>(mpi.comm), request));
+}
+
+template <typename Handle>
+void start_receive(const MpiLibrary& mpi, int rank, int tag, void* to, int nbytes, Handle* request) {
+  using Irecv = int (*)(void*, int, Handle, int, int, Handle, Handle*);
+  expect_success(reinterpret_cast<Irecv>(mpi.irecv)(to, nbytes, handle_of<Handle>(mpi.byte), rank, tag,
+                                                    handle_of<Handle>(mpi.comm), request));
+}
+
+template <typename Handle>
+bool test_all(const MpiLibrary& mpi, int count, void* requests, void* statuses) {
+  using Testall = int (*)(int, Handle*, int*, void*);
+  int done = 0;
+  expect_success(reinterpret_cast<Testall>(mpi.testall)(count, static_cast<Handle*>(requests), &done, statuses));
+  return done != 0;
+}
+
+}  // namespace
+
+Messages::Messages(const MpiLibrary& mpi) : mpi_(mpi) {
+  if (mpi.handle_nbytes != sizeof(int) && mpi.handle_nbytes != sizeof(void*))
+    throw std::invalid_argument("Expected handles of MPI that are integers or pointers.");
+}
+
+template <typename Handle>
+Handle* Messages::add() {
+  const std::size_t words = ((count_ + 1) * sizeof(Handle) + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t);
+  if (requests_.size() < words) requests_.resize(words);
+  return reinterpret_cast<Handle*>(requests_.data()) + count_;
+}
+
+void Messages::send(int rank, int tag, const void* from, std::size_t nbytes) {
+  if (mpi_.handle_nbytes == sizeof(int))
+    start_send(mpi_, rank, tag, from, int(nbytes), add<int>());
+  else
+    start_send(mpi_, rank, tag, from, int(nbytes), add<void*>());
+  count_++;
+}
+
+void Messages::receive(int rank, int tag, void* to, std::size_t nbytes) {
+  if (mpi_.handle_nbytes == sizeof(int))
+    start_receive(mpi_, rank, tag, to, int(nbytes), add<int>());
+  else
+    start_receive(mpi_, rank, tag, to, int(nbytes), add<void*>());
+  count_++;
+}
+
+bool Messages::test() {
+  if (count_ == 0) return true;
+  statuses_.resize((count_ * mpi_.status_nbytes + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t));
+  const bool done = mpi_.handle_nbytes == sizeof(int)
+                        ? test_all<int>(mpi_, int(count_), requests_.data(), statuses_.data())
+                        : test_all<void*>(mpi_, int(count_), requests_.data(), statuses_.data());
+  if (done) count_ = 0;
+  return done;
+}
+
+bool Messages::wait(double seconds, double busy) {
+  const std::uint64_t began = now_ns();
+  ShortNaps naps;
+  while (!test()) {
+    const double waited = double(now_ns() - began) * 1e-9;
+    if (waited >= seconds) return false;
+    if (waited < kSpin && busy > 0) continue;
+    naps.sleep(waited < busy ? long(waited * 1e9 / kPartOfWait) : kLongestNapNs);
+  }
+  return true;
+}
+
+namespace {
+
+using Part = std::tuple<int, std::uintptr_t, std::size_t>;  // rank, address, bytes
+
+void start(Messages& self, const std::vector<Part>& sends, const std::vector<Part>& receives, int tag) {
+  const nb::gil_scoped_release release;
+  for (const auto& [rank, address, nbytes] : receives) self.receive(rank, tag, reinterpret_cast<void*>(address), nbytes);
+  for (const auto& [rank, address, nbytes] : sends) self.send(rank, tag, reinterpret_cast<const void*>(address), nbytes);
+}
+
+bool wait(Messages& self, double seconds, double busy) {
+  const nb::gil_scoped_release release;
+  return self.wait(seconds, busy);
+}
+
+}  // namespace
+
+void bind_wire(nb::module_& module) {
+  nb::class_<MpiLibrary>(module, "MpiLibrary")
+      .def(
+          "__init__",
+          [](MpiLibrary* self, std::uintptr_t isend, std::uintptr_t irecv, std::uintptr_t testall, std::size_t handle_nbytes,
+             std::size_t status_nbytes, std::uintptr_t comm, std::uintptr_t byte) {
+            new (self) MpiLibrary{isend, irecv, testall, handle_nbytes, status_nbytes, comm, byte};
+          },
+          nb::arg("isend"), nb::arg("irecv"), nb::arg("testall"), nb::arg("handle_nbytes"), nb::arg("status_nbytes"),
+          nb::arg("comm"), nb::arg("byte"));
+  nb::class_<Messages>(module, "Messages")
+      .def(nb::init<const MpiLibrary&>())
+      .def("start", &start)
+      .def("wait", &wait);
+}
+
+}  // namespace zerort

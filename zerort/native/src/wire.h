@@ -1,0 +1,43 @@
+// Wire: messages between hosts, handed to MPI and waited for without the GIL.
+//
+// MPI is found at run time, in whatever library mpi4py has loaded: three functions by their addresses, and handles as that
+// library has them, integers or pointers. Touches no Python.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace zerort {
+
+struct MpiLibrary {
+  std::uintptr_t isend, irecv, testall;  // addresses of functions
+  std::size_t handle_nbytes;             // of a communicator, a datatype, a request: 4 (an int) or 8 (a pointer)
+  std::size_t status_nbytes;
+  std::uintptr_t comm, byte;  // handles of the communicator and of MPI_BYTE
+};
+
+// Messages that are under way together. Their memory must live until `wait` has said that they are done.
+class Messages {
+ public:
+  explicit Messages(const MpiLibrary& mpi);
+
+  void send(int rank, int tag, const void* from, std::size_t nbytes);
+  void receive(int rank, int tag, void* to, std::size_t nbytes);
+
+  // Wait up to `seconds`; true if all have gone and come. For the first `busy` seconds naps between looks are short, then long: a
+  // long message needs this rank seldom, and whoever computes needs the core.
+  bool wait(double seconds, double busy);
+
+ private:
+  template <typename Handle>
+  Handle* add();
+  bool test();
+
+  MpiLibrary mpi_;
+  std::size_t count_ = 0;
+  std::vector<std::uint64_t> requests_;  // as many handles as fit
+  std::vector<std::uint64_t> statuses_;
+};
+
+}  // namespace zerort
