@@ -241,9 +241,10 @@ class Group(Collectives):
     def release_local(self, array: Array) -> None:
         """Give memory back as `free` does, but without meeting the others: for an owner that closes, come what may.
 
-        Each rank does so when it likes, after its last call over the array. An array from elsewhere is left alone.
+        Each rank does so when it likes, after its last call over the array. An array from elsewhere is left alone. That
+        of a broken group goes when it is closed: a call that nobody could wait for may still be at it.
         """
-        if not self._closed:
+        if not self._closed and self._transport.broken is None:
             with contextlib.suppress(CallError):
                 self._transport.release(array)
 

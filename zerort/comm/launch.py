@@ -38,6 +38,10 @@ from zerort.errors import (
 __all__ = ["Fill", "Launcher"]
 
 T = TypeVar("T")
+
+_LAST_CALL = 1.0
+"""Seconds that closing waits for a thread that is at a call of a broken group: breaking it has woken that thread."""
+
 Fill = Callable[[Call, int, int, Given], None]
 
 _VERDICTS = (BootstrapError, CallError, CollectiveError, DeviceMemoryError, SharedMemoryError)
@@ -227,13 +231,28 @@ class Launcher:
         ticket.on(self._stream)
 
     def close(self) -> None:
-        """Finish what was submitted, unless it can no longer end, and refuse further calls."""
+        """Finish what was submitted, unless it can no longer end, and refuse further calls.
+
+        Tells the transport whether a thread may still be at a call (decision 0183).
+        """
         self._closed = True
         self._known.clear()
-        if self._transport.broken is None:
-            self._stream.close()
-        else:
-            self._stream.abandon()
+        try:
+            if self._transport.broken is None:
+                self._stream.close()
+            else:
+                self._stream.abandon()
+        finally:
+            self._transport.in_use = not self._is_quiet()
+
+    def _is_quiet(self) -> bool:
+        """Say whether no thread is at a call or will be, once closed. Waits a moment for one that is."""
+        if not self._turn.acquire(timeout=_LAST_CALL):
+            return False
+        try:
+            return self._transport.broken is not None or not self._queue  # what is queued is refused if it is broken
+        finally:
+            self._turn.release()
 
     def _new_call(self, op: str, name: str, fill: Fill, given: Given) -> Call:
         self._check_usable(op)

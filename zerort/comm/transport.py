@@ -79,6 +79,8 @@ class Transport(abc.ABC):
         self.flights = FlightRecorder(options.flight_length)
         self.broken: CollectiveError | None = None
         self.ending = False
+        self.in_use = False
+        """Whether a thread is still at a call when the group closes: memory that it may touch then goes with it."""
 
     @property
     def one_host(self) -> bool:

@@ -372,6 +372,7 @@ class HierarchicalTransport(MpiTransport):
 
     def close(self) -> None:
         """Close both."""
+        self._node.in_use = self.in_use
         self._node.close()
         super().close()
 

@@ -33,10 +33,11 @@ class Doorbell {
     if (pending_++ == 0) set(grace_ns_);
   }
 
-  // Someone has taken a piece.
+  // Someone has taken a piece; of none, it changes nothing.
   void answer() {
     const std::lock_guard<std::mutex> hold(lock_);
-    set(--pending_ > 0 ? grace_ns_ : 0);  // the next piece has a grace of its own
+    if (pending_ > 0) pending_--;
+    set(pending_ > 0 ? grace_ns_ : 0);  // the next piece has a grace of its own
   }
 
   // Sleep until there is work that nobody has taken within the grace.

@@ -269,6 +269,7 @@ class NcclTransport(Transport):
         Each is closed, whatever those before it raise. NCCL destroys a communicator when all ranks of a node ask for
         it, and waits until then. So they meet on the host first, for a moment; an abort waits for nobody.
         """
+        self.host.in_use = self.in_use
         with contextlib.ExitStack() as last_first:
             if self._owns_device:
                 last_first.callback(self.device.close)

@@ -324,9 +324,10 @@ class NodeTransport(NodeMeeting):
         )
 
     def close(self) -> None:
-        """Leave, and let go of the windows; arrays in them keep theirs."""
+        """Leave, and let go of the windows; arrays in them, and a thread at work, keep theirs (decision 0183)."""
         self.leave()
-        self.memory.clear()
+        if not self.in_use:  # else they go with this object, which the thread at work holds
+            self.memory.clear()
         if self.reads_in_place:
             self.reads_in_place = False
             disallow_reading()
