@@ -6,6 +6,7 @@ import torch
 from differing import Segments, Towers, branches_apart, open_apart, towers_again
 from models import GPT, WIDTH, Block, Branching, Expert, text
 from mpi4py import MPI
+from torch import nn
 from training import LR, SAMPLES, assert_same, make_wide, part, train_plain
 
 import zerort as zr
@@ -259,3 +260,51 @@ def test_calls_that_are_no_gathers_are_still_a_mismatch(rt):
     assert len(set(WORLD.allgather(str(caught.value)))) == 1
     model(*text(2, 0)).backward()
     assert rt.step().updated
+
+
+def test_ranks_that_discard_their_gradients_gather_alike_again(rt):
+    """After an evaluation that differed there may be no step; `rt.discard_gradients` is where all ranks meet."""
+    model = zt.shard(make_wide(Branching), rt, units=Expert)
+    with torch.no_grad():
+        model(*branches_apart(SAMPLES, WORLD.rank))
+        model.experts[WORLD.rank % 2](torch.zeros(1, 1, WIDTH, dtype=torch.float64))
+    rt.discard_gradients()
+    assert not rt.group.differences.is_known
+    with zt.gathered(model):
+        assert all(one.isfinite().all() for one in model.parameters())
+
+
+class SparseExperts(nn.Module):
+    """A table by rows before experts, of which ranks use different ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(20, WIDTH, sparse=True)
+        self.experts = nn.ModuleList(Expert() for _ in range(2))
+
+    def forward(self, rows, expert):
+        return self.experts[expert](self.table(rows)).sum()
+
+
+def test_a_table_by_rows_is_joined_by_nobody(options):
+    """Its rows may be late: ranks that differ beside one are told, and what was gathered then is gathered anew."""
+    rows, other = torch.tensor([[1, 2 + WORLD.rank]]), WORLD.rank % 2
+    with (
+        open_apart("mpi", options) as group,
+        zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=LR), group=group, prefetch=0) as rt,
+    ):
+        model = zt.shard(make_wide(SparseExperts), rt, units=Expert)
+        for _ in range(3):
+            model(rows, 0).backward()
+            rt.step()
+        with pytest.raises(CollectiveMismatchError, match="branches=True"):
+            model(rows, other)
+        calls = [lambda: zt.full_state_dict(model.table), lambda: model.experts[1](torch.zeros(1, WIDTH).double())]
+        with pytest.raises(CollectiveMismatchError):
+            calls[other]()
+        rt.discard_gradients()
+        model(rows, 0).backward()
+        assert rt.step().updated
+        with zt.gathered(model):
+            whole = model.table.weight.detach().clone()
+        np.testing.assert_array_equal(zt.full_state_dict(model, root=None)["table.weight"], whole)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from zerort.buffer import CodedGather, CodedReduce, DeltaGather
-from zerort.buffer.coded import delta_gather
+from zerort.buffer.coded import delta_gather, sparse_gather
 from zerort.buffer.coded.senders import Senders
 from zerort.codec.formats import INT8, Format
 from zerort.device.slots import Slots
@@ -18,6 +18,7 @@ NUMEL = 4096
 WAYS = {
     "gather": lambda slots: CodedGather(INT8, slots, Counter()),
     "delta": lambda slots: DeltaGather(slots, Counter()),
+    "sparse": lambda slots: sparse_gather.SparseGather(4, slots, Counter()),
     "reduce": lambda slots: CodedReduce(INT8, slots, Senders(((0,),), 1, 64), None, Counter()),
 }
 
@@ -38,6 +39,7 @@ def test_a_failure_leaves_no_slot_on_lease(way, where, monkeypatch):
         slots.reserve(1 << 16, count=1)
         dtype = ml_dtypes.bfloat16 if way == "delta" else np.float32
         mine, out = np.ones(NUMEL, dtype), np.zeros(NUMEL, dtype)
+        mine[::2] *= way != "sparse"
         coded = WAYS[way](slots)
 
         def start():
@@ -49,13 +51,15 @@ def test_a_failure_leaves_no_slot_on_lease(way, where, monkeypatch):
                 patch.setattr(group.device.named_stream("decode"), "submit", fail)
             elif way == "delta":
                 patch.setattr(delta_gather, "encode_delta", fail)
+            elif way == "sparse":
+                patch.setattr(sparse_gather, "encode_sparse", fail)
             else:
                 patch.setattr(Format, "encode", fail)
             with pytest.raises(Failure):
                 start()
         assert (slots.available, slots.leased_nbytes) == (1, 0)
         start().wait()
-        assert np.allclose(out.astype(np.float32), 1, atol=0.01)
+        assert np.allclose(out.astype(np.float32), mine.astype(np.float32), atol=0.01)
 
     run_threads(1, body)
 
