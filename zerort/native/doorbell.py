@@ -34,9 +34,9 @@ class PythonDoorbell:
             self._rung.notify()
 
     def answer(self) -> None:
-        """Say that someone has taken a piece; of none, it changes nothing."""
+        """Say that someone has taken a piece."""
         with self._rung:
-            self._pending = max(0, self._pending - 1)
+            self._pending -= 1
 
     def wait(self) -> None:
         """Sleep until there is work that nobody has taken within the grace."""

@@ -76,12 +76,10 @@ class HostEvent:
         return self._signal
 
     def _mark(self, error: BaseException | None = None) -> None:
-        if not self._reached:
-            self._error = error
-            if error is not None:
-                self._stream._unseen.add(self)
-            self._reached = True
-        # Again if it was reached: an interrupt may have come between.
+        self._error = error
+        if error is not None:
+            self._stream._unseen.add(self)
+        self._reached = True
         # Order matters: a sleeper makes its signal first and looks at _reached second; we do the reverse.
         if self._signal is not None:
             self._signal.set()
@@ -124,23 +122,20 @@ class HostStream:
             eager: Do the work here and now if the stream is idle. For work that is shorter than a thread switch.
         """
         self._check_open()
-        # Asked first and then taken by `with`: an interrupt between an `acquire` and its `try` would keep it for ever.
-        if eager and not self.queue and not self.turn.locked():
-            with self.turn:
+        if eager and self.turn.acquire(blocking=False):
+            try:
                 if not self.queue:
                     return self._do_at_once(work, name)
+            finally:
+                self.turn.release()
         event = HostEvent(self)
         ticket: Ticket[T] = Ticket(event, keep=keep)
         if self._worker is None:
             self._start_worker()
-        try:
-            with self._lock:  # so that nothing is queued behind the back of a worker that has gone home
-                self._check_open()
-                self.queue.append((work, ticket, event, name))
-                self._bell.ring()
-        except BaseException:  # an interrupt before the last line: rung too often is put right, too seldom is not
+        with self._lock:  # so that nothing is queued behind the back of a worker that has gone home
+            self._check_open()
+            self.queue.append((work, ticket, event, name))
             self._bell.ring()
-            raise
         return ticket
 
     @property
@@ -183,8 +178,9 @@ class HostStream:
     def abandon(self) -> None:
         """Refuse further work and do not wait for what was submitted: for a stream whose work can no longer end."""
         with self._lock:
-            self._closed = True
-            self._bell.ring()  # for the worker, which finds the door closed
+            if not self._closed:
+                self._closed = True
+                self._bell.ring()  # for the worker, which finds the door closed
 
     def disown(self) -> None:
         """In a forked child: be closed. What was queued is its parent's to do, and the worker is not here."""
@@ -201,52 +197,38 @@ class HostStream:
             raise ClosedError(f"Stream {self.name!r} is closed. Submit work before closing it.")
 
     def _start_worker(self) -> None:
-        try:
-            with self._lock:
-                if self._worker is None:
-                    self._worker = threading.Thread(target=self._serve, name=f"zerort-{self.name}", daemon=True)
-                    self._worker.start()
-                    _working.add(self)
-        except BaseException:  # an interrupt, or no more threads: one that has not begun is no worker
-            with self._lock:
-                if self._worker is not None and self._worker.ident is None:
-                    self._worker = None
-            raise
+        with self._lock:
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._serve, name=f"zerort-{self.name}", daemon=True)
+                self._worker.start()
+                _working.add(self)
 
     def _serve(self) -> None:
         self._begin()
         while not self._closed or self.queue:
             self._bell.wait()
             with self.turn:
-                if not self._do_next():
-                    with self._lock:
-                        if not self.queue:  # rung once too often, or somebody else has taken the work
-                            self._bell.answer()
+                self._do_next()
 
     def _help(self, event: HostEvent) -> bool:
         """Do queued work until ``event`` is reached; False if another thread is at it."""
         while not event._reached:
-            if not self.helping or self.turn.locked():
+            if not self.helping or not self.turn.acquire(blocking=False):
                 return False
-            with self.turn:  # should another thread have it by now, it is at this event or at one before
-                if not event._reached and not self._do_next():
+            try:
+                if not self._do_next():
                     break
+            finally:
+                self.turn.release()
         return event._reached
 
     def _do_next(self) -> bool:
-        while self.queue and self.queue[0][2]._begun:  # an interrupt came before it left: it is not done twice
-            self.queue[0][2]._mark(InterruptedError(f"Work on stream {self.name!r} was interrupted."))
-            self.queue.popleft()
         if not self.queue:
             return False
         work, ticket, event, name = self.queue[0]
+        self._bell.answer()
         try:
-            self._bell.answer()
             self._do(work, ticket, event, name)
-        except BaseException as error:
-            if event._begun:  # an interrupt before it was marked: whoever waits for it would wait for ever
-                event._mark(error)
-            raise
         finally:
             if event._begun:
                 self.queue.popleft()

@@ -33,11 +33,10 @@ class Doorbell {
     if (pending_++ == 0) set(grace_ns_);
   }
 
-  // Someone has taken a piece; of none, it changes nothing.
+  // Someone has taken a piece.
   void answer() {
     const std::lock_guard<std::mutex> hold(lock_);
-    if (pending_ > 0) pending_--;
-    set(pending_ > 0 ? grace_ns_ : 0);  // the next piece has a grace of its own
+    set(--pending_ > 0 ? grace_ns_ : 0);  // the next piece has a grace of its own
   }
 
   // Sleep until there is work that nobody has taken within the grace.
