@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from zerort.cli import arguments, ranks
-from zerort.cli.bench import harness
-from zerort.cli.bench.collectives import command as bench_collectives
+from zerort.cli.bench import harness, pictures
 from zerort.cli.main import main
 from zerort.comm.bootstrap import environment
 from zerort.errors import BootstrapError
@@ -137,7 +136,7 @@ def test_a_missing_launcher_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_a_plot_needs_matplotlib_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: object
 ) -> None:
-    monkeypatch.setattr(bench_collectives.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(pictures.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(harness, "run_ranks", lambda *words, **options: pytest.fail("ranks were started"))
     assert main(["bench", "collectives", "--plot", f"{tmp_path}/f.png"]) == 1
     assert "pip install matplotlib" in capsys.readouterr().err

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerort.comm.guard.call import Call
+from zerort.comm.guard.stance import Stance
 from zerort.comm.guard.verdict import mismatch_error, tell_story
 from zerort.errors import CallError
 
@@ -18,13 +19,15 @@ TEXTS = st.text(st.characters(), max_size=3000) | st.sampled_from(["😀", "\x01
 )
 
 
-@given(TEXTS, TEXTS, TEXTS)
-def test_a_story_of_any_texts_fits_and_can_be_read(site, name, complaint):
-    story = tell_story(Call("all_reduce", site, 7, name=name, complaint=complaint))
+@given(TEXTS, TEXTS, TEXTS, st.sampled_from([None, Stance(turn=3)]))
+def test_a_story_of_any_texts_fits_and_can_be_read(site, name, complaint, stance):
+    call = Call("all_reduce", site, 7, name=name, complaint=complaint)
+    call.stance = stance
+    story = tell_story(call)
     assert len(story.encode()) <= ROOM
     told = json.loads(story)
     assert told["sequence"] == 7
-    assert set(told) == {"text", "site", "complaint", "sequence"}
+    assert set(told) == {"text", "site", "complaint", "sequence", "stance"}
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,9 @@ def tell_story(call: Call) -> str:
     for longest in (_LONGEST, _LONGEST // 2, _LONGEST // 4):
         parts = {"text": call.describe(), "site": call.site, "complaint": call.complaint}
         told = {name: _short(text, longest) for name, text in parts.items()}
-        stance = None if call.stance is None else [call.name, call.stance.gives_way, call.stance.turn]
-        story = json.dumps({**told, "sequence": call.sequence, "stance": stance}, ensure_ascii=False)
+        stance = call.stance
+        taken = None if stance is None else [_short(call.name, longest), stance.gives_way, stance.turn]
+        story = json.dumps({**told, "sequence": call.sequence, "stance": taken}, ensure_ascii=False)
         if len(story.encode()) <= _STORY_NBYTES:
             break
     return story
