@@ -6,7 +6,8 @@
 
 The limit is real: the kernel refuses what goes beyond it (memory_limit.py), interpreter and libraries included. The
 model, a transformer over bytes in bfloat16, has 16 bytes for each parameter: 2 for itself, 2 for its gradient, 12 for
-AdamW. The script says how much memory there is, `zr.Plan.fit` finds out what rests where, and the loop is any other's.
+AdamW. Where the disk has no room for these, AdamW's are 4: moments in 8 bits, and of the master weights what bfloat16
+lacks. The script says how much memory there is, `zr.Plan.fit` finds out what rests where, and the loop is any other's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a rank is a worker already
 
 import argparse
 import math
+import shutil
 import sys
 import tempfile
 import time
@@ -33,7 +35,7 @@ from zerort.errors import PlanError, RankFailedError, SharedMemoryError, ZerortE
 from zerort.storage import inspect
 from zerort.workload import ByteModel, ByteText
 
-NBYTES = 16  # of a parameter, its gradient, its master weight and two moments
+NBYTES = {"float32": 2 + 2 + 12, "int8": 2 + 2 + 4.1}  # of a parameter, its gradient, its master weight and two moments
 CONTEXT = 16
 
 
@@ -43,6 +45,7 @@ def main() -> int:
     model = ByteModel(width=width_for(options), layers=options.layers, context=CONTEXT)
     with zr.open_group() as group:
         options.measured = inspect(options.scratch, what="a sample") if group.rank == 0 else None
+        options.state = options.state or state_for(group, model, options)
         text = ByteText(rows=group.size * options.rows * options.micro_steps, context=CONTEXT, limit=1 << 20)
         np.ones((512, 512), np.float32) @ np.ones((512, 512), np.float32)  # OpenBLAS maps memory at its first use
         used = group.all_reduce(np.array([float(used_nbytes(group.size))]), name="used").wait()[0]
@@ -51,7 +54,9 @@ def main() -> int:
         if left // group.size <= computing:
             return refuse(group, options, model, f"{format_bytes(computing)} are for computing alone on each rank")
         limit_memory(left // group.size, together=left)
-        budget = zr.Plan.fit(host=left // group.size - computing, nvme=options.disk)
+        host = left // group.size - computing
+        options.buckets = 2 if host >= 8 * 2 * largest_unit(model) else 1  # gathered, reduced, offloaded, each twice
+        budget = zr.Plan.fit(host=host, nvme=options.disk)
         try:
             train(group, model, text, options, plan=zr.Plan.zero(3) if options.no_offload else budget)
         except (MemoryError, SharedMemoryError, PlanError) as error:
@@ -66,10 +71,10 @@ def train(
     group: zr.Group, model: ByteModel, text: ByteText, options: argparse.Namespace, *, plan: zr.Plan | zr.Budget
 ) -> None:
     """Register the model unit by unit, and train it; only this function knows of zerort."""
-    optimizer = zr.AdamW(lr=options.lr or 0.1 / model.width, betas=(0.9, 0.98))
-    with zr.open(
-        plan=plan, optimizer=optimizer, group=group, scratch=options.scratch, micro_steps=options.micro_steps
-    ) as rt:
+    form = {"moments": "int8", "master": "remainder"} if options.state == "int8" else {}
+    optimizer = zr.AdamW(lr=options.lr or 0.1 / model.width, betas=(0.9, 0.98), **form)
+    settings = {"scratch": options.scratch, "micro_steps": options.micro_steps, "buckets": options.buckets}
+    with zr.open(plan=plan, optimizer=optimizer, group=group, **settings) as rt:
         rt.expect({name: specs(model, name) for name in model.units})  # all of them, so that the hottest rest highest
         units = {}
         for name in model.units:  # one at a time: the whole model would not fit
@@ -124,10 +129,22 @@ def width_for(options: argparse.Namespace) -> int:
     return max(round(math.sqrt(options.parameters / options.layers / 12) / 8), 1) * 8
 
 
+def largest_unit(model: ByteModel) -> int:
+    """Return the parameters of the largest unit."""
+    return max(sum(math.prod(shape) for shape in model.shapes(name).values()) for name in model.units)
+
+
+def state_for(group: zr.Group, model: ByteModel, options: argparse.Namespace) -> str:
+    """Return AdamW's form: float32 where every rank's disk has room for all that is beyond memory, else int8."""
+    beyond = NBYTES["float32"] * model.numel - options.memory
+    room = 0.9 * shutil.disk_usage(options.scratch).free
+    lacking = group.all_reduce(np.array([float(beyond > room)]), name="room").wait()[0]
+    return "int8" if lacking else "float32"
+
+
 def computing_nbytes(model: ByteModel, *, rows: int) -> int:
     """Return what a rank computes with, besides what zerort holds."""
-    unit = max(sum(math.prod(shape) for shape in model.shapes(name).values()) for name in model.units)
-    whole_unit = 2 * 4 * unit  # its parameters and its gradients, in float32
+    whole_unit = 2 * 4 * largest_unit(model)  # its parameters and its gradients, in float32
     activations = 14 * 4 * rows * CONTEXT * model.width * len(model.units)
     return whole_unit + activations + 48 * 1024**2  # threads, blocks of the store, Python's objects, and gaps between
 
@@ -135,7 +152,7 @@ def computing_nbytes(model: ByteModel, *, rows: int) -> int:
 def refuse(group: zr.Group, options: argparse.Namespace, model: ByteModel, why: str | Exception) -> int:
     """Say that it does not fit, and return the exit code. All ranks know why, but for memory that ran out on one."""
     if group.rank == 0 or isinstance(why, MemoryError):
-        needed = format_bytes(NBYTES * model.numel)
+        needed = format_bytes(int(NBYTES[options.state] * model.numel))
         how, cure = "even with offload", "Allow more."
         if options.no_offload:
             how, cure = "without offload", "Leave --no-offload out."
@@ -160,8 +177,8 @@ class View:
     def __enter__(self) -> View:
         memory = self.rt.memory()
         ranks = "1 rank" if self.rt.size == 1 else f"{self.rt.size} ranks"
-        needed = NBYTES * self.model.numel
-        self.say(f"{self.model} in bfloat16 on {ranks}, {self.options.scratch}")
+        needed = int(NBYTES[self.options.state] * self.model.numel)
+        self.say(f"{self.model} in bfloat16 on {ranks}, AdamW's state in {self.options.state}, {self.options.scratch}")
         self.say(
             f"{format_bytes(needed)} of parameters, gradients and state within {format_bytes(self.options.memory)} of "
             f"memory: {needed / self.options.memory:.1f} times as much"
@@ -271,6 +288,7 @@ def parse() -> argparse.Namespace:
     add("--rows", type=whole, default=4, help="texts of each rank in a micro-step (default: %(default)s)")
     add("--micro-steps", type=whole, default=1, help="micro-steps of a step, in the same memory (default: %(default)s)")
     add("--lr", type=float, help="learning rate (default: 0.1 over the model's width)")
+    add("--state", choices=sorted(NBYTES), help="form of AdamW's (default: float32, or int8 where the disk is too small)")
     add("--no-offload", action="store_true", help="keep all of it in memory, and see it fail")
     return parser.parse_args()
 

@@ -3,6 +3,9 @@
 A stream does its work in the order of submission, one piece at a time, on its worker thread or on a thread that waits
 for it: whoever waits for a ticket that nobody works on yet takes the work over. A blocking call then costs no thread
 switch, and work that nobody waits for still happens.
+
+An interrupt (Ctrl-C) may meet the main thread at any line here. Every lock is freed then, every piece of work that was
+begun is ended, and one that was not is done by whoever comes next (decision 0184).
 """
 
 # not-gpu: the host's own streams
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import functools
 import threading
 import warnings
 import weakref
@@ -76,10 +80,12 @@ class HostEvent:
         return self._signal
 
     def _mark(self, error: BaseException | None = None) -> None:
-        self._error = error
-        if error is not None:
-            self._stream._unseen.add(self)
-        self._reached = True
+        """Say that the point is reached. Once more does no harm: an interrupt may have met the first one."""
+        if not self._reached:
+            self._error = error
+            if error is not None:
+                self._stream._unseen.add(self)
+            self._reached = True
         # Order matters: a sleeper makes its signal first and looks at _reached second; we do the reverse.
         if self._signal is not None:
             self._signal.set()
@@ -122,20 +128,22 @@ class HostStream:
             eager: Do the work here and now if the stream is idle. For work that is shorter than a thread switch.
         """
         self._check_open()
-        if eager and self.turn.acquire(blocking=False):
-            try:
-                if not self.queue:
-                    return self._do_at_once(work, name)
-            finally:
-                self.turn.release()
+        if eager and not self.queue:
+            done = self._in_turn(functools.partial(self._do_at_once, work, name))
+            if done is not None:
+                return done
         event = HostEvent(self)
         ticket: Ticket[T] = Ticket(event, keep=keep)
         if self._worker is None:
             self._start_worker()
-        with self._lock:  # so that nothing is queued behind the back of a worker that has gone home
-            self._check_open()
-            self.queue.append((work, ticket, event, name))
+        try:
+            with self._lock:  # so that nothing is queued behind the back of a worker that has gone home
+                self._check_open()
+                self.queue.append((work, ticket, event, name))
+                self._bell.ring()
+        except BaseException:  # perhaps it is queued and has not rung; the worker puts right what rings too often
             self._bell.ring()
+            raise
         return ticket
 
     @property
@@ -197,46 +205,73 @@ class HostStream:
             raise ClosedError(f"Stream {self.name!r} is closed. Submit work before closing it.")
 
     def _start_worker(self) -> None:
-        with self._lock:
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._serve, name=f"zerort-{self.name}", daemon=True)
-                self._worker.start()
-                _working.add(self)
+        try:
+            with self._lock:
+                if self._worker is None:
+                    self._worker = threading.Thread(target=self._serve, name=f"zerort-{self.name}", daemon=True)
+                    self._worker.start()
+                    _working.add(self)
+        except BaseException:  # an interrupt, or no more threads: one that has not begun is no worker
+            with self._lock:
+                if self._worker is not None and self._worker.ident is None:
+                    self._worker = None
+            raise
 
     def _serve(self) -> None:
         self._begin()
         while not self._closed or self.queue:
             self._bell.wait()
             with self.turn:
-                self._do_next()
+                if not self._do_next():
+                    with self._lock:  # nobody takes work now, nor adds to it
+                        self._bell.recount(len(self.queue))
 
     def _help(self, event: HostEvent) -> bool:
         """Do queued work until ``event`` is reached; False if another thread is at it."""
-        while not event._reached:
-            if not self.helping or not self.turn.acquire(blocking=False):
-                return False
-            try:
-                if not self._do_next():
-                    break
-            finally:
-                self.turn.release()
+        while self.helping and not event._reached:
+            if not self._in_turn(self._do_next):
+                break
         return event._reached
 
+    def _in_turn(self, act: Callable[[], T]) -> T | None:
+        """Return what ``act`` returns, done with the turn; None if another thread has it."""
+        has_turn = False
+        try:
+            if has_turn := self.turn.acquire(False):  # noqa: FBT003 (a keyword costs as much again)
+                made = act()
+                # None, in the line that releases it: no interrupt comes between.
+                has_turn = bool(self.turn.release())  # type: ignore[func-returns-value]
+                return made
+        except BaseException:
+            if has_turn:
+                self.turn.release()
+            raise
+        return None
+
     def _do_next(self) -> bool:
+        while self.queue and self.queue[0][2]._begun:  # an interrupt met whoever did it
+            self.queue[0][2]._mark(InterruptedError(f"Work on stream {self.name!r} was interrupted."))
+            self.queue.popleft()
         if not self.queue:
             return False
         work, ticket, event, name = self.queue[0]
-        self._bell.answer()
         try:
+            self._bell.answer()
             self._do(work, ticket, event, name)
+        except BaseException as error:  # Ctrl-C
+            if event._begun:
+                event._mark(error)
+            else:  # whoever comes next does it
+                self._bell.ring()
+            raise
         finally:
             if event._begun:
                 self.queue.popleft()
-            else:  # an interrupt: whoever comes next does it
-                self._bell.ring()
         return True
 
-    def _do_at_once(self, work: Callable[[], T], name: str) -> Ticket[T]:
+    def _do_at_once(self, work: Callable[[], T], name: str) -> Ticket[T] | None:
+        if self.queue:
+            return None
         try:
             if trace.is_enabled():
                 with trace.span(name, track=self.name):
@@ -248,8 +283,8 @@ class HostStream:
             return Ticket(event)
 
     def _do(self, work: Callable[[], T], ticket: Ticket[T], event: HostEvent, name: str) -> None:
+        event._begun = True
         try:
-            event._begun = True
             if trace.is_enabled():
                 with trace.span(name, track=self.name):
                     ticket.fulfil(work())

@@ -12,6 +12,7 @@ void bind_doorbell(nb::module_& module) {
       .def(nb::init<double>())
       .def("ring", &Doorbell::ring)
       .def("answer", &Doorbell::answer)
+      .def("recount", &Doorbell::recount)
       .def("wait", &Doorbell::wait, nb::call_guard<nb::gil_scoped_release>());
 }
 
