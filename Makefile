@@ -254,6 +254,7 @@ $(VENV)/.cupy: ALWAYS | $(VENV)/bin/python
 	@echo '$(CUPY)' | cmp -s - $@ || echo '$(CUPY)' > $@
 
 $(VENV)/.cuda: $(VENV)/.dev $(VENV)/.cupy
+	@$(BIN)/pip uninstall --quiet --yes cupy-cuda12x cupy-cuda13x 2>/dev/null || true  # two of them in one place do not work
 	$(BIN)/pip install --quiet --disable-pip-version-check $(CUPY) || \
 	  { echo "CuPy cannot be installed here ($(CUPY)): it has wheels for Linux on x86-64 and aarch64. make test-cuda needs it."; exit 1; }
 	@touch $@
