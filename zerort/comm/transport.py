@@ -129,6 +129,18 @@ class Transport(abc.ABC):
         """
         return None
 
+    def _take_shortcut(self, call: Call) -> bool:
+        """Make a call by its shortcut; False if it has none, or none that is of use now: then nothing was done."""
+        progress = STALE
+        if call.shortcut is not None and not trace.is_enabled():
+            progress = call.shortcut.run(call.sequence, call.source, call.out)
+        if progress == STALE:
+            call.shortcut = None
+            return False
+        if progress != DONE:
+            self.resume(call, progress)
+        return True
+
     def resume(self, call: Call, progress: int) -> None:
         """Finish a call that a shortcut has begun."""
         raise NotImplementedError(f"{type(self).__name__} has no shortcuts.")

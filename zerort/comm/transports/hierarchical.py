@@ -20,7 +20,7 @@ from zerort.comm import geometry
 from zerort.comm.guard.call import SEQUENCE_NBYTES, Call, call_site
 from zerort.comm.guard.standing import Standing
 from zerort.comm.guard.verdict import Trouble
-from zerort.comm.transport import DONE, STALE, Transport
+from zerort.comm.transport import Transport
 from zerort.comm.transports.carrier import HostSide
 from zerort.comm.transports.exchange import Interrupted
 from zerort.comm.transports.greeting import DIFFERS
@@ -172,14 +172,8 @@ class HierarchicalTransport(MpiTransport):
 
     def run(self, call: Call) -> None:
         """Do one collective: by its shortcut, if it has one, else step by step."""
-        progress = STALE
-        if call.shortcut is not None and not trace.is_enabled():
-            progress = call.shortcut.run(call.sequence, call.source, call.out)
-        if progress == STALE:
-            call.shortcut = None
+        if not self._take_shortcut(call):
             super().run(call)
-        elif progress != DONE:
-            self.resume(call, progress)
 
     def shortcut(self, call: Call) -> Any:
         """Return the native form of a call that takes one exchange."""
