@@ -151,7 +151,9 @@ class Launcher:
         if has_turn:
             self._turn.release()
         if (has_turn or not isinstance(error, Exception)) and self._transport.broken is None:
-            self._transport.fail(self._number(Call(op, call_site())), error)
+            call = self._number(Call(op, call_site()))
+            call.sequence += self.differences.surplus  # as the other ranks number it: this one is not made any more
+            self._transport.fail(call, error)
 
     def _launch(
         self,
@@ -326,10 +328,11 @@ class Launcher:
         """Take part in a gather that other ranks need: nobody uses what comes of it here."""
         transport = self._transport
         call = Call("all_gather", call_site(), sequence, name=name, device=transport.device_arrays)
-        try:
-            source, out, counts = self.differences.joins[name]()
-            checks.fill_all_gather(call, transport.rank, transport.size, Given(source, out, counts))
-        except Exception as error:  # a disk that fails, say: the others must hear of it
-            call = Call(INVALID, call.site, sequence, complaint=f"{name}: {type(error).__name__}: {error}")
-        trace.count("joined")
-        transport.run(call)
+        with contextlib.ExitStack() as held:
+            try:
+                source, out, counts = held.enter_context(self.differences.joins[name]())
+                checks.fill_all_gather(call, transport.rank, transport.size, Given(source, out, counts))
+            except Exception as error:  # a disk that fails, say: the others must hear of it
+                call = Call(INVALID, call.site, sequence, complaint=f"{name}: {type(error).__name__}: {error}")
+            trace.count("joined")
+            transport.run(call)

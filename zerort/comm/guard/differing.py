@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,8 +55,8 @@ class Differences:
         """What the calls that are made now have."""
         self.suffix = ""
         """What is added to the names of these calls: ranks that have come another way are told of a mismatch."""
-        self.joins: dict[str, Callable[[], Join]] = {}
-        """How this rank takes part in gathers, by name; the same names on every rank."""
+        self.joins: dict[str, Callable[[], AbstractContextManager[Join]]] = {}
+        """How this rank takes part in gathers, by name, the same names on every rank; each ends when its call has."""
         self.is_known = False
         """Whether ranks have differed since `forget`: calls that give way do so at once. On all ranks alike."""
         self.surplus = 0

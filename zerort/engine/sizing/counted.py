@@ -24,6 +24,7 @@ def memory_of(context: Context, units: Units) -> MemoryReport:
         gathered=slots.gathered.nbytes + slots.codes.nbytes,
         host_copy=sum(section.parameters.copy_nbytes for section in sections),
         gathered_peak=slots.gathered.peak_nbytes,
+        gathered_apart=context.ledger.apart.peak,
         streaming=context.update_stream.nbytes + context.staging.nbytes,
         nvme=context.storage.nbytes,
     )

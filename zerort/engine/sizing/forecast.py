@@ -177,11 +177,14 @@ class MemoryForecast:
         sizes = self.model_spec.sections(rank=rank)
         below = self.below(rank)
         at_rest = {part: sum(getattr(size, part) for size in sizes) - below[part] for part in PARTS}
-        working = replace(self.working, sizes=sizes).of(self.tiers)
+        besides, spec = replace(self.working, sizes=sizes), self.model_spec
+        working = besides.of(self.tiers)
+        may_differ = spec.size > 1 and spec.replicate == 1 and not any(spec.rows.values())
         return MemoryReport(
             **at_rest,
             buckets=working.buckets,
             gathered=working.gathered,
+            gathered_apart=besides.apart(self.tiers) if may_differ else 0,
             host_copy=working.host_copy,
             streaming=working.streaming,
             nvme=sum(below.values()),
