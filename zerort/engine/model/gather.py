@@ -47,7 +47,10 @@ class GatheredForm:
         self._sections = sections
         self._can_fail = any(one.parameters.can_fail for one in sections)
         writes_alone = any(one.parameters.writes_alone for one in sections)
-        self._shares_slots = (self._can_fail or writes_alone) and context.device.in_host_memory
+        is_host, shard = context.device.in_host_memory, context.mesh.shard
+        self._shares_slots = (self._can_fail or writes_alone) and is_host
+        if self.slot_nbytes and (self._shares_slots or (is_host and len(set(shard.hosts)) < shard.size)):
+            context.run.in_one_order = True
         self._holders = 0  # who needs it: its unit, and units that are tied to that one
         self._slot: Slot | None = None
         self.fetched: Ticket[Any] | None = None
@@ -184,10 +187,7 @@ def wait_for_gathers(context: Context, sections: Iterable[Section]) -> None:
 
 
 def end_step_of_gathers(context: Context) -> None:
-    """Start a new step's gathers, on all ranks alike again: slots, and what is gathered ahead. Every rank calls this.
-
-    A rank may have come for a unit that was gathered ahead, and another one not: they then hold slots in other orders.
-    """
+    """Start a new step's gathers, on all ranks alike: slots, and what is gathered ahead. Every rank calls this."""
     differences = context.mesh.shard.differences
     if differences.is_known:
         context.prefetcher.forget()
@@ -195,4 +195,7 @@ def end_step_of_gathers(context: Context) -> None:
         context.run.meetings += 1  # all have met in the step
     else:
         context.prefetcher.end_step()
-    context.slots.gathered.reorder()
+    if context.run.in_one_order:
+        # Not only where ranks are known to differ: one that came for a unit that was gathered ahead meets nobody, and
+        # those that passed over it have released its slot later without knowing that.
+        context.slots.gathered.reorder()
