@@ -143,10 +143,10 @@ class Launcher:
             limit = self._eager_nbytes if eager else self._least_eager_nbytes
             return self._launch(op, fill, key, code, name, Given(source, out, counts, root, reduction), limit, after)
         except BaseException as error:
-            self._leave(op, error, has_turn=has_turn)
+            self._break_if_left(op, error, has_turn=has_turn)
             raise
 
-    def _leave(self, op: str, error: BaseException, *, has_turn: bool) -> None:
+    def _break_if_left(self, op: str, error: BaseException, *, has_turn: bool) -> None:
         """Break the group if a call was left in its middle: by its shortcut's error, or by an interrupt anywhere."""
         if has_turn:
             self._turn.release()
@@ -173,7 +173,7 @@ class Launcher:
             fill, key = functools.partial(checks.fill_tensors, fill=fill, tensors=tensors), None
         repeats = key is not None
         usable = repeats and not self._closed and self._transport.broken is None
-        call = self._prepared.find(key, source, out) if usable else None
+        call = self._prepared.take(key, source, out) if usable else None
         if call is None:
             call = self._new_call(op, name, fill, given)
             if repeats:
@@ -223,7 +223,7 @@ class Launcher:
             # not-gpu: the host needs what is made
             made: T = self._stream.submit(work, name=op, eager=self._eager_nbytes >= 0).wait()
         except BaseException as error:
-            self._leave(op, error, has_turn=False)
+            self._break_if_left(op, error, has_turn=False)
             raise
         return made
 

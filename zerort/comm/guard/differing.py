@@ -72,7 +72,7 @@ class Differences:
             self.stance = before
 
     @contextlib.contextmanager
-    def named_besides(self, suffix: str) -> Iterator[None]:
+    def with_suffix(self, suffix: str) -> Iterator[None]:
         """Add ``suffix`` to the names of the calls that are made inside."""
         before, self.suffix = self.suffix, suffix
         try:

@@ -69,7 +69,7 @@ class HierarchicalTransport(MpiTransport):
         self._node = node  # first: opening may be given up
         super().__init__(comm, hosts=hosts, name=name, options=options)
         self._open_part = open_part
-        node.stand(self.standing)
+        node.share_standing(self.standing)
         self._here = self.topology.members[self.topology.host_of[self.rank]]
         # Flags, and behind them a small result, from the leader for the ranks of this host. Written when all have met
         # for a call, so all have read what was there of the one before.
@@ -344,10 +344,10 @@ class HierarchicalTransport(MpiTransport):
         finally:
             part.Free()
 
-    def stand(self, standing: Standing) -> None:
+    def share_standing(self, standing: Standing) -> None:
         """Tell the same here and there."""
-        super().stand(standing)
-        self._node.stand(standing)
+        super().share_standing(standing)
+        self._node.share_standing(standing)
 
     def leave(self) -> None:
         """Tell both the ranks of this host and those of others."""

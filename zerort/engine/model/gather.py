@@ -94,7 +94,7 @@ class GatheredForm:
                 begun.append(section.parameters.start(out))
         except BaseException:
             self.fetched = joined(begun, result=None)
-            self.drop()
+            self.drop_unless_held()
             raise
         self.fetched = joined(begun, result=None)
         return True
@@ -103,7 +103,7 @@ class GatheredForm:
         """Bring the parameters here, until as many `release`. Every rank calls this."""
         self._expect_no_difference()
         if not self.fetch():
-            self._context.prefetcher.drop()
+            self._context.prefetcher.drop_unused()
             if not self.fetch():
                 self._context.slots.gathered.lease(self.slot_nbytes)  # which says that there is none, and the cure
         if not self._holders:
@@ -140,16 +140,16 @@ class GatheredForm:
                     raise errors[0]
                 context.update_stream.check_written()  # else what is read may be older than a write that failed
         except ZerortError:
-            self.drop()
+            self.drop_unless_held()
             raise
         context.run.meetings += 1
 
     def release(self) -> None:
         """End one `acquire`."""
         self._holders -= 1
-        self.drop()
+        self.drop_unless_held()
 
-    def drop(self) -> None:
+    def drop_unless_held(self) -> None:
         """Let it go if nobody holds it: a slot may serve another unit, and a step may change what is in it."""
         if self._holders:
             return
@@ -180,7 +180,7 @@ def _room_of(section: Section) -> int:
 
 def wait_for_gathers(context: Context, sections: Iterable[Section]) -> None:
     """Wait until nobody reads parameters of ``sections`` any more, and all of them are written: they are to change."""
-    context.prefetcher.drop()
+    context.prefetcher.drop_unused()
     context.staging.finish()  # gpu-wait: a_checkpoint_is_of_what_was_written
     for section in sections:
         section.parameters.wait()  # gpu-wait: values_are_assigned_behind_a_gather
