@@ -83,20 +83,24 @@ def steps_of(form: dict[str, Any], numel: int, scratch: str) -> Iterator[Any]:
 def disk_limited(directory: str, nbytes: int) -> Iterator[None]:
     """Let this process read and write so many bytes a second on the disk of a directory."""
     device = os.stat(directory).st_dev
-    numbers = f"{os.major(device)}:{os.minor(device)}"
+    found = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+    whole = found.parent if (found / "partition").exists() else found  # limits are of disks, not of their partitions
+    before = next(
+        line.split(":")[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if ":blkio:" in line
+    )
     group = BLKIO / f"zerort-bench-{os.getpid()}"
     try:
         group.mkdir()
         for way in ("read", "write"):
-            (group / f"blkio.throttle.{way}_bps_device").write_text(f"{numbers} {nbytes}")
+            (group / f"blkio.throttle.{way}_bps_device").write_text(f"{(whole / 'dev').read_text().strip()} {nbytes}")
         (group / "cgroup.procs").write_text(str(os.getpid()))
+        yield
     except OSError as error:
         raise SystemExit(f"Expected a blkio control group (v1) to write to, got {error}. Leave --limit out.") from error
-    try:
-        yield
     finally:
-        (BLKIO / "cgroup.procs").write_text(str(os.getpid()))
-        group.rmdir()
+        (BLKIO / before.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+        with contextlib.suppress(OSError):
+            group.rmdir()
 
 
 def parse() -> argparse.Namespace:

@@ -147,8 +147,10 @@ def largest_unit(model: ByteModel) -> int:
 
 def state_for(group: zr.Group, model: ByteModel, options: argparse.Namespace) -> str:
     """Return AdamW's form: float32 where every rank's disk has room for all that is beyond memory, else int8."""
+    if options.no_offload:
+        return "float32"
     beyond = NBYTES["float32"] * model.numel - options.memory
-    room = 0.9 * shutil.disk_usage(options.scratch).free
+    room = min(0.9 * shutil.disk_usage(options.scratch).free, group.size * options.disk)
     lacking = group.all_reduce(np.array([float(beyond > room)]), name="room").wait()[0]
     return "int8" if lacking else "float32"
 

@@ -25,7 +25,7 @@ from zerort.comm.guard.differing import Differences, RanksDiffer
 from zerort.comm.guard.verdict import broken_error
 from zerort.comm.prepared import PreparedCalls
 from zerort.comm.transport import DONE, STALE, Transport
-from zerort.device import Done, Ticket
+from zerort.device import Done, Ticket, owns
 from zerort.errors import (
     BootstrapError,
     CallError,
@@ -106,7 +106,7 @@ class Launcher:
             known = self._known.get(key)
         except (TypeError, AttributeError):  # no array, say, or counts that cannot be looked up: it is told later
             known = key = None
-        progress, has_turn = STALE, False
+        progress, turn, had_turn = STALE, self._turn, True  # until it is known that no work of the stream calls this
         try:
             if (
                 known is not None
@@ -116,7 +116,8 @@ class Launcher:
                 and known.nbytes <= self._eager_nbytes
                 and self._transport.broken is None
                 and not trace.is_enabled()
-                and (has_turn := self._turn.acquire(False))  # noqa: FBT003 (a keyword costs as much again)
+                and not (had_turn := turn._is_owned())  # type: ignore[attr-defined]
+                and turn.acquire(False)  # noqa: FBT003 (a keyword costs as much again)
             ):
                 if not self._queue and not (differences.is_known and differences.stance):
                     sequence = self._sequence + differences.surplus
@@ -126,8 +127,7 @@ class Launcher:
                         progress, out = made if kind is tuple else (made, None) if kind is int else (DONE, made)
                     else:
                         progress = known.shortcut.run(sequence, source, out)
-                # None, in the line that releases it: no interrupt comes between.
-                has_turn = bool(self._turn.release())  # type: ignore[func-returns-value]
+                turn.release()
                 if progress == DONE:
                     self._sequence += 1
                     trace.count(op)
@@ -143,7 +143,7 @@ class Launcher:
             limit = self._eager_nbytes if eager else self._least_eager_nbytes
             return self._launch(op, fill, key, code, name, Given(source, out, counts, root, reduction), limit, after)
         except BaseException as error:
-            self._break_if_left(op, error, has_turn=has_turn)
+            self._break_if_left(op, error, has_turn=not had_turn and owns(turn))
             raise
 
     def _break_if_left(self, op: str, error: BaseException, *, has_turn: bool) -> None:
@@ -249,7 +249,7 @@ class Launcher:
 
     def _is_quiet(self) -> bool:
         """Say whether no thread is at a call or will be, once closed. Waits a moment for one that is."""
-        if not self._turn.acquire(timeout=_LAST_CALL):
+        if owns(self._turn) or not self._turn.acquire(timeout=_LAST_CALL):
             return False
         try:
             return self._transport.broken is not None or not self._queue  # what is queued is refused if it is broken

@@ -7,7 +7,7 @@ cuda/      a GPU through CuPy: imported by whoever asks for one, never from here
 """
 
 from zerort.device.host.device import HostDevice
-from zerort.device.host.stream import HostEvent, HostStream
+from zerort.device.host.stream import HostEvent, HostStream, owns
 from zerort.device.ticket import Done, Ticket, joined
 
-__all__ = ["Done", "HostDevice", "HostEvent", "HostStream", "Ticket", "joined"]
+__all__ = ["Done", "HostDevice", "HostEvent", "HostStream", "Ticket", "joined", "owns"]

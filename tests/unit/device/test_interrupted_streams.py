@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import linecache
+import random
+import signal
 import sys
 import threading
 from types import FrameType
@@ -166,7 +168,7 @@ def use(helping: bool, at: int) -> int:
         tickets.append(stream.submit(lambda: calls.append(2), eager=True))
         tickets.append(stream.submit(lambda: calls.append(3)))
     for ticket in tickets:
-        with contextlib.suppress(KeyboardInterrupt, InterruptedError):
+        with contextlib.suppress(KeyboardInterrupt):
             ticket.wait(timeout=20.0)
     assert stream.submit(lambda: calls.append(4)).wait(timeout=20.0) is None, at  # by the worker: it is not deaf
     assert stream.submit(lambda: 5, eager=True).wait() == 5, at
@@ -183,6 +185,63 @@ def test_an_interrupt_at_any_line_frees_the_stream(helping: bool) -> None:
     assert lines > 50
     for at in range(1, lines + 1):
         use(helping, at)
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_a_signal_anywhere_frees_the_stream(eager: bool) -> None:
+    """Python looks for signals inside of lines, too: after each call. Some hundred of these find most places."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal is_armed
+        while frame is not None and frame.f_code.co_filename != module.__file__:
+            frame = frame.f_back
+        if frame is not None and is_armed:
+            is_armed = False  # one, not another while the first is dealt with
+            raise KeyboardInterrupt
+
+    is_armed, stream, met, by_chance = False, HostStream("interrupted"), 0, random.Random(0)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(1500):
+            is_armed = True
+            signal.setitimer(signal.ITIMER_REAL, by_chance.uniform(2e-6, 2e-4), 1e-3)
+            try:
+                for _ in range(1000):
+                    stream.submit(lambda: 1, eager=eager).wait()
+            except KeyboardInterrupt:
+                met += 1
+            is_armed = False
+            assert stream.submit(lambda: 2).wait(timeout=20.0) == 2
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    stream._unseen.clear()
+    assert close_within(stream)
+    assert met > 100
+
+
+def test_an_interrupt_while_a_worker_begins_leaves_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread comes up after it was forgotten: it ends, and work that must stay on one thread does."""
+    once, start, late = Once(), threading.Thread.start, list[threading.Thread]()
+
+    def interrupted(thread: threading.Thread) -> None:
+        if not once.raised:
+            late.append(thread)
+        once.interrupt()
+        start(thread)
+
+    stream, seen = HostStream("interrupted", helping=False), set[int]()
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stream.submit(lambda: 1)
+    stream.submit(lambda: seen.add(threading.get_ident())).wait(timeout=20.0)
+    start(late[0])
+    late[0].join(20.0)
+    assert not late[0].is_alive()
+    for _ in range(50):
+        stream.submit(lambda: seen.add(threading.get_ident())).wait(timeout=20.0)
+    assert len(seen) == 1
+    assert close_within(stream)
 
 
 def test_a_worker_hears_of_everything_while_others_help() -> None:

@@ -4,7 +4,7 @@ A stream does its work in the order of submission, one piece at a time, on its w
 for it: whoever waits for a ticket that nobody works on yet takes the work over. A blocking call then costs no thread
 switch, and work that nobody waits for still happens.
 
-An interrupt (Ctrl-C) may meet the main thread at any line here. Every lock is freed then, every piece of work that was
+An interrupt (Ctrl-C) may meet the main thread anywhere here. Every lock is freed then, every piece of work that was
 begun is ended, and one that was not is done by whoever comes next (decision 0184).
 """
 
@@ -28,12 +28,17 @@ from zerort.native import Doorbell
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["HostEvent", "HostStream"]
+__all__ = ["HostEvent", "HostStream", "owns"]
 
 T = TypeVar("T")
 
 _GRACE = 200e-6
 """Seconds that a worker leaves queued work to whoever waits for it; waking up for nothing costs the others more."""
+
+
+def owns(turn: threading.RLock) -> bool:
+    """Say whether this thread has a stream's turn. It is what `threading.Condition` asks its lock."""
+    return turn._is_owned()  # type: ignore[attr-defined,no-any-return]
 
 
 class HostEvent:
@@ -109,8 +114,10 @@ class HostStream:
         """What was submitted and not begun. For the stream; others may look whether it is empty."""
         self._bell = Doorbell(_GRACE if helping else 0.0)
         self._lock = threading.Lock()
-        self.turn = threading.Lock()
-        """Held by the thread that does the stream's work. Who has it and finds nothing queued may work in its stead."""
+        # It knows its owner: an interrupt may come between taking it, or giving it back, and noting that.
+        self.turn = threading.RLock()
+        """Held by the thread that does the stream's work. Who takes it and finds nothing queued may work in its stead;
+        work of the stream itself, which has it already, may not (`owns`)."""
         self._worker: threading.Thread | None = None
         self._unseen: set[HostEvent] = set()  # work that failed and that nobody has waited for yet
         self._closed = self._is_inherited = False
@@ -193,7 +200,7 @@ class HostStream:
     def disown(self) -> None:
         """In a forked child: be closed. What was queued is its parent's to do, and the worker is not here."""
         self._closed = self._is_inherited = True
-        self._lock, self.turn = threading.Lock(), threading.Lock()
+        self._lock, self.turn = threading.Lock(), threading.RLock()
         self._worker = None
         self.queue.clear()
         self._unseen.clear()
@@ -209,8 +216,8 @@ class HostStream:
             with self._lock:
                 if self._worker is None:
                     self._worker = threading.Thread(target=self._serve, name=f"zerort-{self.name}", daemon=True)
-                    self._worker.start()
                     _working.add(self)
+                    self._worker.start()
         except BaseException:  # an interrupt, or no more threads: one that has not begun is no worker
             with self._lock:
                 if self._worker is not None and self._worker.ident is None:
@@ -218,6 +225,9 @@ class HostStream:
             raise
 
     def _serve(self) -> None:
+        with self._lock:
+            if self._worker is not threading.current_thread():  # an interrupt came before it began
+                return
         self._begin()
         while not self._closed or self.queue:
             self._bell.wait()
@@ -234,23 +244,24 @@ class HostStream:
         return event._reached
 
     def _in_turn(self, act: Callable[[], T]) -> T | None:
-        """Return what ``act`` returns, done with the turn; None if another thread has it."""
-        has_turn = False
+        """Return what ``act`` returns, done with the turn; None if another thread has it, or this one's work asks."""
+        turn = self.turn
+        if owns(turn):
+            return None
         try:
-            if has_turn := self.turn.acquire(False):  # noqa: FBT003 (a keyword costs as much again)
-                made = act()
-                # None, in the line that releases it: no interrupt comes between.
-                has_turn = bool(self.turn.release())  # type: ignore[func-returns-value]
-                return made
+            if not turn.acquire(False):  # noqa: FBT003 (a keyword costs as much again)
+                return None
+            made = act()
+            turn.release()
         except BaseException:
-            if has_turn:
-                self.turn.release()
+            if owns(turn):
+                turn.release()
             raise
-        return None
+        return made
 
     def _do_next(self) -> bool:
         while self.queue and self.queue[0][2]._begun:  # an interrupt met whoever did it
-            self.queue[0][2]._mark(InterruptedError(f"Work on stream {self.name!r} was interrupted."))
+            self.queue[0][2]._mark(KeyboardInterrupt(f"Work on stream {self.name!r} was interrupted."))
             self.queue.popleft()
         if not self.queue:
             return False

@@ -66,7 +66,7 @@ class WorkerPool:
         # The least busy first; among equals they take turns.
         order = sorted(
             range(count),
-            key=lambda one: (len(self._streams[one].queue) + self._streams[one].turn.locked(), (one - turn) % count),
+            key=lambda one: (len(self._streams[one].queue), (one - turn) % count),
         )
         for one in order[:pieces]:
             operation.parts.append(self._streams[one].submit(lambda: operation.attempt(share), name=name))
