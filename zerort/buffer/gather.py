@@ -124,6 +124,7 @@ class PlainGather:
 
 
 PLAIN: Final = PlainGather()
+_NO_ROOM: Final[Array] = np.empty(0, np.uint8)
 
 
 def tell_sizes(group: Group, sizes: Sequence[int], *, name: str, traffic: Counter[str] | None) -> list[list[int]]:
@@ -158,7 +159,7 @@ class CodedGather:
 
     def room_nbytes(self, partition: Partition) -> int:
         """Return the bytes of all ranks' codes at their most."""
-        return room_nbytes(self.codec, partition.counts)
+        return room_nbytes(self.codec, partition.counts, on_gpus=not self.slots.device.in_host_memory)
 
     def moves(self, group: Group) -> bool:
         """Say whether they move: lossless ones only if ranks do not share memory, unless they need a base."""
@@ -166,7 +167,19 @@ class CodedGather:
 
     def measure(self, mine: Array, before: Array) -> int | None:
         """Return how many bytes this rank will send, if that depends on its values."""
-        return self.codec.measure(mine, before) if self.codec.is_measured else None
+        if not self.codec.is_measured:
+            return None
+        beside = self._beside_nbytes([mine.size])
+        if not beside:
+            return self.codec.measure(mine, before, room=_NO_ROOM)
+        with self.slots.lease(beside).returned_on_error() as slot:
+            nbytes = self.codec.measure(mine, before, room=slot.memory)
+            slot.release()  # the host has waited for it
+        return nbytes
+
+    def _beside_nbytes(self, counts: Sequence[int]) -> int:
+        """Return the bytes that kernels need beside payloads: on the host, none."""
+        return 0 if self.slots.device.in_host_memory else self.codec.beside_nbytes(max(counts))
 
     def start(
         self,
@@ -192,24 +205,25 @@ class CodedGather:
             told = [codec.most_nbytes(numel) for numel in partition.counts]
         elif told is None:
             called = f"{codec.words.sizes} of {name}"[:60]
-            (told,) = tell_sizes(group, [codec.measure(mine, before)], name=called, traffic=traffic)
+            (told,) = tell_sizes(group, [self.measure(mine, before) or 0], name=called, traffic=traffic)
         counts = [sent_nbytes_of(codec, nbytes) for nbytes in told]
         if traffic is not None and group.size > 1:
             traffic["all_gather"] += sum(counts) - (0 if codec.is_measured else codec.most_nbytes(padding))
             self.uncoded["all_gather"] += (partition.numel - padding) * mine.itemsize
         if not any(told):
             return Done(out)
-        with self.slots.lease(sum(counts)).returned_on_error() as slot:
+        with self.slots.lease(sum(counts) + self._beside_nbytes(partition.counts)).returned_on_error() as slot:
             payloads, sent, first = [], [], 0
             for nbytes, count in zip(told, counts, strict=True):
                 payloads.append(slot.memory[first : first + nbytes])
                 sent.append(slot.memory[first : first + count])
                 first += count
+            room = slot.memory[first:]
 
             def encode() -> None:
                 if brought is not None:
                     group.device.order_after(brought)  # gpu-wait: gathered_codes_come_from_where_the_plan_says
-                codec.encode(payloads[rank], mine, before, start=partition.offsets[rank])
+                codec.encode(payloads[rank], mine, before, start=partition.offsets[rank], room=room)
 
             if group.device.in_host_memory:
                 encode()
@@ -225,7 +239,7 @@ class CodedGather:
             def decode() -> Array:
                 group.device.order_after(arrival)  # gpu-wait: gathered_codes_come_from_where_the_plan_says
                 for one, payload in enumerate(payloads):
-                    codec.decode(out[partition.of(one).slice], payload)
+                    codec.decode(out[partition.of(one).slice], payload, room=room)
                 return out
 
             stream = group.device.named_stream("decode")

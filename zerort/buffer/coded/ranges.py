@@ -27,6 +27,7 @@ from zerort.codec import (
     delta_nbytes,
     encode_delta,
     encode_sparse,
+    marks_nbytes,
     measure_delta,
     sparse_nbytes,
 )
@@ -59,18 +60,22 @@ class RangeCodec(Protocol):
     def most_nbytes(self, numel: int) -> int:
         """Return the length of the payload of ``numel`` elements, at its most if it depends on values."""
 
-    def measure(self, mine: Array, before: Array) -> int:
-        """Return the length of a range's payload; 0: there is nothing to send.
+    def beside_nbytes(self, numel: int) -> int:
+        """Return the bytes that a GPU needs beside ``numel`` elements and their payload."""
+
+    def measure(self, mine: Array, before: Array, *, room: Array) -> int:
+        """Return the length of a range's payload; 0: there is nothing to send. The host waits for it.
 
         Args:
             mine: The range.
             before: The same of the whole of before.
+            room: Of a GPU, `beside_nbytes`.
         """
 
-    def encode(self, payload: Array, mine: Array, before: Array, *, start: int) -> None:
+    def encode(self, payload: Array, mine: Array, before: Array, *, start: int, room: Array) -> None:
         """Write a range, which was measured, into ``payload``; ``start`` is the global index of its first element."""
 
-    def decode(self, out: Array, payload: Array) -> None:
+    def decode(self, out: Array, payload: Array, *, room: Array) -> None:
         """Write the range of a payload to its place in the whole."""
 
 
@@ -79,9 +84,16 @@ def sent_nbytes_of(codec: RangeCodec, nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT if codec.is_measured else nbytes
 
 
-def room_nbytes(codec: RangeCodec, counts: Sequence[int]) -> int:
-    """Return the bytes of all ranks' payloads at their most, given how many elements each rank has."""
-    return sum(sent_nbytes_of(codec, codec.most_nbytes(numel)) for numel in counts)
+def room_nbytes(codec: RangeCodec, counts: Sequence[int], *, on_gpus: bool = False) -> int:
+    """Return the bytes of all ranks' payloads at their most, and what GPUs need beside them.
+
+    Args:
+        codec: Theirs.
+        counts: How many elements each rank has.
+        on_gpus: Whether ranks compute there.
+    """
+    payloads = sum(sent_nbytes_of(codec, codec.most_nbytes(numel)) for numel in counts)
+    return payloads + (codec.beside_nbytes(max(counts)) if on_gpus else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +110,19 @@ class BlockCodes:
         """Return the length of a payload."""
         return self.format.nbytes(numel)
 
-    def measure(self, mine: Array, before: Array) -> int:
+    def beside_nbytes(self, numel: int) -> int:
+        """Return 0: a kernel needs nothing else."""
+        return 0
+
+    def measure(self, mine: Array, before: Array, *, room: Array) -> int:
         """Return the length of a range's payload."""
         return self.format.nbytes(mine.size)
 
-    def encode(self, payload: Array, mine: Array, before: Array, *, start: int) -> None:
+    def encode(self, payload: Array, mine: Array, before: Array, *, start: int, room: Array) -> None:
         """Write the codes of a range."""
         self.format.encode(payload, mine, start=start)
 
-    def decode(self, out: Array, payload: Array) -> None:
+    def decode(self, out: Array, payload: Array, *, room: Array) -> None:
         """Write the values of codes."""
         self.format.decode(out, payload)
 
@@ -125,20 +141,24 @@ class Changes:
         """Return the bytes of a delta at their most."""
         return delta_nbytes(numel, 2) if numel else 0
 
-    def measure(self, mine: Array, before: Array) -> int:
+    def beside_nbytes(self, numel: int) -> int:
+        """Return the bytes that kernels note of changes."""
+        return marks_nbytes(numel)
+
+    def measure(self, mine: Array, before: Array, *, room: Array) -> int:
         """Return the bytes of a delta; 0: nothing has changed."""
-        self._size = measure_delta(before, mine)
+        self._size = measure_delta(before, mine, room=room)
         return self._size.nbytes if self._size.changed else 0
 
-    def encode(self, payload: Array, mine: Array, before: Array, *, start: int) -> None:
+    def encode(self, payload: Array, mine: Array, before: Array, *, start: int, room: Array) -> None:
         """Write what has changed."""
         if payload.size:
-            encode_delta(before, mine, size=self._size, out=payload)
+            encode_delta(before, mine, size=self._size, out=payload, room=room)
 
-    def decode(self, out: Array, payload: Array) -> None:
+    def decode(self, out: Array, payload: Array, *, room: Array) -> None:
         """Put what has changed into the whole of before."""
         if payload.size:
-            apply_delta(out, payload)
+            apply_delta(out, payload, room=room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +176,20 @@ class NonZeros:
         """Return the bytes of the range as it is."""
         return numel * self.width
 
-    def measure(self, mine: Array, before: Array) -> int:
+    def beside_nbytes(self, numel: int) -> int:
+        """Return the bytes that kernels note of elements."""
+        return marks_nbytes(numel)
+
+    def measure(self, mine: Array, before: Array, *, room: Array) -> int:
         """Return the bytes of a payload, or of the range as it is, if these are no more."""
         return min(sparse_nbytes(mine), int(mine.nbytes))
 
-    def encode(self, payload: Array, mine: Array, before: Array, *, start: int) -> None:
+    def encode(self, payload: Array, mine: Array, before: Array, *, start: int, room: Array) -> None:
         """Write what is not zero, or the range as it is."""
         sparse = encode_sparse(mine) if payload.size < mine.nbytes else None
         payload[:] = mine.view(np.uint8) if sparse is None else sparse
 
-    def decode(self, out: Array, payload: Array) -> None:
+    def decode(self, out: Array, payload: Array, *, room: Array) -> None:
         """Write all elements, each once."""
         if payload.size < out.nbytes:
             decode_sparse(out, payload)

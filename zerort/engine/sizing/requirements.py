@@ -265,7 +265,7 @@ class ModelSpec:
     def _codes(self, part: Division, partition: Partition) -> int:
         """Return the bytes that parameters take as codes."""
         codec = range_codec(self.coding, part.dtype, is_sparse=part.is_sparse, hosts=self.hosts)
-        return 0 if codec is None else room_nbytes(codec, partition.counts)
+        return 0 if codec is None else room_nbytes(codec, partition.counts, on_gpus=self.over_nccl)
 
     def _sends_deltas(self, dtype: str) -> bool:
         return self.coding is not None and self.coding.sends_deltas(dtype)
