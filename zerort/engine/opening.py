@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NoReturn
 
 from zerort.comm import Group, open_group
 from zerort.comm.agreed import expect_same, raise_together
-from zerort.config import Budget, Plan, Tier, TopK, Wire
+from zerort.config import Budget, Plan, Tier, Wire
 from zerort.config.offload import OffloadOptions, Scratch, scratch_directories
 from zerort.engine.mesh import Mesh, MeshShape
 from zerort.engine.model.frozen import check_frozen_format
@@ -264,11 +264,6 @@ def _check_offloaded_gradient(tier: Tier, *, is_whole: bool, free: Tier) -> None
 def _check_wire(ranks: Mesh, plan: Plan, settings: RuntimeOptions, wire: Wire) -> None:
     """Refuse codes that a plan, a device or a mesh cannot have."""
     on_gpus = not ranks.shard.device.in_host_memory
-    if on_gpus and isinstance(wire.reduce, TopK):
-        raise PlanError(
-            f"Expected ranks that compute on the host with Wire(reduce={wire.reduce!r}), got GPUs. Use 'int8', 'int4' or "
-            "'bfloat16' there, or leave it out."
-        )
     if wire.gather is not None and plan.parameter.placement is not Placement.SHARDED:
         raise PlanError(
             f"Expected a plan that shards parameters with Wire(gather={wire.gather!r}), got {plan.parameter.placement} "
