@@ -21,7 +21,7 @@ from zerort.codec.formats import BFLOAT16, FORMATS, INT4, INT8, Format, find_for
 from zerort.codec.planes import join_planes, split_planes
 from zerort.codec.rounding import Stochastic
 from zerort.codec.rows import ROWS, BlockRows
-from zerort.codec.sparse import decode_sparse, encode_sparse, sparse_nbytes
+from zerort.codec.sparse import decode_sparse, encode_sparse, sparse_nbytes, write_sparse
 from zerort.codec.summands import Coded, SummandFormat
 from zerort.codec.topk import LARGEST_BLOCK, LargestFormat
 from zerort.native.reference.changes import marks_nbytes
@@ -51,4 +51,5 @@ __all__ = [
     "measure_delta",
     "sparse_nbytes",
     "split_planes",
+    "write_sparse",
 ]

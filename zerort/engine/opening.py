@@ -240,10 +240,6 @@ def _check_optimizer_of_gpus(optimizer: Optimizer) -> None:
             f"Expected an elementwise optimizer on GPUs, got {optimizer.kind}, which has no kernel there. Use AdamW, "
             "SGD or Lion, or train on the host."
         )
-    if optimizer.sparsity is not None:
-        raise PlanError(
-            f"Expected ranks that compute on the host with sparsity={optimizer.sparsity!r}, got GPUs. Leave it out."
-        )
 
 
 def _check_offloaded_gradient(tier: Tier, *, is_whole: bool, free: Tier) -> None:

@@ -52,7 +52,7 @@ def test_a_failure_leaves_no_slot_on_lease(way, where, monkeypatch):
             elif way == "delta":
                 patch.setattr(ranges, "encode_delta", fail)
             elif way == "sparse":
-                patch.setattr(ranges, "encode_sparse", fail)
+                patch.setattr(ranges, "write_sparse", fail)
             else:
                 patch.setattr(Format, "encode", fail)
             with pytest.raises(Failure):

@@ -26,10 +26,10 @@ from zerort.codec import (
     decode_sparse,
     delta_nbytes,
     encode_delta,
-    encode_sparse,
     marks_nbytes,
     measure_delta,
     sparse_nbytes,
+    write_sparse,
 )
 from zerort.typing import Array
 
@@ -182,16 +182,18 @@ class NonZeros:
 
     def measure(self, mine: Array, before: Array, *, room: Array) -> int:
         """Return the bytes of a payload, or of the range as it is, if these are no more."""
-        return min(sparse_nbytes(mine), int(mine.nbytes))
+        return min(sparse_nbytes(mine, room=room), int(mine.nbytes))
 
     def encode(self, payload: Array, mine: Array, before: Array, *, start: int, room: Array) -> None:
         """Write what is not zero, or the range as it is."""
-        sparse = encode_sparse(mine) if payload.size < mine.nbytes else None
-        payload[:] = mine.view(np.uint8) if sparse is None else sparse
+        if payload.size < mine.nbytes:
+            write_sparse(payload, mine, room=room)
+        else:
+            payload[:] = mine.view(np.uint8)
 
     def decode(self, out: Array, payload: Array, *, room: Array) -> None:
         """Write all elements, each once."""
         if payload.size < out.nbytes:
-            decode_sparse(out, payload)
+            decode_sparse(out, payload, room=room)
         else:
             out[:] = payload.view(out.dtype)

@@ -60,7 +60,7 @@ class Section(SectionGradients):
         self.needs_whole_tensors = any(map(needs_whole_tensors, (optimizers or {}).values()))
         """Whether an optimizer of its tensors looks at whole ones: then all of it is in memory."""
         tiers = context.tiers_of(name)
-        if self.needs_whole_tensors and tiers.streams:
+        if self.needs_whole_tensors and tiers.is_offloaded(context.backings.reach):
             tiers = _without_streaming(name, rank=context.mesh.shard.rank)
         cut = part.cut(context.run.cut)
         self.granule = cut.granule
@@ -128,8 +128,9 @@ class Section(SectionGradients):
         context = self._context
         if self._rows is not None or self.parameter_placement is not Placement.SHARDED:
             return PLAIN  # what rests as codes travels as these
-        hosts = context.mesh.shard.hosts
-        codec = range_codec(context.coding, self.layout.dtype, is_sparse=self._is_sparse, hosts=hosts)
+        group = context.mesh.shard
+        apart = len(set(group.hosts)) > 1 if context.device.in_host_memory else not group.one_host
+        codec = range_codec(context.coding, self.layout.dtype, is_sparse=self._is_sparse and apart)
         return PLAIN if codec is None else CodedGather(codec, context.slots.codes, context.ledger.uncoded)
 
     @property
@@ -245,7 +246,7 @@ def _without_streaming(name: str, *, rank: int) -> SectionResidence:
     if rank == 0:
         warnings.warn(
             f"{name!r} stays in memory: an optimizer that looks at whole tensors, or prunes them, cannot update it "
-            "chunk by chunk. Use AdamW, SGD or Lion, without sparsity, for what should rest on NVME.",
+            "chunk by chunk. Use AdamW, SGD or Lion, without sparsity, for what should rest elsewhere.",
             RuntimeWarning,
             stacklevel=2,
         )

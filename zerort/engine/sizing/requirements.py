@@ -69,6 +69,8 @@ class ModelSpec:
     """What gradients are summed in; None: as `gradient_dtype` says."""
     over_nccl: bool = False
     """Whether NCCL sums them."""
+    one_host: bool = False
+    """Whether all ranks are on one host."""
     micro_steps: int = 1
     """Calls of reduce per unit and step."""
     accumulate: Accumulate | None = None
@@ -216,6 +218,7 @@ class ModelSpec:
             reads_parameter=part.master is None or part.master.reads_parameter,
             fixed=fixed_nbytes(part),
             movable=self._movable(part, is_whole=is_whole),
+            stays=any(map(needs_whole_tensors, part.optimizers.values())),
         )
 
     def _gradient_moves(self, reductions: int) -> tuple[int, int]:
@@ -264,7 +267,8 @@ class ModelSpec:
 
     def _codes(self, part: Division, partition: Partition) -> int:
         """Return the bytes that parameters take as codes."""
-        codec = range_codec(self.coding, part.dtype, is_sparse=part.is_sparse, hosts=self.hosts)
+        apart = not self.one_host if self.over_nccl else len(set(self.hosts)) > 1
+        codec = range_codec(self.coding, part.dtype, is_sparse=part.is_sparse and apart)
         return 0 if codec is None else room_nbytes(codec, partition.counts, on_gpus=self.over_nccl)
 
     def _sends_deltas(self, dtype: str) -> bool:

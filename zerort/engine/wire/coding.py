@@ -151,20 +151,19 @@ class Coding:
         return text + "; gradients of tied tensors travel uncoded from other units" * (reduces and ties)
 
 
-def range_codec(coding: Coding | None, dtype: str, *, is_sparse: bool, hosts: Collection[int]) -> RangeCodec | None:
+def range_codec(coding: Coding | None, dtype: str, *, is_sparse: bool) -> RangeCodec | None:
     """Return what ranges of parameters travel as; None: as they are.
 
     Args:
         coding: What a runtime codes.
         dtype: The parameters'.
-        is_sparse: Whether they are pruned.
-        hosts: For each rank, a number that tells its host.
+        is_sparse: Whether they are pruned, and cross hosts: between the GPUs of one they travel as they are.
     """
     if coding is not None and coding.sends_deltas(dtype):
         return Changes()
     if coding is not None and (format := coding.gather_format(dtype)) is not None:
         return BlockCodes(format)
-    return NonZeros(itemsize(dtype)) if is_sparse and len(set(hosts)) > 1 else None
+    return NonZeros(itemsize(dtype)) if is_sparse else None
 
 
 def _check(verb: str, wanted: str | TopK | None, dtype: str, legal: Collection[str], *, what: str) -> None:
