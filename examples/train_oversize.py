@@ -288,7 +288,7 @@ def parse() -> argparse.Namespace:
     add("--rows", type=whole, default=4, help="texts of each rank in a micro-step (default: %(default)s)")
     add("--micro-steps", type=whole, default=1, help="micro-steps of a step, in the same memory (default: %(default)s)")
     add("--lr", type=float, help="learning rate (default: 0.1 over the model's width)")
-    add("--state", choices=sorted(NBYTES), help="form of AdamW's (default: float32, or int8 where the disk is too small)")
+    add("--state", choices=sorted(NBYTES), help="of AdamW (default: float32, or int8 if the disk is too small)")
     add("--no-offload", action="store_true", help="keep all of it in memory, and see it fail")
     return parser.parse_args()
 
