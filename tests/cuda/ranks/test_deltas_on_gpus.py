@@ -89,6 +89,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_deltas_between_gpus_make_the_bits_of_a_plain_run(gpus, case, shared_tmp_path):
     """Trained, assigned, loaded and cut anew; each range of parameters crosses the wire once in a step."""
+    if gpus.size != 2 and "short" in case:
+        pytest.skip("two ranks show it")
     hardware.reseed(1 + gpus.size)  # streams come in another order
     found, reports = story(gpus, shared_tmp_path, DELTA, **case)
     hardware.reseed(0)
