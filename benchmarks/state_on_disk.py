@@ -1,7 +1,7 @@
 """Update parameters whose state is on a disk: AdamW's state in 12 bytes per parameter, in 10, and in about 4.
 
-    python benchmarks/state_on_disk.py                              # as fast as the disk is
-    sudo python benchmarks/state_on_disk.py --limit 1GB --dir .     # by a control group: so much read, and so much written, a second
+    python benchmarks/state_on_disk.py                     # as fast as the disk is
+    python benchmarks/state_on_disk.py --limit 1GB         # so much read, and so much written, a second (root)
 
 bfloat16 parameters and gradients are in memory, masters and moments on the disk; one process; forms take turns. What
 is timed is the step: read, update, write back. The limit needs the blkio controller (v1) of a control group that this
@@ -62,7 +62,10 @@ def main() -> None:
 def steps_of(form: dict[str, Any], numel: int, scratch: str) -> Iterator[Any]:
     """Open a runtime of one rank with AdamW in a form; yield what makes a step, and returns its report and seconds."""
     plan, optimizer = zr.Plan.zero(1, state="nvme"), zr.AdamW(lr=1e-3, **form)
-    with zr.open_group(kind="solo") as group, zr.open(plan=plan, optimizer=optimizer, group=group, scratch=scratch) as rt:
+    with (
+        zr.open_group(kind="solo") as group,
+        zr.open(plan=plan, optimizer=optimizer, group=group, scratch=scratch) as rt,
+    ):
         values = np.full(numel, 0.5, np.float32).astype(zr.native.BFLOAT16)
         unit = rt.register("model", {"w": values})
         gradient = np.full(numel, 1e-3, np.float32).astype(zr.native.BFLOAT16)

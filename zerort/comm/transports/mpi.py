@@ -310,8 +310,12 @@ class MpiTransport(Transport):
         assert call.out is not None
         counts = split_evenly(call.numel, self.size)
         mine = np.empty(counts[self.rank], call.out.dtype)  # apart: an out may be another rank's source
-        self._carrier.scatter(geometry.scatter(counts, self.rank), mine, call, self._side(call, call.source, mine))
-        self._carrier.gather(geometry.gather(counts, self.rank), mine, call.out, call, self._side(call, mine, call.out))
+        self._carrier.scatter(
+            geometry.of_reduce_scatter(counts, self.rank), mine, call, self._side(call, call.source, mine)
+        )
+        self._carrier.gather(
+            geometry.of_all_gather(counts, self.rank), mine, call.out, call, self._side(call, mine, call.out)
+        )
 
     def _side(self, call: Call, source: Array, out: Array) -> HostSide:
         """Return what this rank's host does for a call from ``source`` to ``out``."""
@@ -323,7 +327,7 @@ class MpiTransport(Transport):
         assert call.out is not None
         counts = split_evenly(call.numel, self.size)
         mine = np.empty(counts[self.rank], call.source.dtype)
-        table = geometry.scatter(counts, self.rank)
+        table = geometry.of_reduce_scatter(counts, self.rank)
         self._carrier.scatter(table, mine, call, self._side(call, call.source, mine))
         sends, receives = [(call.root, mine)], []
         if self.rank == call.root:
