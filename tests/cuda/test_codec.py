@@ -11,7 +11,7 @@ cupy = pytest.importorskip("cupy")
 
 from arrays import put  # noqa: E402
 
-from zerort.codec import BFLOAT16, INT4, INT8, ROWS, Coded, Stochastic, kernels_cuda  # noqa: E402
+from zerort.codec import BFLOAT16, INT4, INT8, ROWS, Coded, LargestFormat, Stochastic, kernels_cuda  # noqa: E402
 from zerort.errors import CallError  # noqa: E402
 from zerort.native import cast_into  # noqa: E402
 from zerort.native.dtypes import numpy_dtype  # noqa: E402
@@ -117,7 +117,47 @@ def test_feedback_and_sums_have_the_hosts_bits(format, dtype):
         format.decode_sum(out_there, unsorted)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("fraction", [0.001, 0.01, 0.3, 1.0])
+def test_the_largest_of_each_block_are_the_hosts(fraction, dtype):
+    """NaN, infinity and equal magnitudes included; what is not sent is kept, and three senders' are summed in order."""
+    format = LargestFormat(fraction)
+    for numel in (0, 1, 31, 1_023, 2 * 1_024 + 77):
+        payloads = np.zeros((3, format.nbytes(numel)), np.uint8)
+        payloads_there = put(payloads)
+        residual = np.random.default_rng(1).standard_normal(numel).astype(np.float32)
+        residual_there = put(residual)
+        for sender in range(3):
+            source = np.empty(numel, numpy_dtype(dtype))
+            lot = np.random.default_rng(sender)
+            source[:] = lot.standard_normal(numel) * 10.0 ** lot.uniform(-40, 4, numel)  # also subnormal
+            source[:40], source[40:60] = -0.0, 3.5
+            if numel > 2_000:
+                source[700:703] = np.nan, np.inf, -np.inf
+            mine, there = payloads[sender], payloads_there[sender]
+            if sender == 1:
+                format.encode(mine, source, start=2_048)
+                format.encode(there, put(source), start=2_048)
+            else:
+                format.encode_with_feedback(mine, source, residual)
+                format.encode_with_feedback(there, put(source), residual_there)
+            assert there.get().tobytes() == mine.tobytes(), (numel, sender)
+            assert residual_there.get().tobytes() == residual.tobytes(), (numel, sender)
+        out, out_there = np.zeros(numel, numpy_dtype(dtype)), put(np.zeros(numel, numpy_dtype(dtype)))
+        for target, rows in ((out, payloads), (out_there, payloads_there)):
+            format.decode_sum(target, [[Coded(numel, row)] for row in rows])
+        found, expected = out_there.get().astype(np.float32), out.astype(np.float32)
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(np.signbit(found[expected == 0]), np.signbit(expected[expected == 0]))
+
+
 def test_wrong_arrays_are_named():
+    with pytest.raises(CallError, match="starts a block of 1024 elements, got start=64"):
+        LargestFormat(0.1).encode(put(np.zeros(4, np.uint8)), put(np.zeros(3, np.float32)), start=64)
+    with pytest.raises(CallError, match="payload of 12 elements of uint8"):
+        LargestFormat(0.1).encode(put(np.zeros(4, np.uint8)), put(np.zeros(3, np.float32)))
+    with pytest.raises(CallError, match="blocks of 1024 elements on GPUs, got 512"):
+        kernels_cuda.sum_largest(put(np.zeros(3, np.float32)), [put(np.zeros(12, np.uint8))], block=512, keep=3)
     with pytest.raises(CallError, match="multiple of a block, 128"):
         INT4.encode(put(np.zeros(INT4.nbytes(300), np.uint8)), put(np.zeros(300, np.float32)), start=64)
     with pytest.raises(CallError, match="source of 300 elements of float32"):
@@ -140,4 +180,5 @@ def test_the_real_compiler_takes_every_kernel():
     found = {line.split()[0]: set(line.split()[1:]) for line in done.stdout.splitlines()}
     assert {"sm_75", "sm_80", "sm_90", "sm_100"} <= set(found)
     wanted = {"encode_blocks", "decode_blocks", "decode_rows", "sum_payloads", "narrow_with_residual", "cast_values"}
+    wanted |= {"encode_largest", "sum_largest"}
     assert all(kernels == wanted for kernels in found.values()), found

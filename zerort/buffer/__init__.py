@@ -15,13 +15,12 @@ views.py          tensors by name, for as long as their buffer is gathered
 """
 
 from zerort.buffer.bucket import GradientBucket
-from zerort.buffer.coded.delta_gather import DeltaGather, delta_room_nbytes, tell_sizes
+from zerort.buffer.coded.ranges import BlockCodes, Changes, NonZeros, RangeCodec, room_nbytes
 from zerort.buffer.coded.reduce import CodedReduce, sent_nbytes
 from zerort.buffer.coded.residual import Residual
 from zerort.buffer.coded.senders import Routes, Senders
-from zerort.buffer.coded.sparse_gather import SparseGather, sparse_room_nbytes
 from zerort.buffer.folding import FoldedShard, Folding
-from zerort.buffer.gather import PLAIN, CodedGather, RangeGather
+from zerort.buffer.gather import PLAIN, CodedGather, RangeGather, tell_sizes
 from zerort.buffer.kernels import HOST_KERNELS, BucketKernels
 from zerort.buffer.leaves import Leaves, insert
 from zerort.buffer.redistribute import redistribute
@@ -33,32 +32,33 @@ from zerort.buffer.views import Views, gathering, unit_title
 __all__ = [
     "HOST_KERNELS",
     "PLAIN",
+    "BlockCodes",
     "BucketKernels",
+    "Changes",
     "CodedGather",
     "CodedReduce",
-    "DeltaGather",
     "FoldedShard",
     "Folding",
     "GradientBucket",
     "GradientSink",
     "Leaves",
+    "NonZeros",
+    "RangeCodec",
     "RangeGather",
     "ReduceInto",
     "Residual",
     "Routes",
     "Senders",
-    "SparseGather",
     "SummedShard",
     "TiedRange",
     "TiedSums",
     "TreeSum",
     "Views",
-    "delta_room_nbytes",
     "gathering",
     "insert",
     "redistribute",
+    "room_nbytes",
     "sent_nbytes",
-    "sparse_room_nbytes",
     "sum_over_copies",
     "tell_sizes",
     "tree_reduce_scatter",

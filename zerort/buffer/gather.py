@@ -2,11 +2,10 @@
 
     PlainGather    all_gather                                                 nothing moves where ranks share memory
     CodedGather    encode my range ── all_gather of codes ──> decode them all    every rank has the same bits, mine too
-    DeltaGather    only what has changed of the ranges travels                   delta_gather.py
-    SparseGather   only what is not zero of the ranges travels                   sparse_gather.py
 
-Blocks lie by global element index, and ranges begin at multiples of them: the decoded whole does not depend on how
-ranks cut it (decision 0126). On GPUs kernels code and decode, each on a stream of its own (decision 0175).
+What a range travels as is a `RangeCodec` (`coded/ranges.py`): blocks of codes, what has changed since the whole was
+last made, or what is not zero. How long the last two are, ranks tell each other first. On GPUs kernels code and decode,
+each on a stream of its own (decisions 0175, 0188).
 """
 
 from __future__ import annotations
@@ -16,22 +15,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import numpy as np
+
+from zerort.buffer.coded.ranges import RangeCodec, room_nbytes, sent_nbytes_of
 from zerort.buffer.redistribute import redistribute
-from zerort.codec import Format
 from zerort.comm import Group
-from zerort.device import Ticket
+from zerort.device import Done, Ticket
 from zerort.device.slots import Slots
 from zerort.layout import Partition, Placement
 from zerort.typing import Array
 
-__all__ = ["PLAIN", "CodedGather", "PlainGather", "RangeGather"]
+__all__ = ["PLAIN", "CodedGather", "PlainGather", "RangeGather", "tell_sizes"]
 
 
 class RangeGather(Protocol):
     """How ranges become the whole."""
 
-    needs_base: bool
-    """Whether ``out`` has to hold the whole of before, the same on every rank: zeros at first."""
+    @property
+    def needs_base(self) -> bool:
+        """Whether ``out`` has to hold the whole of before, the same on every rank: zeros at first."""
 
     def room_nbytes(self, partition: Partition) -> int:
         """Return the bytes of memory that it takes besides the whole."""
@@ -122,31 +124,62 @@ class PlainGather:
 
 
 PLAIN: Final = PlainGather()
+_NO_ROOM: Final[Array] = np.empty(0, np.uint8)
+
+
+def tell_sizes(group: Group, sizes: Sequence[int], *, name: str, traffic: Counter[str] | None) -> list[list[int]]:
+    """Tell all ranks how many bytes this one is going to send of each of several arrays. Every rank calls this.
+
+    Returns:
+        For each array, what every rank sends.
+    """
+    if traffic is not None and group.size > 1:
+        traffic["all_gather"] += 8 * len(sizes) * group.size
+    # not-gpu: sizes are numbers of the host
+    told = group.all_gather(np.array(sizes, np.int64), name=name).wait()
+    found: list[list[int]] = told.reshape(group.size, -1).T.tolist()
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class CodedGather:
     """Codes of the ranges travel, and every rank decodes all of them, its own, too."""
 
-    format: Format
+    codec: RangeCodec
     """What they travel as."""
     slots: Slots
     """Memory of this rank's own for the codes of the whole."""
     uncoded: Counter[str]
     """Where bytes are counted that would have moved without it, by collective."""
-    needs_base = False
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether ``out`` has to hold the whole of before."""
+        return self.codec.needs_base
 
     def room_nbytes(self, partition: Partition) -> int:
-        """Return the bytes of the codes of the whole."""
-        return sum(map(self.format.nbytes, partition.counts))
+        """Return the bytes of all ranks' codes at their most."""
+        return room_nbytes(self.codec, partition.counts, on_gpus=not self.slots.device.in_host_memory)
 
     def moves(self, group: Group) -> bool:
-        """Say that they move: ranks compute with what was decoded, not with what lies in the memory they share."""
-        return True
+        """Say whether they move: lossless ones only if ranks do not share memory, unless they need a base."""
+        return self.codec.decodes_apart or not group.one_memory
 
     def measure(self, mine: Array, before: Array) -> int | None:
-        """Return None: that depends on the partition alone."""
-        return None
+        """Return how many bytes this rank will send, if that depends on its values."""
+        if not self.codec.is_measured:
+            return None
+        beside = self._beside_nbytes([mine.size])
+        if not beside:
+            return self.codec.measure(mine, before, room=_NO_ROOM)
+        with self.slots.lease(beside).returned_on_error() as slot:
+            nbytes = self.codec.measure(mine, before, room=slot.memory)
+            slot.release()  # the host has waited for it
+        return nbytes
+
+    def _beside_nbytes(self, counts: Sequence[int]) -> int:
+        """Return the bytes that kernels need beside payloads: on the host, none."""
+        return 0 if self.slots.device.in_host_memory else self.codec.beside_nbytes(max(counts))
 
     def start(
         self,
@@ -164,23 +197,33 @@ class CodedGather:
         """Bring what is decoded of all ranks' ranges to ``out``.
 
         ``mine`` is only read; on the host, not after this returns. Where ranks share ``out``, all of them write the
-        same there, once each has encoded its range. On GPUs the host waits for nothing.
+        same there, once each has encoded its range. On GPUs the host waits for nothing, once sizes are told.
         """
-        counts = [self.format.nbytes(numel) for numel in partition.counts]
+        codec, rank = self.codec, group.rank
+        before = out[partition.of(rank).slice]
+        if not codec.is_measured:
+            told = [codec.most_nbytes(numel) for numel in partition.counts]
+        elif told is None:
+            called = f"{codec.words.sizes} of {name}"[:60]
+            (told,) = tell_sizes(group, [self.measure(mine, before) or 0], name=called, traffic=traffic)
+        counts = [sent_nbytes_of(codec, nbytes) for nbytes in told]
         if traffic is not None and group.size > 1:
-            traffic["all_gather"] += sum(counts) - self.format.nbytes(padding)
+            traffic["all_gather"] += sum(counts) - (0 if codec.is_measured else codec.most_nbytes(padding))
             self.uncoded["all_gather"] += (partition.numel - padding) * mine.itemsize
-        with self.slots.lease(sum(counts)).returned_on_error() as slot:
-            payloads, first = [], 0
-            for count in counts:
-                payloads.append(slot.memory[first : first + count])
+        if not any(told):
+            return Done(out)
+        with self.slots.lease(sum(counts) + self._beside_nbytes(partition.counts)).returned_on_error() as slot:
+            payloads, sent, first = [], [], 0
+            for nbytes, count in zip(told, counts, strict=True):
+                payloads.append(slot.memory[first : first + nbytes])
+                sent.append(slot.memory[first : first + count])
                 first += count
-            own = payloads[group.rank]
+            room = slot.memory[first:]
 
             def encode() -> None:
                 if brought is not None:
                     group.device.order_after(brought)  # gpu-wait: gathered_codes_come_from_where_the_plan_says
-                self.format.encode(own, mine, start=partition.offsets[group.rank])
+                codec.encode(payloads[rank], mine, before, start=partition.offsets[rank], room=room)
 
             if group.device.in_host_memory:
                 encode()
@@ -189,15 +232,17 @@ class CodedGather:
                     encode, name=f"encode {name}", eager=brought is None
                 )
                 group.after(encoded)  # gpu-wait: gathered_codes_come_from_where_the_plan_says
-            slot.busy = arrival = group.all_gather(own, out=slot.memory[:first], counts=counts, name=name, eager=False)
+            slot.busy = arrival = group.all_gather(
+                sent[rank], out=slot.memory[:first], counts=counts, name=name, eager=False
+            )
 
             def decode() -> Array:
                 group.device.order_after(arrival)  # gpu-wait: gathered_codes_come_from_where_the_plan_says
-                for rank, payload in enumerate(payloads):
-                    self.format.decode(out[partition.of(rank).slice], payload)
+                for one, payload in enumerate(payloads):
+                    codec.decode(out[partition.of(one).slice], payload, room=room)
                 return out
 
             stream = group.device.named_stream("decode")
-            ticket: Ticket[Array] = stream.submit(decode, name=f"decode {name}", eager=arrival.done())
+            ticket: Ticket[Array] = stream.submit(decode, name=f"{codec.words.decode} {name}", eager=arrival.done())
             slot.release(after=ticket)  # gpu-wait: gathered_codes_come_from_where_the_plan_says
         return ticket

@@ -9,9 +9,9 @@
     encode_sparse           sparse.py       lossless: elements that are not zero, and a bitmap of where they are
     split_planes            planes.py       lossless: byte b of all elements together, which compresses better
 
-Host arrays go to the kernels of `zerort.native`, CuPy's to those of kernels_cuda.py; all give the same bits, whatever
-the machine. Blocks lie by global element index: a shard that begins at a multiple of `Format.block` gives the codes
-that the whole array has there, so results do not depend on how ranks cut an array (decision 0123).
+Host arrays go to the kernels of `zerort.native`, CuPy's to those of kernels_cuda.py and changes_cuda.py; all give the
+same bits, whatever the machine. Blocks lie by global element index: a shard that begins at a multiple of `Format.block`
+gives the codes that the whole array has there, so results do not depend on how ranks cut an array (decision 0123).
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from zerort.codec.formats import BFLOAT16, FORMATS, INT4, INT8, Format, find_for
 from zerort.codec.planes import join_planes, split_planes
 from zerort.codec.rounding import Stochastic
 from zerort.codec.rows import ROWS, BlockRows
-from zerort.codec.sparse import decode_sparse, encode_sparse, sparse_nbytes
+from zerort.codec.sparse import decode_sparse, encode_sparse, sparse_nbytes, write_sparse
 from zerort.codec.summands import Coded, SummandFormat
 from zerort.codec.topk import LARGEST_BLOCK, LargestFormat
+from zerort.native.reference.changes import marks_nbytes
 
 __all__ = [
     "BFLOAT16",
@@ -46,7 +47,9 @@ __all__ = [
     "encode_sparse",
     "find_format",
     "join_planes",
+    "marks_nbytes",
     "measure_delta",
     "sparse_nbytes",
     "split_planes",
+    "write_sparse",
 ]

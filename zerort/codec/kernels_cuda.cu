@@ -1,6 +1,7 @@
-// Blockwise int8 and int4, and bfloat16, on the GPU; `kernels_cuda.py` launches them. The definition is
-// native/reference/blocks.py, the host's form native/src/blocks.cpp: the same operations in the same order, so the same
-// bits. Nothing is fused (--fmad=false). Values are float32, float16 or bfloat16, read and written where they lie.
+// Blockwise int8 and int4, bfloat16, and the largest of each block on the GPU; `kernels_cuda.py` launches them. The
+// definition is native/reference/blocks.py and largest.py, the host's form native/src/blocks.cpp: the same operations in
+// the same order, so the same bits. Nothing is fused (--fmad=false). Values are float32, float16 or bfloat16, read and
+// written where they lie.
 #include <cuda_fp16.h>
 
 typedef long long Index;
@@ -197,4 +198,101 @@ extern "C" __global__ void narrow_with_residual(Index numel, unsigned short *out
 extern "C" __global__ void cast_values(Index numel, void *out, int dtype, const void *source, int source_dtype) {
   Index i = this_element();
   if (i < numel) store(out, dtype, i, load(source, source_dtype, i));
+}
+
+// -- the largest elements of each block, positions of all blocks before the values of all ------------------------------
+
+#define LARGEST_BLOCK 1024
+#define EACH (LARGEST_BLOCK / 32)  // elements of a block that a lane holds
+
+__device__ inline unsigned magnitude(float value) { return __float_as_uint(value) & 0x7fffffffu; }
+
+__device__ inline int sum_of_warp(int value) {
+  for (int bits = 16; bits; bits /= 2) value += __shfl_xor_sync(0xffffffffu, value, bits);
+  return value;
+}
+
+// How many of a block's elements are at least as large; `held`: how many of them this lane has.
+__device__ inline int count_from(const float *values, int held, unsigned least) {
+  int count = 0;
+#pragma unroll
+  for (int at = 0; at < EACH; at++) count += at < held && magnitude(values[at]) >= least;
+  return sum_of_warp(count);
+}
+
+// A warp to each block; with a residual, float32, of `source + residual`, and what is not sent is kept there.
+extern "C" __global__ void encode_largest(Index numel, const void *source, int dtype, unsigned short *positions,
+                                          unsigned short *kept, int keep, float *residual) {
+  Index number = this_element() / 32, begin = number * LARGEST_BLOCK;
+  if (begin >= numel) return;  // the whole warp
+  int lane = threadIdx.x % 32, count = begin + LARGEST_BLOCK < numel ? LARGEST_BLOCK : (int)(numel - begin);
+  int held = (count - lane + 31) / 32;
+  Index place = number * keep;
+  if (keep > count) keep = count;
+  float values[EACH];  // elements lane, lane + 32, …
+#pragma unroll
+  for (int at = 0; at < EACH; at++) {
+    if (at >= held) continue;
+    Index i = begin + at * 32 + lane;
+    values[at] = load(source, dtype, i);
+    if (residual) values[at] = values[at] + residual[i];
+  }
+  unsigned least = 0;  // of what is kept: found bit by bit
+  for (unsigned bit = 1u << 30; bit; bit >>= 1)
+    if (count_from(values, held, least | bit) >= keep) least |= bit;
+  int equals = keep - count_from(values, held, least + 1);  // of those as large as the least, the first ones
+  unsigned below = (1u << lane) - 1;
+  int before = 0, same_before = 0;
+#pragma unroll
+  for (int at = 0; at < EACH; at++) {
+    bool here = at < held;
+    float value = here ? values[at] : 0;
+    unsigned large = magnitude(value);
+    unsigned same = __ballot_sync(0xffffffffu, here && large == least);
+    bool taken = here && (large > least || (large == least && same_before + __popc(same & below) < equals));
+    unsigned votes = __ballot_sync(0xffffffffu, taken);
+    float back = 0;
+    if (taken) {
+      Index to = place + before + __popc(votes & below);
+      unsigned short sent = as_bfloat16(value);
+      positions[to] = (unsigned short)(at * 32 + lane);
+      kept[to] = sent;
+      back = __uint_as_float((unsigned)sent << 16);
+    }
+    if (here && residual) {
+      float lost = value - back;
+      residual[begin + at * 32 + lane] = magnitude(lost) < INFINITY_BITS ? lost : 0.0f;
+    }
+    before += __popc(votes);
+    same_before += __popc(same);
+  }
+}
+
+// A block of threads to each block: the sum of several payloads, `stride` bytes apart, in order; rounded once.
+extern "C" __global__ void sum_largest(Index numel, void *out, int dtype, const char *payloads, Index stride, int count,
+                                       int keep) {
+  __shared__ float decoded[LARGEST_BLOCK];
+  Index begin = blockIdx.x * (Index)LARGEST_BLOCK;
+  int elements = begin + LARGEST_BLOCK < numel ? LARGEST_BLOCK : (int)(numel - begin);
+  int own = keep < elements ? keep : elements, rest = (int)(numel % LARGEST_BLOCK);
+  Index all = numel / LARGEST_BLOCK * keep + (keep < rest ? keep : rest), first = (Index)blockIdx.x * keep;
+  float sums[LARGEST_BLOCK / 256];
+  for (int one = 0; one < count; one++, payloads += stride) {
+    const unsigned short *positions = (const unsigned short *)payloads + first, *kept = positions + all;
+    for (int i = threadIdx.x; i < LARGEST_BLOCK; i += 256) decoded[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < own; i += 256) decoded[positions[i] % LARGEST_BLOCK] = __uint_as_float((unsigned)kept[i] << 16);
+    __syncthreads();
+#pragma unroll
+    for (int at = 0; at < LARGEST_BLOCK / 256; at++) {
+      float value = decoded[at * 256 + threadIdx.x];
+      sums[at] = one ? sums[at] + value : value;
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int at = 0; at < LARGEST_BLOCK / 256; at++) {
+    int i = at * 256 + threadIdx.x;
+    if (i < elements) store(out, dtype, begin + i, sums[at]);
+  }
 }

@@ -1,4 +1,4 @@
-"""The block formats and bfloat16 over CuPy arrays: what `zerort.native` has for the host, with its bits.
+"""The formats of codes over CuPy arrays: what `zerort.native` has for the host, with its bits.
 
 Unlike the host's, kernels take float16 and bfloat16 as they are: no room for float32 besides. They are queued on the
 current stream and return at once. The source is `kernels_cuda.cu`, compiled by NVRTC when first used
@@ -17,6 +17,7 @@ from zerort.device.cuda.kernel_module import KernelModule
 from zerort.device.cuda.library import cupy
 from zerort.errors import CallError
 from zerort.native.reference.blocks import BLOCKS, code_nbytes
+from zerort.native.reference.largest import largest_count
 
 __all__ = [
     "OPTIONS",
@@ -25,7 +26,9 @@ __all__ = [
     "decode_blocks",
     "decode_rows",
     "encode_blocks",
+    "encode_largest",
     "narrow_with_residual",
+    "sum_largest",
     "sum_payloads",
 ]
 
@@ -35,6 +38,7 @@ OPTIONS = ("--fmad=false", "--ftz=false", "--std=c++17")
 
 _THREADS = 256
 _WARP = 32
+_LARGEST_BLOCK = 1024
 _DTYPES = {"float32": 0, "float16": 2, "bfloat16": 3}
 _MODULE = KernelModule(SOURCE, OPTIONS)
 
@@ -109,6 +113,44 @@ def sum_payloads(out: Any, payloads: Sequence[Any], *, bits: int) -> None:
         CallError: They lie otherwise.
     """
     _check_values("out", out)
+    _launch("sum_payloads", out.size, out, _dtype(out), *_strided(payloads), np.int32(bits), threads=out.size)
+
+
+def encode_largest(source: Any, payload: Any, *, block: int, keep: int, residual: Any = None) -> None:
+    """Write the ``keep`` largest elements of each block of ``source``, which are cast to bfloat16, and where they are.
+
+    Args:
+        source: float32, float16 or bfloat16.
+        payload: uint8: positions of all blocks, then values (`LargestFormat`).
+        block: Elements of a block: 1,024.
+        keep: How many of them.
+        residual: float32, as many elements: it is of ``source + residual``, and what is not sent is written there.
+    """
+    _check_values("source", source)
+    count = _largest_count(source.size, block, keep)
+    _check("payload", payload, "uint8", 4 * count)
+    words = payload.view(np.uint16)
+    lost = _pointer(residual, source.size, dtype="float32")
+    arguments = (source, _dtype(source), words, words[count:], np.int32(keep), lost)
+    _launch("encode_largest", source.size, *arguments, threads=_WARP * -(-source.size // block))
+
+
+def sum_largest(out: Any, payloads: Sequence[Any], *, block: int, keep: int) -> None:
+    """Write the sum of what payloads of `encode_largest` hold to ``out``; as in `sum_payloads`."""
+    _check_values("out", out)
+    _check("a payload", payloads[0], "uint8", 4 * _largest_count(out.size, block, keep))
+    arguments = (out, _dtype(out), *_strided(payloads), np.int32(keep))
+    _launch("sum_largest", out.size, *arguments, threads=_THREADS * -(-out.size // block))
+
+
+def _largest_count(numel: int, block: int, keep: int) -> int:
+    if block != _LARGEST_BLOCK:
+        raise CallError(f"Expected blocks of {_LARGEST_BLOCK} elements on GPUs, got {block}.")
+    return largest_count(numel, block=block, keep=keep)
+
+
+def _strided(payloads: Sequence[Any]) -> tuple[Any, np.int64, np.int32]:
+    """Return the first of several payloads for a kernel, their distance, and how many there are."""
     first = payloads[0]
     places = [one.data.ptr for one in payloads]
     stride = places[1] - places[0] if len(places) > 1 else 0
@@ -116,8 +158,7 @@ def sum_payloads(out: Any, payloads: Sequence[Any], *, bits: int) -> None:
         raise CallError("Expected payloads at equal distances, got others. Let every sender send as much.")
     for one in payloads:
         _check("a payload", one, "uint8", first.size)
-    counts = (np.int64(stride), np.int32(len(payloads)), np.int32(bits))
-    _launch("sum_payloads", out.size, out, _dtype(out), first, *counts, threads=out.size)
+    return first, np.int64(stride), np.int32(len(payloads))
 
 
 def cast_into(out: Any, source: Any) -> None:
@@ -130,11 +171,11 @@ def cast_into(out: Any, source: Any) -> None:
     _launch("cast_values", out.size, out, _dtype(out), source, _dtype(source), threads=out.size)
 
 
-def _pointer(residual: Any, numel: int) -> Any:
-    """Return bfloat16 values for a kernel, or a null pointer."""
+def _pointer(residual: Any, numel: int, *, dtype: str = "bfloat16") -> Any:
+    """Return what was lost for a kernel, or a null pointer."""
     if residual is None:
         return np.uintp(0)
-    _check("residual", residual, "bfloat16", numel)
+    _check("residual", residual, dtype, numel)
     return residual
 
 

@@ -3,8 +3,8 @@
     values      those whose bits are not all zero, in order: -0.0 is one
     bitmap      bit i % 8 of byte i // 8: element i is among them
 
-How many values there are follows from the payload's length. Host arrays only; elements of 1, 2, 4 or 8 bytes (decision
-0177).
+How many values there are follows from the payload's length. Elements of 1, 2, 4 or 8 bytes (decision 0177); CuPy's
+arrays give the same bytes (decision 0188).
 """
 
 from __future__ import annotations
@@ -14,54 +14,74 @@ from typing import Final
 import numpy as np
 
 from zerort import native
-from zerort.typing import Array
+from zerort.typing import Array, is_of
 
-__all__ = ["decode_sparse", "encode_sparse", "sparse_nbytes"]
+__all__ = ["decode_sparse", "encode_sparse", "sparse_nbytes", "write_sparse"]
 
 
 _TOGETHER: Final = 1 << 16
 """Elements that are decoded at once, apart: others may read ``out`` who have decoded the same there."""
 
 
-def sparse_nbytes(elements: Array) -> int:
-    """Return the bytes of an array's payload.
+def sparse_nbytes(elements: Array, *, room: Array | None = None) -> int:
+    """Return the bytes of an array's payload; ``room`` is that of `measure_delta`.
 
     >>> sparse_nbytes(np.array([0, 1.5, 0, 0, 0, 0, 0, 0, 2.0], np.float32))
     10
     """
     bits = _bits(elements)
-    return native.find_changes(np.zeros_like(bits), bits)[0] * bits.itemsize + _bitmap_nbytes(bits.size)
+    if is_of(bits, "cupy"):
+        from zerort.codec import changes_cuda
+
+        count, _ = changes_cuda.find_changes(None, bits, room=room)
+    else:
+        count, _ = native.find_changes(np.zeros_like(bits), bits)
+    return count * bits.itemsize + _bitmap_nbytes(bits.size)
 
 
 def encode_sparse(elements: Array) -> Array | None:
-    """Return an array's payload, uint8; None if that is no shorter than its bytes.
+    """Return a host array's payload, uint8; None if that is no shorter than its bytes.
 
     Args:
         elements: 1-D and contiguous; only read.
     """
-    bits = _bits(elements)
-    zeros = np.zeros_like(bits)
-    count, _ = native.find_changes(zeros, bits)
-    nbytes = count * bits.itemsize + _bitmap_nbytes(bits.size)
-    if nbytes >= bits.nbytes:
+    nbytes = sparse_nbytes(elements)
+    if nbytes >= elements.nbytes:
         return None
     payload = np.empty(nbytes, np.uint8)
-    values, bitmap = _parts(payload, bits)
-    native.write_changes(zeros, bits, bitmap, values, bitmap=True)
+    write_sparse(payload, elements)
     return payload
 
 
-def decode_sparse(out: Array, payload: Array) -> None:
+def write_sparse(payload: Array, elements: Array, *, room: Array | None = None) -> None:
+    """Write an array into a payload, which is as long as `sparse_nbytes` says; ``room`` is that of `measure_delta`."""
+    bits = _bits(elements)
+    if is_of(bits, "cupy"):
+        from zerort.codec import changes_cuda
+
+        changes_cuda.write_sparse(payload, bits, room=room)
+        return
+    values, bitmap = _parts(payload, bits)
+    native.write_changes(np.zeros_like(bits), bits, bitmap, values, bitmap=True)
+
+
+def decode_sparse(out: Array, payload: Array, *, room: Array | None = None) -> None:
     """Write the array of a payload to ``out``, as long and of the dtype that it was encoded from; each element once.
 
     Args:
         out: 1-D, contiguous, writable.
         payload: uint8, at an address that the elements' size divides.
+        room: As in `measure_delta`.
 
     Raises:
-        ValueError: It holds something else.
+        ValueError: It holds something else. On a GPU nobody looks: nothing is written outside of ``out``.
     """
     bits = _bits(out)
+    if is_of(bits, "cupy"):
+        from zerort.codec import changes_cuda
+
+        changes_cuda.apply_payload(bits, payload, is_delta=False, room=room)
+        return
     rest = payload.size - _bitmap_nbytes(bits.size)
     if rest < 0 or rest % bits.itemsize:
         raise ValueError(f"a bitmap of {bits.size} elements and values of {bits.itemsize} bytes, got {payload.size}")

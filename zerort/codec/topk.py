@@ -5,19 +5,20 @@
 
 All others are decoded as zero: with feedback they wait until they have grown (decision 0148). Each block has as many,
 so the length of a payload depends on nothing but the number of elements. Of equal magnitudes the first is taken; NaN
-and infinity are above all numbers.
+and infinity are above all numbers. On GPUs a warp finds the least magnitude that is kept bit by bit (decision 0189).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from zerort import native
-from zerort.codec.summands import Coded, SummandFormat, pieces
+from zerort.codec.summands import Coded, SummandFormat, kernels_for, pieces
 from zerort.errors import CallError
 from zerort.native.reference.largest import largest_count
 from zerort.typing import is_of
@@ -30,7 +31,7 @@ LARGEST_BLOCK: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class LargestFormat(SummandFormat):
-    """The largest elements of each block; for arrays of the host."""
+    """The largest elements of each block."""
 
     fraction: float
     """How many of all, above 0 and at most 1; at least one of each block."""
@@ -66,6 +67,9 @@ class LargestFormat(SummandFormat):
     def encode(self, payload: Any, source: Any, *, start: int = 0) -> None:
         """Write the largest elements of ``source`` into ``payload``; see `SummandFormat.encode`."""
         coded = Coded(source.size, payload)
+        if is_of(source, "cupy"):
+            self._encode_there(coded, source, None, start=start)
+            return
         for values, part in pieces(source):
             native.cast_into(values, source[part])
             self._encode_part(coded, values, part.start, start=start)
@@ -74,15 +78,32 @@ class LargestFormat(SummandFormat):
         """Write the values of ``payload`` into ``out``: float32, float16 or bfloat16."""
         self.decode_sum(out, [[Coded(out.size, payload)]])
 
+    def encode_with_feedback(self, payload: Any, source: Any, residual: Any, *, start: int = 0) -> None:
+        """Write ``source + residual`` into ``payload``, and what is not sent into ``residual``: on GPUs in one pass."""
+        if is_of(source, "cupy"):
+            self._encode_there(Coded(source.size, payload), source, residual, start=start)
+        else:
+            SummandFormat.encode_with_feedback(self, payload, source, residual, start=start)
+
+    def decode_sum(self, out: Any, summands: Sequence[Sequence[Coded]]) -> None:
+        """Write the sum of several summands into ``out``: on GPUs in one pass, of a payload each."""
+        if is_of(out, "cupy"):
+            payloads = [one.payload for (one,) in summands]
+            kernels_for(out).sum_largest(out, payloads, block=LARGEST_BLOCK, keep=self.keep)
+        else:
+            SummandFormat.decode_sum(self, out, summands)
+
+    def _encode_there(self, coded: Coded, source: Any, residual: Any, *, start: int) -> None:
+        """Encode on a GPU."""
+        self._check_start(start)
+        kernels = kernels_for(source)
+        kernels.encode_largest(source, coded.payload, block=LARGEST_BLOCK, keep=self.keep, residual=residual)
+
     def _kept(self, numel: int) -> int:
         return largest_count(numel, block=LARGEST_BLOCK, keep=self.keep)
 
     def _encode_part(self, coded: Coded, values: Any, first: int, *, start: int) -> None:
-        if start % LARGEST_BLOCK or is_of(values, "cupy"):
-            raise CallError(
-                f"Expected a host array that starts a block of {LARGEST_BLOCK} elements, got {type(values).__name__} "
-                f"and start={start}."
-            )
+        self._check_start(start)
         positions, kept = self._entries(coded, first, values.size)
         native.find_largest(values, positions, block=LARGEST_BLOCK, keep=self.keep)
         native.cast_into(kept, values[self._places(positions, values.size)])
@@ -93,6 +114,10 @@ class LargestFormat(SummandFormat):
         native.cast_into(wide, kept)
         values.fill(0)
         values[self._places(positions, values.size)] = wide
+
+    def _check_start(self, start: int) -> None:
+        if start % LARGEST_BLOCK:
+            raise CallError(f"Expected an array that starts a block of {LARGEST_BLOCK} elements, got start={start}.")
 
     def _entries(self, coded: Coded, first: int, numel: int) -> tuple[Any, Any]:
         """Return the positions and values of some elements of a payload."""

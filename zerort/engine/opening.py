@@ -11,13 +11,14 @@ from typing import Any, Final, Literal, NoReturn
 
 from zerort.comm import Group, open_group
 from zerort.comm.agreed import expect_same, raise_together
-from zerort.config import Budget, Plan, Tier, TopK, Wire
+from zerort.config import Budget, Plan, Tier, Wire
 from zerort.config.offload import OffloadOptions, Scratch, scratch_directories
 from zerort.engine.mesh import Mesh, MeshShape
 from zerort.engine.model.frozen import check_frozen_format
 from zerort.engine.opening_checks import check_nouns, check_ranks
 from zerort.engine.option_names import unknown_options
 from zerort.engine.options import Accumulate, RuntimeOptions, keeps_whole_gradients
+from zerort.engine.residence.choose import reach
 from zerort.engine.runtime import Runtime
 from zerort.errors import PlanError, ZerortError
 from zerort.layout import Placement
@@ -239,10 +240,6 @@ def _check_optimizer_of_gpus(optimizer: Optimizer) -> None:
             f"Expected an elementwise optimizer on GPUs, got {optimizer.kind}, which has no kernel there. Use AdamW, "
             "SGD or Lion, or train on the host."
         )
-    if optimizer.sparsity is not None:
-        raise PlanError(
-            f"Expected ranks that compute on the host with sparsity={optimizer.sparsity!r}, got GPUs. Leave it out."
-        )
 
 
 def _check_offloaded_gradient(tier: Tier, *, is_whole: bool, free: Tier) -> None:
@@ -262,21 +259,18 @@ def _check_offloaded_gradient(tier: Tier, *, is_whole: bool, free: Tier) -> None
 
 def _check_wire(ranks: Mesh, plan: Plan, settings: RuntimeOptions, wire: Wire) -> None:
     """Refuse codes that a plan, a device or a mesh cannot have."""
-    for part, given in (("gather", wire.gather), ("reduce", wire.reduce)):
-        if not ranks.shard.device.in_host_memory and (given == "delta" or isinstance(given, TopK)):
-            raise PlanError(
-                f"Expected ranks that compute on the host with Wire({part}={given!r}), got GPUs. Use 'int8', 'int4' or "
-                "'bfloat16' there, or leave it out."
-            )
+    on_gpus = not ranks.shard.device.in_host_memory
     if wire.gather is not None and plan.parameter.placement is not Placement.SHARDED:
         raise PlanError(
             f"Expected a plan that shards parameters with Wire(gather={wire.gather!r}), got {plan.parameter.placement} "
             "ones, which every rank keeps whole. Use zr.Plan.zero(3), or leave gather= out."
         )
-    if wire.gather == "delta" and plan.parameter.tier is Tier.NVME:
+    if wire.gather == "delta" and plan.parameter.tier not in reach(on_gpus=on_gpus):
+        where = "in the memory of GPUs" if on_gpus else "in memory"
         raise PlanError(
-            "Expected parameters in memory with Wire(gather='delta'), which keeps the whole model there on each host, "
-            "got parameters on NVME. Use parameter=Tier.DEVICE, or leave gather= out."
+            f"Expected parameters {where} with Wire(gather='delta'), which keeps the whole model there on each "
+            f"{'rank' if on_gpus else 'host'}, got parameters on {plan.parameter.tier.name}. Use "
+            "parameter=Tier.DEVICE, or leave gather= out."
         )
     if wire.reduce is None:
         return

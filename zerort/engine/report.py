@@ -191,7 +191,7 @@ class MemoryReport:
 
     host_copy: int = 0
     """Whole parameters that stay on this host between gathers, once for all of its ranks that share memory: the base of
-    ``Wire(gather="delta")``, or ``Plan.zero(3, secondary="host")``."""
+    ``Wire(gather="delta")``, or ``Plan.zero(3, secondary="host")``. On GPUs: on this rank's."""
 
     gathered_peak: int = 0
     """Most bytes of gathered units that were in slots at once. 0 where ranks share memory: a gather takes none."""

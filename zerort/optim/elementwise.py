@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from zerort.errors import CallError
 from zerort.optim.checks import check_bool, check_choice, check_lr, check_number, check_pair
@@ -102,16 +102,7 @@ class AdamW(ElementwiseOptimizer):
         copy_out: Array | None,
     ) -> None:
         """Update in place; see `ElementwiseOptimizer.update_`."""
-        settings = {
-            "lr": lr,
-            "beta1": self.betas[0],
-            "beta2": self.betas[1],
-            "eps": self.eps,
-            "weight_decay": self.weight_decay,
-            "step": step,
-            "grad_scale": grad_scale,
-            "copy_out": copy_out,
-        }
+        settings = self._settings(lr=lr, step=step, grad_scale=grad_scale, copy_out=copy_out)
         kernels = kernels_for(param)
         if "exp_avg" in state:
             kernels.adamw_(param, grad, state["exp_avg"], state["exp_avg_sq"], **settings)
@@ -119,34 +110,15 @@ class AdamW(ElementwiseOptimizer):
             (mean, start), (square, _) = state["exp_avg.int8"], state["exp_avg_sq.int8"]
             kernels.adamw_blocks_(param, grad, mean, square, start=start, keys=rounding_keys(step), **settings)
 
-    def update_rows_(
-        self,
-        param: Array,
-        grad: Array,
-        state: Mapping[str, Array],
-        rows: Array,
-        *,
-        width: int,
-        lr: float,
-        step: int,
-        grad_scale: float,
-    ) -> None:
+    def update_rows_(self, param: Array, grad: Array, state: Mapping[str, Array], rows: Array, **how: Any) -> None:
         """Update some rows where they lie; see `ElementwiseOptimizer.update_rows_`."""
-        kernels_for(param).adamw_rows_(
-            param,
-            grad,
-            state["exp_avg"],
-            state["exp_avg_sq"],
-            rows,
-            width=width,
-            lr=lr,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            step=step,
-            grad_scale=grad_scale,
-        )
+        moments = state["exp_avg"], state["exp_avg_sq"]
+        kernels_for(param).adamw_rows_(param, grad, *moments, rows, **self._settings(**how))
+
+    def _settings(self, **update: Any) -> dict[str, Any]:
+        """Return what kernels are told: of this optimizer, and of one update."""
+        beta1, beta2 = self.betas
+        return {"beta1": beta1, "beta2": beta2, "eps": self.eps, "weight_decay": self.weight_decay, **update}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

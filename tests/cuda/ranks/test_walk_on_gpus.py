@@ -203,12 +203,6 @@ def test_an_optimizer_over_whole_tensors_is_refused(gpus):
         zr.open(group=gpus, optimizer=zr.Adafactor(lr=1e-3))
 
 
-def test_masks_are_refused(gpus):
-    groups = [zr.ParameterGroup("*", sparsity=zr.Sparsity(0.5))]
-    with pytest.raises(PlanError, match=r"compute on the host with sparsity=Sparsity\(share=0.5, .* got GPUs"):
-        zr.open(group=gpus, optimizer=zr.AdamW(lr=1e-3), param_groups=groups)
-
-
 def test_what_stays_in_the_memory_of_a_host_is_refused(gpus):
     with pytest.raises(PlanError, match=r"Expected ranks that compute on the host with secondary='host', got GPUs"):
         zr.open(zr.Plan.zero(3, secondary="host"), group=gpus)

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from zerort.buffer import CodedGather, CodedReduce, DeltaGather
-from zerort.buffer.coded import delta_gather, sparse_gather
+from zerort.buffer import BlockCodes, Changes, CodedGather, CodedReduce, NonZeros
+from zerort.buffer.coded import ranges
 from zerort.buffer.coded.senders import Senders
 from zerort.codec.formats import INT8, Format
 from zerort.device.slots import Slots
@@ -16,9 +16,9 @@ from zerort.testing import run_threads
 
 NUMEL = 4096
 WAYS = {
-    "gather": lambda slots: CodedGather(INT8, slots, Counter()),
-    "delta": lambda slots: DeltaGather(slots, Counter()),
-    "sparse": lambda slots: sparse_gather.SparseGather(4, slots, Counter()),
+    "gather": lambda slots: CodedGather(BlockCodes(INT8), slots, Counter()),
+    "delta": lambda slots: CodedGather(Changes(), slots, Counter()),
+    "sparse": lambda slots: CodedGather(NonZeros(4), slots, Counter()),
     "reduce": lambda slots: CodedReduce(INT8, slots, Senders(((0,),), 1, 64), None, Counter()),
 }
 
@@ -50,9 +50,9 @@ def test_a_failure_leaves_no_slot_on_lease(way, where, monkeypatch):
             if where == "submit":
                 patch.setattr(group.device.named_stream("decode"), "submit", fail)
             elif way == "delta":
-                patch.setattr(delta_gather, "encode_delta", fail)
+                patch.setattr(ranges, "encode_delta", fail)
             elif way == "sparse":
-                patch.setattr(sparse_gather, "encode_sparse", fail)
+                patch.setattr(ranges, "write_sparse", fail)
             else:
                 patch.setattr(Format, "encode", fail)
             with pytest.raises(Failure):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import zerort as zr
-from zerort.buffer import DeltaGather, delta_room_nbytes
+from zerort.buffer import Changes, CodedGather, room_nbytes
 from zerort.comm import open_group
 from zerort.config.offload import OffloadOptions
 from zerort.device.slots import Slots
@@ -59,7 +59,7 @@ def test_a_delta_gather_tells_all_ranks_what_is_sent_and_moves_nothing_unchanged
     def gathers(group):
         slots = Slots("deltas", allocate=lambda nbytes: np.empty(nbytes, np.uint8))
         moved, uncoded = Counter(), Counter()
-        gather = DeltaGather(slots, uncoded)
+        gather = CodedGather(Changes(), slots, uncoded)
         slots.reserve(gather.room_nbytes(partition), count=1)
         own = partition.of(group.rank)
         mine, out = np.arange(own.first, own.stop).astype(np.uint16).view(BFLOAT16), np.zeros(1_000, BFLOAT16)
@@ -73,9 +73,9 @@ def test_a_delta_gather_tells_all_ranks_what_is_sent_and_moves_nothing_unchanged
 
     for whole, (first, second) in run_threads(3, gathers):
         assert whole == list(range(1_000))
-        assert 2_000 < first <= 3 * 8 + delta_room_nbytes(partition.counts)
+        assert 2_000 < first <= 3 * 8 + room_nbytes(Changes(), partition.counts)
         assert second == 3 * 8  # the sizes alone
-    assert delta_room_nbytes(partition.counts) == sum(-(-(24 + 2 * n) // 8) * 8 for n in partition.counts if n)
+    assert room_nbytes(Changes(), partition.counts) == sum(-(-(24 + 2 * n) // 8) * 8 for n in partition.counts if n)
 
 
 @pytest.mark.parametrize("secondary", [True, False])
@@ -84,7 +84,7 @@ def test_a_copy_of_what_rests_on_a_disk_is_refused(secondary):
     with open_group(kind="solo") as group:
         host = HostMemory(group)
         storage = StorageSession(group, scratch=None, options=OffloadOptions(), traffic=Counter(), host=host)
-        gather = DeltaGather(Slots("deltas", allocate=lambda nbytes: np.empty(nbytes, np.uint8)), Counter())
+        gather = CodedGather(Changes(), Slots("deltas", allocate=lambda nbytes: np.empty(nbytes, np.uint8)), Counter())
         with pytest.raises(PlanError, match="a copy stays on each host where computing happens, got them on NVME"):
             Backings(group, host, storage).parameters(
                 layout,

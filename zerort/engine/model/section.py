@@ -14,14 +14,7 @@ import copy
 import warnings
 from collections.abc import Mapping
 
-from zerort.buffer import (
-    PLAIN,
-    CodedGather,
-    DeltaGather,
-    GradientBucket,
-    RangeGather,
-    SparseGather,
-)
+from zerort.buffer import PLAIN, CodedGather, GradientBucket, RangeGather
 from zerort.comm.agreed import raise_together
 from zerort.config import Tier
 from zerort.engine.context import Context
@@ -34,8 +27,9 @@ from zerort.engine.residence.parameters import Parameters
 from zerort.engine.rows.table import RowTable
 from zerort.engine.step.state import OptimizerState
 from zerort.engine.step.state_entry import Streaming
+from zerort.engine.wire.coding import range_codec
 from zerort.errors import DeviceMemoryError, ZerortError
-from zerort.layout import Partition, Placement, itemsize
+from zerort.layout import Partition, Placement
 from zerort.typing import Array
 
 __all__ = ["Section"]
@@ -66,7 +60,7 @@ class Section(SectionGradients):
         self.needs_whole_tensors = any(map(needs_whole_tensors, (optimizers or {}).values()))
         """Whether an optimizer of its tensors looks at whole ones: then all of it is in memory."""
         tiers = context.tiers_of(name)
-        if self.needs_whole_tensors and tiers.streams:
+        if self.needs_whole_tensors and tiers.is_offloaded(context.backings.reach):
             tiers = _without_streaming(name, rank=context.mesh.shard.rank)
         cut = part.cut(context.run.cut)
         self.granule = cut.granule
@@ -95,7 +89,7 @@ class Section(SectionGradients):
             name=self._stored_as,
             traffic=context.ledger.moved,
             whole=None if before is None else before.parameters.at_rest,
-            gather=self._gather_of(self.layout.dtype),
+            gather=self._gather(),
             rows=self._rows,
             uncoded=context.ledger.uncoded,
             secondary=context.plan.secondary is not None,
@@ -129,25 +123,20 @@ class Section(SectionGradients):
             setattr(other, part, mine)
         self._recut_buckets()
 
-    def _gather_of(self, dtype: str) -> RangeGather:
+    def _gather(self) -> RangeGather:
         """Return how its ranges become the whole."""
         context = self._context
-        if context.coding is not None and context.coding.sends_deltas(dtype) and self._rows is None:
-            return DeltaGather(context.slots.codes, context.ledger.uncoded)
-        format = None if context.coding is None else context.coding.gather_format(dtype)
-        if self._rows is not None:  # what rests as codes travels as these
-            return PLAIN
-        if format is None:
-            crosses_hosts = len(set(context.mesh.shard.hosts)) > 1 and self.parameter_placement is Placement.SHARDED
-            if self._is_sparse and crosses_hosts:
-                return SparseGather(itemsize(dtype), context.slots.codes, context.ledger.uncoded)
-            return PLAIN
-        return CodedGather(format, context.slots.codes, context.ledger.uncoded)
+        if self._rows is not None or self.parameter_placement is not Placement.SHARDED:
+            return PLAIN  # what rests as codes travels as these
+        group = context.mesh.shard
+        apart = len(set(group.hosts)) > 1 if context.device.in_host_memory else not group.one_host
+        codec = range_codec(context.coding, self.layout.dtype, is_sparse=self._is_sparse and apart)
+        return PLAIN if codec is None else CodedGather(codec, context.slots.codes, context.ledger.uncoded)
 
     @property
     def codes_nbytes(self) -> int:
         """Bytes of the codes that its parameters are gathered as; 0 if they are gathered as they are."""
-        return self._gather_of(self.layout.dtype).room_nbytes(self.partition)
+        return self._gather().room_nbytes(self.partition)
 
     def _make_state(self, before: Section | None) -> OptimizerState:
         """Make the state on all ranks, or on none: one rank's GPU may have less left than another's."""
@@ -257,7 +246,7 @@ def _without_streaming(name: str, *, rank: int) -> SectionResidence:
     if rank == 0:
         warnings.warn(
             f"{name!r} stays in memory: an optimizer that looks at whole tensors, or prunes them, cannot update it "
-            "chunk by chunk. Use AdamW, SGD or Lion, without sparsity, for what should rest on NVME.",
+            "chunk by chunk. Use AdamW, SGD or Lion, without sparsity, for what should rest elsewhere.",
             RuntimeWarning,
             stacklevel=2,
         )

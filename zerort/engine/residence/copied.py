@@ -3,8 +3,8 @@
     changed ──> the next `start` brings ranges to the copy: as they are, as codes, or by what has changed
     not         the copy is the whole: a gather meets nobody, and moves nothing
 
-Ranks of a host that share memory share the copy; others have one each. It is what deltas are taken from and applied to
-(decision 0140), and what backward finds of forward's gathers (`Plan.secondary`, decision 0141).
+Ranks of a host that share memory share the copy; others, and GPUs, have one each. It is what deltas are taken from and
+applied to (decision 0140), and what backward finds of forward's gathers (`Plan.secondary`, decision 0141).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CopiedParameters(ShardedParameters):
         """Say whether a gather has ended with an error: then it did so on all ranks, and the copy is as it was."""
         if gather.done():
             try:
-                gather.wait()  # not-gpu: copies are refused on GPUs
+                gather.wait()  # not-gpu: it is done, and asked for its error
             except ZerortError:
                 return True
         return False

@@ -111,6 +111,7 @@ def forecast(
         shard_weights=shard_weights,
         equal_shards=on_gpus,
         over_nccl=on_gpus,
+        one_host=one_memory,
         gradient_dtype=gradient_dtype,
         micro_steps=micro_steps,
         accumulate=accumulate,
@@ -263,6 +264,8 @@ def _checked_rows(
 def _tiers_under(plan: Plan, size: SectionSize) -> SectionResidence:
     """Return where a section's parts rest: as the plan says, but those that cannot leave memory stay."""
     asked = SectionResidence.of(plan)
+    if size.stays:
+        return replace(asked, parameter=Tier.DEVICE, gradient=Tier.DEVICE, state=Tier.DEVICE)
     stay = [part for part in PARTS if getattr(asked, part) is Tier.NVME and part not in size.movable]
     return replace(asked, **dict.fromkeys(stay, Tier.DEVICE))  # type: ignore[arg-type]
 

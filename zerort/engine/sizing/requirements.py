@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerort.buffer import Leaves, Routes, Senders, delta_room_nbytes, sent_nbytes, sparse_room_nbytes, unit_title
+from zerort.buffer import Leaves, Routes, Senders, room_nbytes, sent_nbytes, unit_title
 from zerort.config import Plan
 from zerort.engine.model.division import Division, cut_over, divide, needs_whole_tensors
 from zerort.engine.model.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
@@ -22,7 +22,7 @@ from zerort.engine.options import Accumulate, keeps_whole_gradients
 from zerort.engine.rows.table import row_bounds, touched_nbytes
 from zerort.engine.sizing.section_size import PARTS, SectionSize
 from zerort.engine.sizing.state_sizes import fixed_nbytes, state_columns, state_nbytes
-from zerort.engine.wire.coding import Coding
+from zerort.engine.wire.coding import Coding, range_codec
 from zerort.errors import CallError
 from zerort.layout import FlatLayout, Partition, Placement, itemsize
 from zerort.layout.dtypes import TRAINABLE, gradient_dtype
@@ -69,6 +69,8 @@ class ModelSpec:
     """What gradients are summed in; None: as `gradient_dtype` says."""
     over_nccl: bool = False
     """Whether NCCL sums them."""
+    one_host: bool = False
+    """Whether all ranks are on one host."""
     micro_steps: int = 1
     """Calls of reduce per unit and step."""
     accumulate: Accumulate | None = None
@@ -216,6 +218,7 @@ class ModelSpec:
             reads_parameter=part.master is None or part.master.reads_parameter,
             fixed=fixed_nbytes(part),
             movable=self._movable(part, is_whole=is_whole),
+            stays=any(map(needs_whole_tensors, part.optimizers.values())),
         )
 
     def _gradient_moves(self, reductions: int) -> tuple[int, int]:
@@ -264,12 +267,9 @@ class ModelSpec:
 
     def _codes(self, part: Division, partition: Partition) -> int:
         """Return the bytes that parameters take as codes."""
-        if self._sends_deltas(part.dtype):
-            return delta_room_nbytes(partition.counts)
-        format = None if self.coding is None else self.coding.gather_format(part.dtype)
-        if format is None and part.is_sparse and len(set(self.hosts)) > 1:
-            return sparse_room_nbytes(partition.counts, width=itemsize(part.dtype))
-        return 0 if format is None else sum(map(format.nbytes, partition.counts))
+        apart = not self.one_host if self.over_nccl else len(set(self.hosts)) > 1
+        codec = range_codec(self.coding, part.dtype, is_sparse=part.is_sparse and apart)
+        return 0 if codec is None else room_nbytes(codec, partition.counts, on_gpus=self.over_nccl)
 
     def _sends_deltas(self, dtype: str) -> bool:
         return self.coding is not None and self.coding.sends_deltas(dtype)

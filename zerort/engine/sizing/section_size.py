@@ -73,6 +73,8 @@ class SectionSize:
     """Of the state, what stays in memory whatever the tier: one small array per tensor."""
     movable: frozenset[str] = frozenset(PARTS)
     """The parts that can leave memory."""
+    stays: bool = False
+    """Whether all of it stays where computing happens, whatever a plan says: it is not updated chunk by chunk."""
 
     @property
     def is_trained(self) -> bool:

@@ -65,6 +65,7 @@ class SizeTable:
             equal_shards=mesh.shard.prefers_equal_counts,
             gradient_dtype=options.gradient_dtype,
             over_nccl=mesh.shard.kind == "nccl",
+            one_host=mesh.shard.one_host,
             micro_steps=options.micro_steps,
             accumulate=options.accumulate,
             virtual_shards=options.virtual_shards,

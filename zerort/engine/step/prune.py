@@ -5,12 +5,12 @@
                   summed over the ranks; of equal ones those with the lowest index. Or two of every four neighbours
     from then on  their gradients count as zero, so that they and their state stay zero
 
-Sums are of whole numbers: the same mask on any number of ranks (decision 0151).
+Sums are of whole numbers: the same mask on any number of ranks (decision 0151), of hosts or GPUs (decision 0190).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,15 +19,13 @@ from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.step.state import OptimizerState
 from zerort.layout import Placement
-from zerort.optim.forms.sparsity import MASK, bits_in, put_bits
+from zerort.optim.forms.sparsity import MASK, masks_for
 from zerort.typing import Array
 
 __all__ = ["prune"]
 
 _DIGIT: Final = 11
 """Bits of a pattern that one histogram tells apart."""
-_PIECE: Final = 1 << 20
-"""Elements that are looked at together."""
 
 
 def prune(context: Context, sections: Sequence[Section], present: set[str]) -> None:
@@ -64,68 +62,55 @@ class _Chosen(NamedTuple):
 
     threshold: int
     equal: int
-
-
-class _Piece(NamedTuple):
-    """Some elements of a tensor on this rank."""
-
-    place: slice
-    """Where they lie in the owned range."""
-    keys: Array
-    """Their magnitudes as whole numbers of the same order; of those that are pruned larger than any."""
-    pruned: Array
-    """Which of them are."""
+    of: int
+    """How many equal it on this rank."""
 
 
 class _Tensors:
-    """This rank's part of a section's tensors. All of it is in memory."""
+    """This rank's part of a section's tensors. All of it is where computing happens."""
 
     def __init__(self, section: Section, state: OptimizerState, *, rank: int) -> None:
         self._section, self._state, self._rank = section, state, rank
         self.masters: Array = section.owned.memory if state.master is None else state.master.memory
+        self._masks = masks_for(self.masters)
+        self._places = {one.extent.name: one.in_range for one in state.layout.overlaps(*state.owned)}
 
-    def pieces(self, name: str) -> Iterator[_Piece]:
-        state = self._state
-        unsigned = np.dtype(f"u{self.masters.itemsize}")
-        mask = state.entries[MASK].column.memory
-        for overlap in state.layout.overlaps(*state.owned):
-            if overlap.extent.name == name:
-                for first in range(overlap.in_range.start, overlap.in_range.stop, _PIECE):
-                    place = slice(first, min(first + _PIECE, overlap.in_range.stop))
-                    keys = self.masters[place].view(unsigned) & unsigned.type(np.iinfo(unsigned).max >> 1)
-                    pruned = bits_in(mask, place)
-                    np.putmask(keys, pruned, np.iinfo(unsigned).max)
-                    yield _Piece(place, keys, pruned)
+    def count(self, name: str, counts: Array, *, shift: int, width: int, prefix: int) -> None:
+        """Count bits of magnitudes (`masks.add_histogram`)."""
+        if name in self._places:
+            values, mask = self._elements(name)
+            self._masks.add_histogram(counts, values, mask, shift=shift, width=width, prefix=prefix)
 
     def prune(self, name: str, chosen: _Chosen) -> None:
         """Prune elements below a threshold, and some that equal it."""
-        left = chosen.equal
-        for piece in self.pieces(name):
-            equal = np.flatnonzero(piece.keys == chosen.threshold)[:left]
-            left -= equal.size
-            more = piece.keys < chosen.threshold
-            more[equal] = True
-            self._zero(name, piece, more)
+        if name in self._places:
+            values, mask = self._elements(name)
+            self._masks.mark_smallest(mask, values, **chosen._asdict())
+            self._zero(name, mask)
 
     def prune_two_of_four(self, name: str) -> None:
         """Prune the two smallest of every four neighbours; the first ones of equal ones."""
-        for piece in self.pieces(name):
-            order = np.argsort(piece.keys.reshape(-1, 4), axis=1, kind="stable")
-            more = np.zeros((piece.keys.size // 4, 4), bool)
-            np.put_along_axis(more, order[:, :2], values=True, axis=1)
-            self._zero(name, piece, more.reshape(-1))
+        if name in self._places:
+            values, mask = self._elements(name)
+            self._masks.mark_two_of_four(mask, values)
+            self._zero(name, mask)
 
-    def _zero(self, name: str, piece: _Piece, more: Array) -> None:
-        """Set elements and their state to zero, and remember them."""
-        section, state = self._section, self._state
+    def _elements(self, name: str) -> tuple[Array, Array]:
+        """Return a tensor's master weights, and their mask."""
+        place = self._places[name]
+        mask = self._state.entries[MASK].column.memory
+        return self.masters[place], mask[place.start // 8 : -(-place.stop // 8)]
+
+    def _zero(self, name: str, mask: Array) -> None:
+        """Set what is pruned, and its state, to zero."""
+        section, state, place = self._section, self._state, self._places[name]
         for array in (section.owned.memory, *([] if state.master is None else [state.master.memory])):
-            array[piece.place][more] = 0
+            self._masks.zero_marked(array[place], mask)
         for kind, entry in state.entries.items():
             if kind != MASK and entry.has(name):
                 begin = state.owned.first - state.layout.of(name).offset  # of the owned range, counted in the tensor
                 begin += entry.layout.of(name).offset - entry.first_of(self._rank)
-                entry.column.memory[begin + piece.place.start : begin + piece.place.stop][more] = 0
-        put_bits(state.entries[MASK].column.memory, piece.place, piece.pruned | more)
+                self._masks.zero_marked(entry.column.memory[begin + place.start : begin + place.stop], mask)
 
 
 def _smallest(context: Context, tensors: _Tensors, wanted: Mapping[str, int]) -> dict[str, _Chosen]:
@@ -133,37 +118,30 @@ def _smallest(context: Context, tensors: _Tensors, wanted: Mapping[str, int]) ->
     if not wanted:
         return {}
     is_sharded = context.plan.state.placement is Placement.SHARDED
-    shard = context.mesh.shard
+    shard, device = context.mesh.shard, context.device
     names, left = list(wanted), np.array(list(wanted.values()))
-    prefix = [0] * len(names)
-    shift = bits = 8 * tensors.masters.itemsize
+    prefix, equal = [0] * len(names), np.zeros(len(names), np.int64)
+    shift = 8 * tensors.masters.itemsize
     while shift:
         width = min(_DIGIT, shift)
         shift -= width
-        counts = np.zeros((len(names), 1 << width), np.int64)
+        counted = device.zeros(len(names) << width, np.int64)
         for at, name in enumerate(names):
-            for piece in tensors.pieces(name):
-                found = piece.keys >> piece.keys.dtype.type(shift)
-                if shift + width < bits:  # below others that are known
-                    found = found[found >> found.dtype.type(width) == prefix[at]] & found.dtype.type((1 << width) - 1)
-                counts[at] += np.bincount(found.astype(np.intp), minlength=1 << width)
+            row = counted[at << width : (at + 1) << width]
+            tensors.count(name, row, shift=shift, width=width, prefix=prefix[at])
+        counts = own = device.fetch(counted).reshape(len(names), -1)
         if is_sharded:
-            # not-gpu: sparsity is refused on GPUs
-            counts = shard.all_reduce(counts.reshape(-1), name="prune").wait().reshape(counts.shape)
+            # not-gpu: counts are numbers of the host
+            counts = shard.all_reduce(own.reshape(-1), name="prune").wait().reshape(own.shape)
         sums = counts.cumsum(axis=1)
         for at in range(len(names)):
             digit = int(np.searchsorted(sums[at], left[at]))
             left[at] -= sums[at, digit] - counts[at, digit]
-            prefix[at] = prefix[at] << width | digit
-    equal = np.array([_count_equal(tensors, name, prefix[at]) for at, name in enumerate(names)], np.int64)
+            prefix[at], equal[at] = prefix[at] << width | digit, own[at, digit]
     before = np.zeros(len(names), np.int64)
     if is_sharded:
-        # not-gpu: sparsity is refused on GPUs
+        # not-gpu: counts are numbers of the host
         every = shard.all_gather(equal, name="prune").wait().reshape(shard.size, -1)
         before = every[: shard.rank].sum(axis=0)  # ranges lie in the order of the ranks
     mine = np.clip(left - before, 0, equal)
-    return {name: _Chosen(prefix[at], int(mine[at])) for at, name in enumerate(names)}
-
-
-def _count_equal(tensors: _Tensors, name: str, key: int) -> int:
-    return sum(int(np.count_nonzero(piece.keys == key)) for piece in tensors.pieces(name))
+    return {name: _Chosen(prefix[at], int(mine[at]), int(equal[at])) for at, name in enumerate(names)}

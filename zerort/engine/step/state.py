@@ -17,8 +17,6 @@ from fractions import Fraction
 from itertools import accumulate, groupby, pairwise
 from typing import Any
 
-import numpy as np
-
 from zerort.device import HostDevice
 from zerort.engine.residence.chunked_array import ChunkedArray, colocate, cut_chunks
 from zerort.engine.step.state_columns import StateColumns
@@ -36,7 +34,7 @@ from zerort.optim import (
     TensorOptimizer,
     TensorPart,
 )
-from zerort.optim.forms.sparsity import MASK, bits_in, put_bits
+from zerort.optim.forms.sparsity import MASK, masks_for
 from zerort.optim.kernels import kernels_for
 from zerort.typing import Array, Device
 
@@ -270,7 +268,7 @@ class OptimizerState:
                 values = {kind: self._values(kind, state[kind], place, at, run) for kind, place in places.items()}
                 mask = values.pop(MASK, None)
                 if mask is not None:  # what is pruned, and its state, stays zero without a gradient
-                    grad[run][bits_in(mask.payload, slice(0, grad[run].size))] = 0
+                    masks_for(grad).zero_marked(grad[run], mask.payload)
                 optimizer.update_(
                     target[run],
                     grad[run],
@@ -320,8 +318,8 @@ class OptimizerState:
         """Take it that nothing of some tensors is pruned: they have new values. An update prunes them anew."""
         for overlap in self.layout.overlaps(*self.owned) if self.sparsities else ():
             if overlap.extent.name in names:
-                numel = overlap.in_range.stop - overlap.in_range.start
-                put_bits(self.entries[MASK].column.memory, overlap.in_range, np.zeros(numel, bool))
+                place = overlap.in_range
+                self.entries[MASK].column.memory[place.start // 8 : -(-place.stop // 8)] = 0
         self.pruned.update(dict.fromkeys(self.pruned.keys() & set(names), 0))
 
     def _part(

@@ -2,7 +2,7 @@
 
     zr.Wire(gather="int8")  ── Coding.of(…) ──>  Coding, or None where nothing is coded
                                                     ├─ alignment        where tensors and shards may begin
-                                                    └─ gather_format, reduce_format    of a section's dtypes
+                                                    └─ range_codec, reduce_format    of a section's dtypes
 
 Runtimes and forecasts ask the same value.
 """
@@ -14,14 +14,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from zerort.buffer import Senders
+from zerort.buffer import BlockCodes, Changes, NonZeros, RangeCodec, Senders
 from zerort.codec import FORMATS, LARGEST_BLOCK, Format, LargestFormat, SummandFormat
 from zerort.config import TopK, Wire
 from zerort.errors import CallError
 from zerort.layout import itemsize
 from zerort.layout.flat import ALIGNMENT
 
-__all__ = ["UNCODED_OVER_COPIES", "Coding"]
+__all__ = ["UNCODED_OVER_COPIES", "Coding", "range_codec"]
 
 UNCODED_OVER_COPIES: Final = "gradients travel uncoded over copies of the model"
 """What reports say where only the ranks that share a copy code."""
@@ -149,6 +149,21 @@ class Coding:
         text = ", ".join(coded) + "; results depend on the number of ranks" * (reduces and not self.by_shard)
         text += f"; {UNCODED_OVER_COPIES}" * (reduces and copies > 1)
         return text + "; gradients of tied tensors travel uncoded from other units" * (reduces and ties)
+
+
+def range_codec(coding: Coding | None, dtype: str, *, is_sparse: bool) -> RangeCodec | None:
+    """Return what ranges of parameters travel as; None: as they are.
+
+    Args:
+        coding: What a runtime codes.
+        dtype: The parameters'.
+        is_sparse: Whether they are pruned, and cross hosts: between the GPUs of one they travel as they are.
+    """
+    if coding is not None and coding.sends_deltas(dtype):
+        return Changes()
+    if coding is not None and (format := coding.gather_format(dtype)) is not None:
+        return BlockCodes(format)
+    return NonZeros(itemsize(dtype)) if is_sparse else None
 
 
 def _check(verb: str, wanted: str | TopK | None, dtype: str, legal: Collection[str], *, what: str) -> None:

@@ -12,9 +12,20 @@ import numpy as np
 
 from zerort.native.dtypes import Array
 
-__all__ = ["apply_changes", "find_changes", "join_planes", "split_planes", "write_changes"]
+__all__ = ["STRETCH", "apply_changes", "find_changes", "join_planes", "marks_nbytes", "split_planes", "write_changes"]
 
 _ESCAPE = 255
+STRETCH = 2048
+"""Elements that are looked at together on a GPU."""
+
+
+def marks_nbytes(numel: int) -> int:
+    """Return the bytes that a GPU notes of an array's changes while it finds, writes or applies them.
+
+    >>> marks_nbytes(1_000_000) / 2_000_000  # of 16-bit elements
+    0.00784
+    """
+    return 32 * (-(-numel // STRETCH) + 1)
 
 
 def find_changes(base: Array, now: Array) -> tuple[int, int]:

@@ -11,14 +11,13 @@ A mask is one kind of optimizer state: a bit per element, set where it is pruned
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Final, Literal
-
-import numpy as np
+from typing import Any, Final, Literal
 
 from zerort.errors import CallError
-from zerort.typing import Array
+from zerort.optim.forms import masks
+from zerort.typing import is_of
 
-__all__ = ["MASK", "Sparsity", "bits_in", "check_sparsity", "put_bits"]
+__all__ = ["MASK", "Sparsity", "check_sparsity", "masks_for"]
 
 MASK: Final = "mask"
 """What the state is called."""
@@ -99,12 +98,10 @@ def check_sparsity(value: object) -> None:
         raise CallError(f"Expected sparsity to be one such as zr.Sparsity(0.5), got {value!r}.")
 
 
-def bits_in(mask: Array, elements: slice) -> Array:
-    """Return which of some elements are pruned: bool. The first lies at a multiple of 8."""
-    octets = mask[elements.start // 8 : -(-elements.stop // 8)]
-    return np.unpackbits(octets, bitorder="little")[: elements.stop - elements.start].view(bool)
+def masks_for(array: Any) -> Any:
+    """Return the module that decides about masks and applies them where an array lies: `masks`, or `masks_cuda`."""
+    if is_of(array, "cupy"):
+        from zerort.optim.forms import masks_cuda
 
-
-def put_bits(mask: Array, elements: slice, bits: Array) -> None:
-    """Set which of some elements are pruned. The first lies at a multiple of 8, and nobody else's follow the last."""
-    mask[elements.start // 8 : -(-elements.stop // 8)] = np.packbits(bits, bitorder="little")
+        return masks_cuda
+    return masks

@@ -53,9 +53,16 @@ T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
   return cusim_exchange(mask, value, same ? lane ^ bits : lane);
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  char *slots = cusim_where()->warp_exchange;
+  memcpy(slots + cusim_where()->lane * 16, &predicate, sizeof predicate);
+  cusim_warp_barrier(mask);
   unsigned votes = 0;
-  for (int lane = 0; lane < 32; lane++)
-    if (mask >> lane & 1 && cusim_exchange(mask, predicate, lane)) votes |= 1u << lane;
+  for (int lane = 0; lane < 32; lane++) {
+    int other = 0;
+    if (mask >> lane & 1) memcpy(&other, slots + lane * 16, sizeof other);
+    if (other) votes |= 1u << lane;
+  }
+  cusim_warp_barrier(mask);
   return votes;
 }
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
