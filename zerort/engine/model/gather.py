@@ -153,20 +153,20 @@ class GatheredForm:
         """Let it go if nobody holds it: a slot may serve another unit, and a step may change what is in it."""
         if self._holders:
             return
-        if self._slot is not None:
-            fetched, slot, self.fetched, self._slot = self.fetched, self._slot, None, None
-            assert fetched is not None
-            try:
-                with contextlib.suppress(StorageError, RanksDiffer):  # nobody needs it; who does, gathers again
-                    # It may have been gathered ahead and not used: it is read until then.
-                    # gpu-wait: a_gather_that_nobody_used_leaves_its_slot
-                    self._context.device.order_after(fetched)
-            finally:  # a gather that failed gives its slot back, too: all ranks know of it
+        fetched, slot, self.fetched, self._slot = self.fetched, self._slot, None, None
+        if fetched is None:
+            return
+        try:
+            with contextlib.suppress(StorageError, RanksDiffer):  # nobody needs it; who does, gathers again
+                # It may have been gathered ahead and not used: until then a slot is read, or a host's copy written to.
+                # gpu-wait: a_gather_that_nobody_used_leaves_its_slot
+                self._context.device.order_after(fetched)
+        finally:  # a gather that failed gives its slot back, too: all ranks know of it
+            if slot is not None:
                 for section in self._sections:
                     section.parameters.release()
                 slot.idle_since = self._context.run.meetings
                 slot.release()
-        self.fetched = None
 
     def close(self) -> None:
         """Forget the memory: its owner closes."""

@@ -67,7 +67,9 @@ def mark_two_of_four(mask: Array, values: Array) -> None:
 
 def zero_marked(values: Array, mask: Array) -> None:
     """Set elements that are pruned to zero: of any dtype."""
-    values[_unpacked(mask, values.size)] = 0
+    for first in range(0, values.size, _PIECE):  # marks take a byte each
+        some = values[first : first + _PIECE]
+        some[_unpacked(mask[first // 8 :][: -(-some.size // 8)], some.size)] = 0
 
 
 def _pieces(values: Array, mask: Array) -> Iterator[tuple[Array, Array, Array]]:
