@@ -42,6 +42,10 @@ class RowSection(Section):
         rows, width = extent.shape
         updated_in = TRAINABLE[self.layout.dtype].updated_in
         old = None if before is None else before.table
+        keeps_all = self._context.options.makes_digests and not self.is_lazy
+        late = None
+        if not (self.is_lazy or keeps_all):
+            late = late_updates(optimizer, updated_in) if old is None else old.late
         self.table = RowTable(
             (rows, width),
             self.partition,
@@ -49,7 +53,8 @@ class RowSection(Section):
             parameters=self.parameters.shard,
             state=self.state.columns,
             optimizer=optimizer,
-            late=None if self.is_lazy else late_updates(optimizer, updated_in) if old is None else old.late,
+            late=late,
+            updates_all=keeps_all,
             now=0 if old is None else old.now,
         )
         self._exchange = RowExchange(

@@ -5,13 +5,14 @@
 
 An update costs what its rows cost, and a thousandth of the table: that much is brought up to date in turn with every
 update, so that no row is ever older than the numbers that are kept for it (decision 0155). Which rows is decided by
-their numbers in the whole table, whatever the ranks (decision 0172).
+their numbers in the whole table, whatever the ranks (decision 0172). Where every step has a digest, rows miss nothing:
+all of them are updated, by the kernels of dense tables and with their bits (decision 0185).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -28,6 +29,10 @@ __all__ = ["RowTable", "row_bounds", "touched_nbytes"]
 
 _NEIGHBOURS: Final = 16
 """Rows that are brought up to date together, needed or not: one after the other in memory."""
+
+
+_BLOCK: Final = 1 << 15
+"""Elements of rows without a gradient that are updated at once."""
 
 
 def row_bounds(partition: Partition, shape: tuple[int, ...]) -> Array:
@@ -56,7 +61,8 @@ class RowTable:
         parameters: This rank's range of the parameters, in memory.
         state: The same of every kind of state, and of master weights (``master``) if there are any.
         optimizer: What updates them.
-        late: What makes up for updates that rows have missed; None: nothing does (``lazy=True``).
+        late: What makes up for updates that rows have missed; None: nothing does (``lazy=True``), or none is missed.
+        updates_all: Whether rows without a gradient are updated, too, with a gradient of zeros.
         now: Updates that ``late`` has counted.
     """
 
@@ -70,6 +76,7 @@ class RowTable:
         state: Mapping[str, ChunkedArray],
         optimizer: ElementwiseOptimizer,
         late: LateUpdates | None,
+        updates_all: bool = False,
         now: int = 0,
     ) -> None:
         self.rows, self.width = shape
@@ -81,6 +88,7 @@ class RowTable:
         self._parameter = self._as_rows(parameters)
         self._state = {kind: self._as_rows(column) for kind, column in state.items()}
         self._optimizer = optimizer
+        self._updates_all = updates_all
         self.late = late
         """What makes up for updates that rows have missed; the same on every rank."""
         self.now = now
@@ -156,6 +164,23 @@ class RowTable:
         """
         rows = rows.astype(np.int64, copy=False)
         self.catch_up(rows)
+        settings = {"lr": lr, "step": step, "grad_scale": grad_scale}
+        self._optimize(rows, gradients, **settings)
+        if self._updates_all:
+            others = np.delete(np.arange(self.count), rows)
+            most = max(_BLOCK // self.width, 1)
+            zeros = np.zeros((min(most, others.size), self.width), gradients.dtype)
+            for first in range(0, others.size, most):
+                some = others[first : first + most]
+                self._optimize(some, zeros[: some.size], **settings)
+        if self.late is not None:
+            self.late.advance(lr=lr, step=step)
+            self.now += 1
+            self.touched[rows] = self.now
+            self._sweep(step)
+
+    def _optimize(self, rows: Array, gradients: Array, **settings: Any) -> None:
+        """Update some rows, and round them."""
         target, *state = self._columns
         self._optimizer.update_rows_(
             target,
@@ -163,16 +188,9 @@ class RowTable:
             dict(zip((kind for kind in self._state if kind != "master"), state, strict=True)),
             rows,
             width=self.width,
-            lr=lr,
-            step=step,
-            grad_scale=grad_scale,
+            **settings,
         )
         self._round(rows)
-        if self.late is not None:
-            self.late.advance(lr=lr, step=step)
-            self.now += 1
-            self.touched[rows] = self.now
-            self._sweep(step)
 
     def _sweep(self, step: int) -> None:
         """Bring the rows up to date whose turn it is: each once in `MOST_MISSED` updates, whichever rank holds it."""

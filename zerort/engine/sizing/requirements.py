@@ -75,6 +75,8 @@ class ModelSpec:
     """How their gradients are summed, as in `RuntimeOptions`."""
     virtual_shards: int | None = None
     """Micro-batches of a step in deterministic mode."""
+    digest: bool | None = None
+    """Whether every step's report has a checksum of all parameters; None: in deterministic mode."""
     ties: Ties = field(default_factory=dict)
     """Parameters that another unit holds, by unit: ``{"head": {"w": ("embed", "table")}}``."""
     coding: Coding | None = None
@@ -248,7 +250,8 @@ class ModelSpec:
         ((name, spec),) = part.tensors.items()
         assert part.optimizers is not None
         late, touched = 0, [0] * partition.size
-        if not part.lazy:
+        digest = self.virtual_shards is not None if self.digest is None else self.digest
+        if not (part.lazy or digest):
             late = late_updates(part.optimizers[name], TRAINABLE[part.dtype].updated_in).nbytes
             touched = [touched_nbytes(int(rows)) for rows in np.diff(row_bounds(partition, spec.shape))]
         mine = max(partition.counts[rank] for rank in ranks)

@@ -181,7 +181,7 @@ def _report(
     why: str = "",
 ) -> StepReport:
     trainable = [name for state in units.states() for name in state.steps]
-    digest = digest_of(context, units) if context.leaves is not None else ""
+    digest = digest_of(context, units) if context.options.makes_digests else ""
     uncoded = dict(context.ledger.uncoded)
     moved, tiered, stalls = context.ledger.turn()
     context.run.stalls = stalls
