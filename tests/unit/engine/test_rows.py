@@ -367,3 +367,24 @@ def test_an_infinity_of_a_narrow_table_warns_of_nothing():
         return rt.step()
 
     assert not any(report.updated for report in run(body, dtype="float16", nonfinite="skip"))
+
+
+def test_ascending_rows_are_gathered_without_being_sorted_or_copied(monkeypatch):
+    """What a binding has made unique is not made so again; other rows are, once."""
+    sorts = []
+    unique = np.unique
+    monkeypatch.setattr(np, "unique", lambda *args, **kwargs: sorts.append(1) or unique(*args, **kwargs))
+
+    def body(rt):
+        found = []
+        for rows in ([2, 5, 20], [20, 2, 2]):
+            sorts.clear()
+            with rt.units["embed"].gathered(rows={"table": rows}) as p:
+                found.append((len(sorts), p["table"].copy()))
+        return found
+
+    values = lot(1).standard_normal(SHAPE)
+    (ascending, first), (mixed, second) = run(body, ranks=1)[0]
+    np.testing.assert_array_equal(first, values[[2, 5, 20]])
+    np.testing.assert_array_equal(second, values[[20, 2, 2]])
+    assert (ascending, mixed) == (0, 1)

@@ -148,7 +148,7 @@ def check_indices(unit: str, name: str, indices: Any, *, rows: int) -> Array:
     if least < 0 or most >= rows:
         odd = least if least < 0 else most
         raise CallError(f"Expected {what} from 0 to {rows - 1}, got {odd}. Negative ones do not count from the end.")
-    return found.astype(np.int64)
+    return found.astype(np.int64, copy=False)
 
 
 def check_gradient_rows(

@@ -20,7 +20,7 @@ from zerort.comm import Group
 from zerort.comm.agreed import raise_together
 from zerort.typing import Array
 
-__all__ = ["RowExchange", "coalesced", "summed_over_ranks"]
+__all__ = ["RowExchange", "coalesced", "summed_over_ranks", "unique_rows"]
 
 
 class RowExchange:
@@ -43,20 +43,21 @@ class RowExchange:
         self._index = np.dtype(np.int32 if bounds[-1] <= np.iinfo(np.int32).max else np.int64)
 
     def fetch(self, rows: Array, values_of: Callable[[Array], Array], *, error: Exception | None = None) -> Array:
-        """Return some rows, in the order given. Every rank calls this.
+        """Return some rows, in the order given: new memory, which is nobody else's. Every rank calls this.
 
         Args:
-            rows: Which, counted in the whole table; also twice.
+            rows: Which, counted in the whole table: in any order, also twice. Ascending ones, each once, are neither
+                sorted nor copied (`unique_rows`).
             values_of: Returns rows of this rank, counted from its first, as other ranks ask for them.
             error: What is wrong with this rank's: raised on every rank.
         """
-        wanted, place = np.unique(rows, return_inverse=True)
+        wanted, places = unique_rows(rows)
         counts = self._counts(wanted, error)
         asked = self._travel(wanted.astype(self._index), counts, name=f"rows of {self._name}")
         values = values_of(asked - self._first)
         found = self._travel(values.reshape(-1), counts.T * self._width, name=f"rows of {self._name}")
-        whole: Array = found.reshape(-1, self._width)[place.reshape(-1)]
-        return whole
+        values = found.reshape(-1, self._width)
+        return values if places is None else values[places]
 
     def _counts(self, rows: Array, error: Exception | None) -> Array:
         """Return how many rows go from each rank to each owner, given this rank's, ascending; or raise on all ranks."""
@@ -94,6 +95,20 @@ class RowExchange:
             return source
         self._traffic["all_to_all"] += int(counts.sum()) * source.itemsize // self._group.size
         return self._group.all_to_all(np.ascontiguousarray(source), counts=counts.tolist(), name=name).wait()
+
+
+def unique_rows(rows: Array) -> tuple[Array, Array | None]:
+    """Return rows ascending, each once, and the place of each given one among them; None: they are given so.
+
+    >>> unique_rows(np.array([5, 2, 5]))
+    (array([2, 5]), array([1, 0, 1]))
+    >>> unique_rows(np.array([2, 5]))
+    (array([2, 5]), None)
+    """
+    if (np.diff(rows) > 0).all():
+        return rows, None
+    wanted, places = np.unique(rows, return_inverse=True)
+    return wanted, places.reshape(-1)
 
 
 def coalesced(rows: Array, values: Array) -> tuple[Array, Array]:
