@@ -9,7 +9,7 @@ import zerort as zr
 from zerort.comm import open_group
 
 WORLD = MPI.COMM_WORLD
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(not 2 <= WORLD.size <= 3, reason="two and three ranks")]
 
 SHAPE, SHARDS, STEPS = (3_000, 6), 8, 4
 

@@ -64,13 +64,14 @@ def weights_of(model):
     return {name: value.detach().numpy().copy() for name, value in model.items()}
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_sparse_embeddings_train_as_dense_torch(group, stage):
+@pytest.mark.parametrize(("stage", "on_disk"), [(1, ()), (2, ()), (3, ()), (3, ("parameter", "state"))])
+def test_sparse_embeddings_train_as_dense_torch(group, stage, on_disk, tmp_path):
     options = {"micro_steps": 2, "accumulate": "sharded"} if stage == 2 else {"micro_steps": 1 + (stage == 1)}
     plain = make_wide(dense_shop)
     expected = train_plain(plain, STEPS, batches=clicks, **DECAY)
     optimizer = zr.AdamW(lr=LR, **DECAY)
-    with zr.open(plan=zr.Plan.zero(stage), optimizer=optimizer, group=group, **options) as rt:
+    plan = zr.Plan.zero(stage, **dict.fromkeys(on_disk, "nvme"))
+    with zr.open(plan=plan, optimizer=optimizer, group=group, scratch=WORLD.bcast(str(tmp_path)), **options) as rt:
         model = zt.shard(make_wide(sparse_shop), rt)
         assert [name for name, unit in rt.units.items() if unit.tables] == ["users", "items", "tags"]
         assert_same(train_sharded(model, rt, STEPS, batches=clicks), expected, tolerance=1e-10)

@@ -1,6 +1,8 @@
 """Tables of which a batch touches a few rows: only those are gathered, reduced and updated (`register(rows=)`).
 
 table.py      `RowTable`: this rank's rows, when each was last up to date, and their update
+memory.py     `RowsInMemory`: where they are, if that is in memory
+stored.py     `StoredRows`: the same of tables of which parameters or state rest on a disk
 exchange.py   `RowExchange`: rows between ranks: from their owners to who asks, gradients from all to the owners
 bucket.py     `RowBucket`: gradients of rows until the step; `RowGradient`: the sum of them
 section.py    `RowSection`: a table as the section that units, steps and checkpoints know

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
 from zerort.comm import Group
-from zerort.comm.agreed import raise_together
+from zerort.comm.agreed import agreed, raise_together
+from zerort.errors import StorageError
 from zerort.typing import Array
 
 __all__ = ["RowExchange", "coalesced", "summed_over_ranks", "unique_rows"]
@@ -42,7 +44,14 @@ class RowExchange:
         self._traffic = traffic
         self._index = np.dtype(np.int32 if bounds[-1] <= np.iinfo(np.int32).max else np.int64)
 
-    def fetch(self, rows: Array, values_of: Callable[[Array], Array], *, error: Exception | None = None) -> Array:
+    def fetch(
+        self,
+        rows: Array,
+        values_of: Callable[[Array], Array],
+        *,
+        error: Exception | None = None,
+        can_fail: bool = False,
+    ) -> Array:
         """Return some rows, in the order given: new memory, which is nobody else's. Every rank calls this.
 
         Args:
@@ -50,12 +59,15 @@ class RowExchange:
                 sorted nor copied (`unique_rows`).
             values_of: Returns rows of this rank, counted from its first, as other ranks ask for them.
             error: What is wrong with this rank's: raised on every rank.
+            can_fail: Whether ``values_of`` reads from a disk, which may refuse on one rank; the same on every rank.
         """
         wanted, places = unique_rows(rows)
         counts = self._counts(wanted, error)
         asked = self._travel(wanted.astype(self._index), counts, name=f"rows of {self._name}")
-        values = values_of(asked - self._first)
-        found = self._travel(values.reshape(-1), counts.T * self._width, name=f"rows of {self._name}")
+        mine: Array = wanted  # of no use to anybody if reading fails
+        with agreed(self._group, f"rows of {self._name}", catching=StorageError) if can_fail else nullcontext():
+            mine = values_of(asked - self._first)
+        found = self._travel(mine.reshape(-1), counts.T * self._width, name=f"rows of {self._name}")
         values = found.reshape(-1, self._width)
         return values if places is None else values[places]
 

@@ -201,7 +201,7 @@ class MemoryForecast:
         return {part: sum(one[part] for one in found) for part in PARTS}
 
     def traffic(self, rank: int, *, passes: int = 2) -> Traffic:
-        """Return what ``rank`` moves between a disk and memory in a step.
+        """Return what ``rank`` moves between a disk and memory in a step; what rows of tables take depends on a batch.
 
         Args:
             rank: Whose.
@@ -209,6 +209,8 @@ class MemoryForecast:
         """
         read = written = 0
         for size, tiers in zip(self.model_spec.sections(rank=rank), self.tiers, strict=True):
+            if size.row_width:
+                continue
             below = size.below(tiers, chunk_numel=self.working.chunk_numel)
             gradient = below["gradient"] // size.shards
             again, put_away = size.gradient_moves  # read and added to; written

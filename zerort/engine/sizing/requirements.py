@@ -255,14 +255,17 @@ class ModelSpec:
             late = late_updates(part.optimizers[name], TRAINABLE[part.dtype].updated_in).nbytes
             touched = [touched_nbytes(int(rows)) for rows in np.diff(row_bounds(partition, spec.shape))]
         mine = max(partition.counts[rank] for rank in ranks)
+        kept = late + max(touched[rank] for rank in ranks)
         return SectionSize(
             unit=unit,
             name=part.section_name(unit),
             parameter=itemsize(part.dtype) * mine,
-            state=late + max(state_nbytes(part, layout, partition.of(rank)) + touched[rank] for rank in ranks),
+            state=kept + max(state_nbytes(part, layout, partition.of(rank)) for rank in ranks),
             numel=mine,
             columns={"parameter": (itemsize(part.dtype),), "gradient": (0,), "state": state_columns(part)},
-            movable=frozenset(),
+            row_width=spec.shape[1],
+            fixed=kept,
+            movable=frozenset({"parameter", "state"}),
         )
 
     def _codes(self, part: Division, partition: Partition) -> int:
