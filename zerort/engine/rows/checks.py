@@ -91,7 +91,7 @@ def check_rows(
 
 def _check_runtime(context: Context, what: str) -> None:
     """Refuse what a runtime was opened with and rows cannot have."""
-    plan, options = context.plan, context.options
+    plan = context.plan
     refused = {
         "on hosts, got a runtime on GPUs. Open it with device='host', or leave them out of rows=": (
             not context.device.in_host_memory
@@ -100,9 +100,6 @@ def _check_runtime(context: Context, what: str) -> None:
         f"with sharded state, got {plan}. Use zr.Plan.zero(1), 2 or 3": (plan.state.placement is not Placement.SHARDED),
         "without secondary=, got a plan that keeps a second copy. Use zr.Plan.zero(3): only rows are gathered": (
             plan.secondary is not None
-        ),
-        "without wire=, got a runtime that codes what travels. Leave wire= out: rows are few": (
-            options.wire is not None
         ),
         "in one copy of the model, got a mesh with several. Leave replicate= out": context.mesh.replicate is not None,
     }

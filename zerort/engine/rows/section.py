@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from zerort.buffer import PLAIN, RangeGather
 from zerort.comm.agreed import agreed, raise_together
 from zerort.engine.model.section import Section
 from zerort.engine.rows.bucket import RowBucket, RowGradient
@@ -95,6 +96,14 @@ class RowSection(Section):
     def is_stored(self) -> bool:
         """Whether parameters or state rest on a disk; the same on every rank."""
         return isinstance(self.table.where, StoredRows)
+
+    def _gather_of(self, dtype: str) -> RangeGather:
+        """Return how the whole table is gathered: as it is, as its rows are, whatever `wire=` says (decision 0187)."""
+        return PLAIN
+
+    @property
+    def _reduce_codec(self) -> None:
+        """How its gradients travel as codes: they do not."""
 
     def _make_offloaded_gradient(self) -> None:
         """Make nothing: gradients of rows are in memory, whatever the tier of others."""
