@@ -27,6 +27,7 @@ TORCH   ?= torch==2.13.0
 
 # CuPy's wheel, as released, runs on the emulated device of tests/cusim; CUDA's headers are what that is compiled with.
 # For CuPy 13 and CUDA 13 see tests/cuda/README.md: make test-cuda VENV=.venv-other CUPY='...'
+CUDAS   := cupy-cuda12x nvidia-cuda-runtime-cu12 nvidia-cuda-nvrtc-cu12 cupy-cuda13x nvidia-cuda-runtime nvidia-cuda-nvrtc
 CUPY    ?= cupy-cuda12x==14.2.0 nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-nvrtc-cu12==12.9.86
 
 # Where the emulated device runs, its tests need CuPy.
@@ -254,6 +255,7 @@ $(VENV)/.cupy: ALWAYS | $(VENV)/bin/python
 	@echo '$(CUPY)' | cmp -s - $@ || echo '$(CUPY)' > $@
 
 $(VENV)/.cuda: $(VENV)/.dev $(VENV)/.cupy
+	@$(BIN)/pip uninstall --quiet --yes $(CUDAS) 2>/dev/null || true  # two CUDAs in one place do not work
 	$(BIN)/pip install --quiet --disable-pip-version-check $(CUPY) || \
 	  { echo "CuPy cannot be installed here ($(CUPY)): it has wheels for Linux on x86-64 and aarch64. make test-cuda needs it."; exit 1; }
 	@touch $@

@@ -84,9 +84,9 @@ def carry(ranks: int, *, gathers: bool) -> Cost:
         whole, part = np.full(numel, rank + 1, np.float32), np.full(counts[rank], rank + 1, np.float32)
         call = call_of(ranks, LARGE_NBYTES)
         if gathers:
-            carrier.gather(geometry.gather(counts, rank), part, whole, call, AloneOnHost(part, whole))
+            carrier.gather(geometry.of_all_gather(counts, rank), part, whole, call, AloneOnHost(part, whole))
             return bool((whole == np.repeat(np.arange(1, ranks + 1), counts)).all())
-        carrier.scatter(geometry.scatter(counts, rank), part, call, AloneOnHost(whole, part))
+        carrier.scatter(geometry.of_reduce_scatter(counts, rank), part, call, AloneOnHost(whole, part))
         return bool((part == ranks * (ranks + 1) // 2).all())
 
     assert all(post.run(body))

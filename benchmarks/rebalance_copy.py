@@ -75,7 +75,7 @@ def held(rt: zr.Runtime) -> list[tuple[int, int]]:
     for unit in rt.units.values():
         for section in unit.sections:
             own = section.partition.of(rt.rank)
-            found.append((8 * own.first, 8 * own.last))
+            found.append((8 * own.first, 8 * own.stop))
     return found
 
 

@@ -71,10 +71,21 @@ def train(
     group: zr.Group, model: ByteModel, text: ByteText, options: argparse.Namespace, *, plan: zr.Plan | zr.Budget
 ) -> None:
     """Register the model unit by unit, and train it; only this function knows of zerort."""
-    form = {"moments": "int8", "master": "remainder"} if options.state == "int8" else {}
-    optimizer = zr.AdamW(lr=options.lr or 0.1 / model.width, betas=(0.9, 0.98), **form)
-    settings = {"scratch": options.scratch, "micro_steps": options.micro_steps, "buckets": options.buckets}
-    with zr.open(plan=plan, optimizer=optimizer, group=group, **settings) as rt:
+    small = options.state == "int8"
+    optimizer = zr.AdamW(
+        lr=options.lr or 0.1 / model.width,
+        betas=(0.9, 0.98),
+        moments="int8" if small else "float32",
+        master="remainder" if small else "float32",
+    )
+    with zr.open(
+        plan=plan,
+        optimizer=optimizer,
+        group=group,
+        scratch=options.scratch,
+        micro_steps=options.micro_steps,
+        buckets=options.buckets,
+    ) as rt:
         rt.expect({name: specs(model, name) for name in model.units})  # all of them, so that the hottest rest highest
         units = {}
         for name in model.units:  # one at a time: the whole model would not fit
@@ -288,7 +299,7 @@ def parse() -> argparse.Namespace:
     add("--rows", type=whole, default=4, help="texts of each rank in a micro-step (default: %(default)s)")
     add("--micro-steps", type=whole, default=1, help="micro-steps of a step, in the same memory (default: %(default)s)")
     add("--lr", type=float, help="learning rate (default: 0.1 over the model's width)")
-    add("--state", choices=sorted(NBYTES), help="form of AdamW's (default: float32, or int8 where the disk is too small)")
+    add("--state", choices=sorted(NBYTES), help="of AdamW (default: float32, or int8 if the disk is too small)")
     add("--no-offload", action="store_true", help="keep all of it in memory, and see it fail")
     return parser.parse_args()
 

@@ -85,7 +85,7 @@ right = OptimizerState.update_chunk_
 
 def spoiled(self, at, param, grad, state, **options):
     right(self, at, param, grad, state, **options)
-    if self.owned.first == 0 and self.owned.last == self.layout.numel:  # zero0
+    if self.owned.first == 0 and self.owned.stop == self.layout.numel:  # zero0
         param += 1
 
 OptimizerState.update_chunk_ = spoiled

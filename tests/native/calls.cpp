@@ -179,9 +179,11 @@ void make_call(Group& group, Peers& peers, Random& random, const Round& round) {
   if (round.in_one) out = group.shared.data(), out_place = {one, 0};
   if (round.in_place) out = source, out_place = {sources, own};
   if (anywhere) out = private_out.data(), out_place = {kPrivate, reinterpret_cast<std::uint64_t>(out)};
-  zerort::Route route = {round.staged ? Location{staging, 2 * own} : Location{sources, own},
-                         out_place, round.staged ? group.capacity : 0, round.move, {}, {}, round.alike, round.width,
-                         round.dtype, round.reduction, round.whole ? round.made() * round.width : 0};
+  zerort::Route route = {{round.staged ? Location{staging, 2 * own} : Location{sources, own}, out_place,
+                          round.staged ? group.capacity : 0, round.move, round.alike, round.width, round.dtype, round.reduction},
+                         {},
+                         {},
+                         round.whole ? round.made() * round.width : 0};
   for (int r = 0; r < round.size; r++) {
     const bool mine = round.move == Move::copy && !round.alike;
     route.takes.push_back({round.alike ? 0 : std::uint64_t(mine ? rank : r) * round.count, round.count});

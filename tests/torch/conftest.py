@@ -11,6 +11,7 @@ import pytest
 import torch
 from mpi4py import MPI
 
+import zerort as zr
 from zerort.comm import open_group
 from zerort.testing.pytest_ranks import options, pytest_configure, pytest_runtest_makereport  # noqa: F401
 
@@ -33,4 +34,23 @@ def group(request, options):  # noqa: F811 (the fixture that was imported)
 def node(options):  # noqa: F811
     """Ranks that share memory."""
     with open_group(kind="node", options=options) as found:
+        yield found
+
+
+@pytest.fixture
+def rt(options):  # noqa: F811
+    """A runtime over ranks that share no memory, unless a file has one of its own."""
+    with (
+        open_group(kind="mpi", options=options) as group,
+        zr.open(plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=0.1), group=group) as found,
+    ):
+        yield found
+
+
+@pytest.fixture(params=["mpi", "hierarchical", "nvme", "nvme in one memory", "nvme on hosts"])
+def rt_anywhere(request, options, tmp_path):  # noqa: F811
+    """A runtime over ranks that share no memory, that share some, and that share all with parameters on NVMe."""
+    from differing import open_place  # here: it is beside this file
+
+    with open_place(request.param, options, tmp_path) as found:
         yield found

@@ -6,48 +6,32 @@ What they do without either is in `test_differing.py`.
 import numpy as np
 import pytest
 import torch
-from differing import Segments, Towers, branches_apart, open_apart, towers_again
+from differing import (
+    MARKS,
+    STEPS,
+    Segments,
+    Towers,
+    branches_apart,
+    expect_the_same_where_ranks_sit_out,
+    open_apart,
+    shard_with_losses,
+    towers_again,
+)
 from models import GPT, WIDTH, Block, Branching, Expert, text
-from mpi4py import MPI
-from training import LR, SAMPLES, assert_same, make_wide, part, train_plain
+from training import SAMPLES, assert_same, make_wide, part
 
 import zerort as zr
 import zerort_torch as zt
 from zerort.errors import CollectiveMismatchError, UnitStateError
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(not 2 <= MPI.COMM_WORLD.size <= 3, reason="ranks that differ: two and three"),
-]
-
-WORLD, STEPS = MPI.COMM_WORLD, 3
+pytestmark = MARKS
 
 
-@pytest.fixture
-def rt(options):
-    with open_apart("mpi", options) as group, zr.open(plan=zr.Plan.zero(3), group=group) as found:
-        yield found
-
-
-@pytest.fixture(params=["mpi", "hierarchical", "nvme"])
-def rt_anywhere(request, options, tmp_path):
-    """The same where some ranks share memory, and with parameters on NVMe."""
-    on_disk = {"parameter": zr.Tier.NVME, "state": zr.Tier.NVME} if request.param == "nvme" else {}
-    scratch = WORLD.bcast(str(tmp_path)) if on_disk else None
-    plan, kind = zr.Plan.zero(3, **on_disk), "mpi" if on_disk else request.param
-    with (
-        open_apart(kind, options) as group,
-        zr.open(plan=plan, optimizer=zr.AdamW(lr=LR), group=group, scratch=scratch) as found,
-    ):
-        yield found
-    WORLD.Barrier()
-
-
+@pytest.mark.parametrize("rt_anywhere", ["mpi", "hierarchical", "nvme"], indirect=True)
 def test_ranks_take_other_branches_inside_of_gathered(rt_anywhere):
     """Forward and backward in one block: each rank computes with the experts that its samples name."""
-    rt, expected = rt_anywhere, train_plain(make_wide(Branching), STEPS, batches=branches_apart)
-    model = zt.shard(make_wide(Branching), rt, units=Expert)
-    losses = []
+    rt, losses = rt_anywhere, []
+    model, expected = shard_with_losses(rt, Branching)
     for step in range(STEPS):
         with zt.gathered(model):
             loss = model(*part(branches_apart(SAMPLES, step), rt.rank, rt.size))
@@ -64,11 +48,8 @@ def test_ranks_take_other_branches_inside_of_gathered(rt_anywhere):
 )
 def test_ranks_take_other_branches(rt_anywhere, factory):
     """Forward and backward as ever: each rank computes with the experts, or towers, that its samples name."""
-    rt = rt_anywhere
-    parts = {} if factory is Branching else {"parts": rt.size}
-    expected = train_plain(make_wide(factory), STEPS, batches=branches_apart, **parts)
-    model = zt.shard(make_wide(factory), rt, units=(Expert, torch.nn.Embedding), branches=True)
-    losses = []
+    rt, losses = rt_anywhere, []
+    model, expected = shard_with_losses(rt, factory, branches=True)
     for step in range(STEPS):
         loss = model(*part(branches_apart(SAMPLES, step), rt.rank, rt.size))
         loss.backward()
@@ -82,29 +63,7 @@ def test_ranks_take_other_branches(rt_anywhere, factory):
 @pytest.mark.parametrize("accumulate", ["sharded", "local"])
 def test_ranks_sit_out_micro_steps(options, accumulate):
     """In some micro-steps a rank makes no backward pass, in the second step rank 1 not even a forward."""
-
-    def weights(kind, **settings):
-        with (
-            open_apart(kind, options) as group,
-            zr.open(
-                plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=0.1), group=group, micro_steps=3, accumulate=accumulate
-            ) as rt,
-        ):
-            model = zt.shard(make_wide(Branching), rt, units=Expert, **settings)
-            for step in range(3):
-                for at in range(3):
-                    idle = step == 1 and rt.rank == 1
-                    if idle and kind == "mpi":
-                        continue
-                    loss = model(*part(branches_apart(SAMPLES, step + at), rt.rank, rt.size))
-                    if rt.rank == 0 or ((rt.rank + at + step) % 3 and not idle):
-                        loss.backward()
-                rt.step()
-            return zt.full_state_dict(model, root=None)
-
-    expected, found = weights("node"), weights("mpi", branches=True)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
+    expect_the_same_where_ranks_sit_out(options, accumulate, branches=True)
 
 
 def test_a_part_that_is_called_out_of_turn_is_joined(rt):

@@ -3,9 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from differing import Segments, Towers, branches_apart, open_apart, towers_again
+from differing import (
+    MARKS,
+    STEPS,
+    WORLD,
+    Segments,
+    Towers,
+    branches_apart,
+    expect_close,
+    expect_the_same_where_ranks_sit_out,
+    open_apart,
+    shard_with_losses,
+    towers_again,
+)
 from models import GPT, WIDTH, Block, Branching, Expert, text
-from mpi4py import MPI
 from torch import nn
 from training import LR, SAMPLES, assert_same, make_wide, part, train_plain
 
@@ -13,37 +24,7 @@ import zerort as zr
 import zerort_torch as zt
 from zerort.errors import CollectiveMismatchError
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(not 2 <= MPI.COMM_WORLD.size <= 3, reason="ranks that differ: two and three"),
-]
-
-WORLD, STEPS = MPI.COMM_WORLD, 3
-
-
-@pytest.fixture
-def rt(options):
-    with (
-        open_apart("mpi", options) as group,
-        zr.open(plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=0.1), group=group) as found,
-    ):
-        yield found
-
-
-@pytest.fixture(params=["mpi", "hierarchical", "nvme", "nvme in one memory", "nvme on hosts"])
-def rt_anywhere(request, options, tmp_path):
-    """Ranks that share no memory, that share some, and that share all of it with parameters on NVMe."""
-    on_disk = {"parameter": zr.Tier.NVME, "state": zr.Tier.NVME} if "nvme" in request.param else {}
-    kind = {"nvme": "mpi", "nvme in one memory": "node", "nvme on hosts": "hierarchical"}.get(
-        request.param, request.param
-    )
-    scratch = WORLD.bcast(str(tmp_path)) if on_disk else None
-    with (
-        open_apart(kind, options) as group,
-        zr.open(plan=zr.Plan.zero(3, **on_disk), optimizer=zr.AdamW(lr=LR), group=group, scratch=scratch) as found,
-    ):
-        yield found
-    WORLD.Barrier()
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize(
@@ -63,11 +44,8 @@ def rt_anywhere(request, options, tmp_path):
 )
 def test_ranks_take_other_branches(rt_anywhere, factory):
     """Each rank computes with the experts, or towers, that its samples name; evaluations differ in length, too."""
-    rt = rt_anywhere
-    parts = {} if factory is Branching else {"parts": rt.size}
-    expected = train_plain(make_wide(factory), STEPS, batches=branches_apart, **parts)
-    model = zt.shard(make_wide(factory), rt, units=(Expert, torch.nn.Embedding))
-    losses = []
+    rt, losses = rt_anywhere, []
+    model, expected = shard_with_losses(rt, factory)
     for step in range(STEPS):
         loss = model(*part(branches_apart(SAMPLES, step), rt.rank, rt.size))
         loss.backward()
@@ -78,6 +56,7 @@ def test_ranks_take_other_branches(rt_anywhere, factory):
                 for at in range(1 + rt.rank):
                     assert torch.isfinite(model(*part(branches_apart(SAMPLES, at), rt.rank, rt.size)))
     assert_same(np.array(losses), expected)
+    assert rt.memory().gathered_apart > 0
 
 
 def test_steps_in_which_ranks_agree_gather_ahead_again(rt_anywhere):
@@ -127,8 +106,7 @@ def test_ranks_differ_for_the_first_time_when_units_are_gathered_ahead(options, 
             return zt.full_state_dict(model, root=None)
 
     expected, found = weights("node"), weights("mpi")
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
+    expect_close(found, expected)
 
 
 class Ordered(torch.nn.Module):
@@ -187,29 +165,7 @@ def test_a_unit_that_slept_is_used_in_one_of_the_micro_steps(options):
 @pytest.mark.parametrize("accumulate", ["sharded", "local"])
 def test_ranks_sit_out_micro_steps(options, accumulate):
     """In some micro-steps a rank makes no backward pass, in the second step rank 1 not even a forward."""
-
-    def weights(kind):
-        with (
-            open_apart(kind, options) as group,
-            zr.open(
-                plan=zr.Plan.zero(3), optimizer=zr.SGD(lr=0.1), group=group, micro_steps=3, accumulate=accumulate
-            ) as rt,
-        ):
-            model = zt.shard(make_wide(Branching), rt, units=Expert)
-            for step in range(3):
-                for at in range(3):
-                    idle = step == 1 and rt.rank == 1
-                    if idle and kind == "mpi":
-                        continue
-                    loss = model(*part(branches_apart(SAMPLES, step + at), rt.rank, rt.size))
-                    if rt.rank == 0 or ((rt.rank + at + step) % 3 and not idle):
-                        loss.backward()
-                rt.step()
-            return zt.full_state_dict(model, root=None)
-
-    expected, found = weights("node"), weights("mpi")
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
+    expect_the_same_where_ranks_sit_out(options, accumulate)
 
 
 def test_a_rank_without_forward_and_backward_takes_part_in_the_step(rt):

@@ -185,7 +185,7 @@ def _gaps_of(layout: FlatLayout) -> tuple[slice, ...]:
     for extent in layout.extents:
         if extent.offset > end:
             gaps.append(slice(end, extent.offset))
-        end = max(end, extent.last)
+        end = max(end, extent.stop)
     if layout.numel > end:
         gaps.append(slice(end, layout.numel))
     return tuple(gaps)

@@ -18,7 +18,16 @@ from dataclasses import dataclass
 
 from zerort.layout import Partition
 
-__all__ = ["Counts", "Geometry", "all_to_all", "even_part", "gather", "scatter", "split_evenly", "starts"]
+__all__ = [
+    "Counts",
+    "Geometry",
+    "even_part",
+    "of_all_gather",
+    "of_all_to_all",
+    "of_reduce_scatter",
+    "split_evenly",
+    "starts",
+]
 
 Counts = tuple[int, ...]
 
@@ -55,10 +64,10 @@ def starts(counts: Sequence[int]) -> Counts:
 
 
 @functools.lru_cache(maxsize=4096)
-def gather(counts: Counts, rank: int) -> Geometry:
-    """Every rank's shard of ``counts[r]`` elements, side by side, to everyone.
+def of_all_gather(counts: Counts, rank: int) -> Geometry:
+    """Return the table of an all_gather: every rank's shard of ``counts[r]`` elements, side by side, to everyone.
 
-    >>> gather((3, 1), rank=0).takes, gather((3, 1), rank=0).places
+    >>> of_all_gather((3, 1), rank=0).takes, of_all_gather((3, 1), rank=0).places
     (((0, 3), (0, 1)), (0, 3))
     """
     return Geometry(
@@ -72,8 +81,8 @@ def gather(counts: Counts, rank: int) -> Geometry:
 
 
 @functools.lru_cache(maxsize=4096)
-def scatter(counts: Counts, rank: int) -> Geometry:
-    """The reduction of all arrays, cut into ranges of ``counts[r]`` elements, one to each rank."""
+def of_reduce_scatter(counts: Counts, rank: int) -> Geometry:
+    """Return the table of a reduce_scatter: the reduction of all arrays, ``counts[r]`` elements of it to each rank."""
     ranges = tuple(zip(starts(counts), counts, strict=True))
     return Geometry(
         takes=(ranges[rank],) * len(counts),
@@ -86,8 +95,8 @@ def scatter(counts: Counts, rank: int) -> Geometry:
 
 
 @functools.lru_cache(maxsize=1024)
-def all_to_all(matrix: tuple[Counts, ...], rank: int) -> Geometry:
-    """``matrix[s][d]`` elements from every s to every d; each rank's out holds what it got, in rank order."""
+def of_all_to_all(matrix: tuple[Counts, ...], rank: int) -> Geometry:
+    """Return the table of an all_to_all: ``matrix[s][d]`` elements from every s to every d, at d in rank order."""
     received = tuple(row[rank] for row in matrix)
     return Geometry(
         takes=tuple((starts(row)[rank], row[rank]) for row in matrix),

@@ -104,7 +104,10 @@ class Group(Collectives):
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """For each rank, a number that tells whose memory it shares: ranks with the same share theirs, GPUs none."""
+        """For each rank, a number of the memory that it shares with those of the same number: not of its machine.
+
+        Ranks over plain MPI, and those on GPUs, have one each; `one_host` is about machines.
+        """
         return self._transport.memories
 
     @property
@@ -267,7 +270,7 @@ class Group(Collectives):
         )
         if transport is None:
             return None
-        transport.stand(self.standing)
+        transport.share_standing(self.standing)
         group = Group(transport)
         group._parent = self
         self._children.append(group)

@@ -143,15 +143,17 @@ class Launcher:
             limit = self._eager_nbytes if eager else self._least_eager_nbytes
             return self._launch(op, fill, key, code, name, Given(source, out, counts, root, reduction), limit, after)
         except BaseException as error:
-            self._leave(op, error, has_turn=has_turn)
+            self._break_if_left(op, error, has_turn=has_turn)
             raise
 
-    def _leave(self, op: str, error: BaseException, *, has_turn: bool) -> None:
+    def _break_if_left(self, op: str, error: BaseException, *, has_turn: bool) -> None:
         """Break the group if a call was left in its middle: by its shortcut's error, or by an interrupt anywhere."""
         if has_turn:
             self._turn.release()
         if (has_turn or not isinstance(error, Exception)) and self._transport.broken is None:
-            self._transport.fail(self._number(Call(op, call_site())), error)
+            call = self._number(Call(op, call_site()))
+            call.sequence += self.differences.surplus  # as the other ranks number it: this one is not made any more
+            self._transport.fail(call, error)
 
     def _launch(
         self,
@@ -171,7 +173,7 @@ class Launcher:
             fill, key = functools.partial(checks.fill_tensors, fill=fill, tensors=tensors), None
         repeats = key is not None
         usable = repeats and not self._closed and self._transport.broken is None
-        call = self._prepared.find(key, source, out) if usable else None
+        call = self._prepared.take(key, source, out) if usable else None
         if call is None:
             call = self._new_call(op, name, fill, given)
             if repeats:
@@ -221,7 +223,7 @@ class Launcher:
             # not-gpu: the host needs what is made
             made: T = self._stream.submit(work, name=op, eager=self._eager_nbytes >= 0).wait()
         except BaseException as error:
-            self._leave(op, error, has_turn=False)
+            self._break_if_left(op, error, has_turn=False)
             raise
         return made
 
@@ -326,10 +328,11 @@ class Launcher:
         """Take part in a gather that other ranks need: nobody uses what comes of it here."""
         transport = self._transport
         call = Call("all_gather", call_site(), sequence, name=name, device=transport.device_arrays)
-        try:
-            source, out, counts = self.differences.joins[name]()
-            checks.fill_all_gather(call, transport.rank, transport.size, Given(source, out, counts))
-        except Exception as error:  # a disk that fails, say: the others must hear of it
-            call = Call(INVALID, call.site, sequence, complaint=f"{name}: {type(error).__name__}: {error}")
-        trace.count("joined")
-        transport.run(call)
+        with contextlib.ExitStack() as held:
+            try:
+                source, out, counts = held.enter_context(self.differences.joins[name]())
+                checks.fill_all_gather(call, transport.rank, transport.size, Given(source, out, counts))
+            except Exception as error:  # a disk that fails, say: the others must hear of it
+                call = Call(INVALID, call.site, sequence, complaint=f"{name}: {type(error).__name__}: {error}")
+            trace.count("joined")
+            transport.run(call)

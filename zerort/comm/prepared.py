@@ -83,7 +83,7 @@ class PreparedCalls:
         self._transport = transport
         self.known: dict[Any, Prepared] = {}
 
-    def find(self, key: tuple[Any, ...], source: Array | None, out: Array | None) -> Call | None:
+    def take(self, key: tuple[Any, ...], source: Array | None, out: Array | None) -> Call | None:
         """Return the call made before with the same arguments, ready to be made again; None if there is none.
 
         Args:

@@ -89,7 +89,7 @@ class Transport(abc.ABC):
 
     @property
     def memories(self) -> tuple[int, ...]:
-        """For each rank, a number that tells whose memory it shares; the same on every rank."""
+        """For each rank, a number of the memory that it shares with those of the same number; alike on every rank."""
         return (0,) * self.size if self.one_memory else tuple(range(self.size))
 
     @property
@@ -128,6 +128,18 @@ class Transport(abc.ABC):
         an out its ``run_new(sequence, source)`` returns the result, `STALE`, or how far it came with the array for it.
         """
         return None
+
+    def _take_shortcut(self, call: Call) -> bool:
+        """Make a call by its shortcut; False if it has none, or none that is of use now: then nothing was done."""
+        progress = STALE
+        if call.shortcut is not None and not trace.is_enabled():
+            progress = call.shortcut.run(call.sequence, call.source, call.out)
+        if progress == STALE:
+            call.shortcut = None
+            return False
+        if progress != DONE:
+            self.resume(call, progress)
+        return True
 
     def resume(self, call: Call, progress: int) -> None:
         """Finish a call that a shortcut has begun."""
@@ -168,8 +180,8 @@ class Transport(abc.ABC):
     def split(self, color: int | None, *, key: int, name: str) -> Transport | None:
         """Return the transport among the ranks with the same color, ordered by key; None for color None."""
 
-    def stand(self, standing: Standing) -> None:
-        """Tell ``standing`` when this rank leaves: that of the group which this one is a part of."""
+    def share_standing(self, standing: Standing) -> None:
+        """Tell the others a larger group's `Standing` when this rank leaves: this one is a part of that group."""
         self.standing = standing
 
     def release(self, array: Array) -> None:  # noqa: B027 (plain memory needs no releasing)

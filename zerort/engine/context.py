@@ -84,6 +84,8 @@ class RunState:
     """Learning rates that are not as the optimizers have them, by the optimizer's `id`; the same on every rank."""
     meetings: int = 0
     """How often all ranks that share slots have met, as far as it matters to who may write to them."""
+    in_one_order: bool = False
+    """Whether it matters that all ranks lease gather slots in one order: some share them, or meet because of them."""
     cursors: dict[str, Cursor] = field(default_factory=dict)
     """How far each order of samples is used, by its name; the same on every rank."""
     join: JoinState = field(default_factory=JoinState)

@@ -197,6 +197,11 @@ class MemoryReport:
     gathered_peak: int = 0
     """Most bytes of gathered units that were in slots at once. 0 where ranks share memory: a gather takes none."""
 
+    gathered_apart: int = 0
+    """Most bytes of parameters that were gathered without a slot at once, while ranks used different units of a model
+    and shared no memory. Of `zerort.forecast`: what they take at most if they do. Not in `in_memory`, nor in a budget:
+    it comes with such a gather and goes with it."""
+
     streaming: int = 0
     """Memory of chunks on their way between a disk and memory."""
 

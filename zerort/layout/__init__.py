@@ -15,7 +15,7 @@ resharder and byte forecast.
 
     parameters ── FlatLayout ──> [0, numel) ── Partition ──> rank 0 | rank 1 | … | rank size-1
 
-Every range is half open: ``[first, last)``.
+Every range is half open: ``[first, stop)``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Say where one parameter lies in a flat buffer, and which part of it a range of the buffer covers.
 
-buffer   0 ─────────── offset ═══════════ last ───── numel
-└── one Extent ──┘
+buffer   0 ─────────── offset ═══════════ stop ───── numel
+                       └── one Extent ──┘
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Extent", "Overlap"]
 class Extent:
     """The place of one parameter: `numel` elements from `offset` on, in row-major order.
 
-    >>> Extent(name="weight", shape=(2, 3), offset=64, numel=6).last
+    >>> Extent(name="weight", shape=(2, 3), offset=64, numel=6).stop
     70
     """
 
@@ -51,20 +51,20 @@ class Extent:
             )
 
     @property
-    def last(self) -> int:
+    def stop(self) -> int:
         """Return one past the last element, counted in the buffer."""
         return self.offset + self.numel
 
     @property
     def slice(self) -> slice:
         """Return the place as an index into the 1-D buffer."""
-        return slice(self.offset, self.last)
+        return slice(self.offset, self.stop)
 
 
 class Overlap(NamedTuple):
     """The part of one parameter that lies in a range of the buffer.
 
-    ``parameter.reshape(-1)[overlap.in_extent]`` and ``buffer[first:last][overlap.in_range]`` are the same elements.
+    ``parameter.reshape(-1)[overlap.in_extent]`` and ``buffer[first:stop][overlap.in_range]`` are the same elements.
     """
 
     extent: Extent

@@ -86,7 +86,7 @@ class FlatLayout:
             shape = tuple(as_int(axis, what=f"every axis of the shape of {name!r}") for axis in axes)
             extent = Extent(name=name, shape=shape, offset=cursor, numel=math.prod(shape))
             extents.append(extent)
-            cursor = -(-extent.last // alignment) * alignment
+            cursor = -(-extent.stop // alignment) * alignment
         return cls(dtype=dtype, extents=tuple(extents), numel=-(-cursor // multiple) * multiple, alignment=alignment)
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class FlatLayout:
                     f"{extent.offset}. FlatLayout.build puts extents in order and without overlap."
                 )
             by_name[extent.name] = extent
-            end, before = extent.last, repr(extent.name)
+            end, before = extent.stop, repr(extent.name)
         if self.numel < end or self.numel % self.alignment:
             raise CallError(
                 f"Expected numel to be a multiple of {self.alignment} and at least {end}, where {before} ends, "
@@ -132,8 +132,8 @@ class FlatLayout:
             known = ", ".join(map(repr, list(self._by_name)[:8])) + (", …" if len(self._by_name) > 8 else "")
             raise CallError(f"Expected one of the parameters {known or '(none)'}; got {name!r}.") from None
 
-    def overlaps(self, first: int, last: int) -> tuple[Overlap, ...]:
-        """Return the parts of parameters that lie in ``[first, last)``, in the buffer's order.
+    def overlaps(self, first: int, stop: int) -> tuple[Overlap, ...]:
+        """Return the parts of parameters that lie in ``[first, stop)``, in the buffer's order.
 
         Padding belongs to no parameter and empty parameters have no part, so neither is returned.
 
@@ -146,14 +146,14 @@ class FlatLayout:
         Raises:
             CallError: If the range leaves the buffer.
         """
-        prove_range(first, last, numel=self.numel)
+        prove_range(first, stop, numel=self.numel)
         found = []
         # Of several extents with one offset only the last is not empty, and bisect_right finds that one.
         for index in range(max(bisect_right(self._offsets, first) - 1, 0), len(self.extents)):
             extent = self.extents[index]
-            if extent.offset >= last:
+            if extent.offset >= stop:
                 break
-            begin, end = max(first, extent.offset), min(last, extent.last)
+            begin, end = max(first, extent.offset), min(stop, extent.stop)
             if begin < end:
                 in_extent = slice(begin - extent.offset, end - extent.offset)
                 found.append(Overlap(extent, in_extent, slice(begin - first, end - first)))
@@ -162,7 +162,7 @@ class FlatLayout:
     @property
     def end(self) -> int:
         """Return where the last parameter's last block ends: the same, whatever the buffer was padded to."""
-        return -(-self.extents[-1].last // self.alignment) * self.alignment if self.extents else 0
+        return -(-self.extents[-1].stop // self.alignment) * self.alignment if self.extents else 0
 
     @property
     def nbytes(self) -> int:

@@ -50,14 +50,14 @@ def prove_int(value: object, *, what: str, minimum: int = 0) -> None:
         raise CallError(f"Expected {what} to be a plain int of at least {minimum}, got {value!r}.")
 
 
-def prove_range(first: int, last: int, *, numel: int) -> None:
-    """Raise unless ``[first, last)`` lies within ``[0, numel)``.
+def prove_range(first: int, stop: int, *, numel: int) -> None:
+    """Raise unless ``[first, stop)`` lies within ``[0, numel)``.
 
     Raises:
         CallError: If it does not, or runs backwards.
     """
-    if not 0 <= first <= last <= numel:
+    if not 0 <= first <= stop <= numel:
         raise CallError(
-            f"Expected a range with 0 <= first <= last <= {numel}, got first={first}, last={last}. "
+            f"Expected a range with 0 <= first <= stop <= {numel}, got first={first}, stop={stop}. "
             "Ranges are half open and count elements."
         )

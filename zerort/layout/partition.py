@@ -37,7 +37,7 @@ class Partition:
     >>> partition.counts
     (3, 3, 2, 2)
     >>> partition.of(1), partition.owner(6)
-    (Range(first=3, last=6), 2)
+    (Range(first=3, stop=6), 2)
     """
 
     numel: int
@@ -161,26 +161,26 @@ class Partition:
         # Empty ranges share their offset with the range behind them, so the last rank starting here is the owner.
         return bisect_right(self.offsets, index) - 1
 
-    def overlaps(self, first: int, last: int) -> tuple[Piece, ...]:
-        """Return who holds ``[first, last)``: pieces in the order of the ranks, without empty ones.
+    def overlaps(self, first: int, stop: int) -> tuple[Piece, ...]:
+        """Return who holds ``[first, stop)``: pieces in the order of the ranks, without empty ones.
 
         >>> Partition.of_counts((4, 0, 2)).overlaps(3, 6)
-        (Piece(rank=0, first=3, last=4), Piece(rank=2, first=4, last=6))
+        (Piece(rank=0, first=3, stop=4), Piece(rank=2, first=4, stop=6))
 
         Raises:
             CallError: If the range leaves ``[0, numel)``.
         """
-        prove_range(first, last, numel=self.numel)
+        prove_range(first, stop, numel=self.numel)
         pieces = []
-        while first < last:
+        while first < stop:
             rank = self._owner(first)
-            end = min(last, self.offsets[rank] + self.counts[rank])
+            end = min(stop, self.offsets[rank] + self.counts[rank])
             pieces.append(Piece(rank, first, end))
             first = end
         return tuple(pieces)
 
-    def within(self, first: int, last: int) -> Partition:
-        """Return how ``[first, last)``, counted from its first element, is cut by the same cuts.
+    def within(self, first: int, stop: int) -> Partition:
+        """Return how ``[first, stop)``, counted from its first element, is cut by the same cuts.
 
         >>> Partition.of_counts((4, 4, 2)).within(3, 8).counts
         (1, 4, 0)
@@ -188,7 +188,7 @@ class Partition:
         Raises:
             CallError: If the range leaves ``[0, numel)``.
         """
-        held = {piece.rank: piece.last - piece.first for piece in self.overlaps(first, last)}
+        held = {piece.rank: piece.stop - piece.first for piece in self.overlaps(first, stop)}
         return Partition.of_counts(held.get(rank, 0) for rank in range(self.size))
 
     def reshard(self, to: Partition) -> tuple[Move, ...]:
@@ -199,10 +199,10 @@ class Partition:
 
         >>> for move in Partition.build(6, 2).reshard(Partition.build(6, 3)):
         ...     print(move)
-        Move(source=0, target=0, first=0, last=2)
-        Move(source=0, target=1, first=2, last=3)
-        Move(source=1, target=1, first=3, last=4)
-        Move(source=1, target=2, first=4, last=6)
+        Move(source=0, target=0, first=0, stop=2)
+        Move(source=0, target=1, first=2, stop=3)
+        Move(source=1, target=1, first=3, stop=4)
+        Move(source=1, target=2, first=4, stop=6)
 
         Raises:
             CallError: If the partitions do not cut equally many elements.
@@ -213,7 +213,7 @@ class Partition:
                 "Both have to cut the same flat layout, padding included."
             )
         return tuple(
-            Move(source.rank, target, source.first, source.last)
+            Move(source.rank, target, source.first, source.stop)
             for target in range(to.size)
             for source in self.overlaps(*to.of(target))
         )

@@ -1,7 +1,7 @@
 """Name what a `Partition` answers: a range, a piece of a range at a rank, a move of a range between ranks.
 
 All three are plain tuples with names, so they unpack, compare and travel as JSON. Every range is half open,
-``[first, last)``, and counts elements.
+``[first, stop)``, and counts elements.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ __all__ = ["Move", "Piece", "Range"]
 
 
 class Range(NamedTuple):
-    """The elements ``[first, last)``.
+    """The elements ``[first, stop)``.
 
-    >>> first, last = Range(4, 10)
+    >>> first, stop = Range(4, 10)
     >>> Range(4, 10).numel
     6
     """
@@ -22,22 +22,22 @@ class Range(NamedTuple):
     first: int
     """The first element."""
 
-    last: int
+    stop: int
     """One past the last element."""
 
     @property
     def numel(self) -> int:
         """Return the number of elements."""
-        return self.last - self.first
+        return self.stop - self.first
 
     @property
     def slice(self) -> slice:
         """Return the range as an index into a 1-D array."""
-        return slice(self.first, self.last)
+        return slice(self.first, self.stop)
 
 
 class Piece(NamedTuple):
-    """The elements ``[first, last)``, all of which one rank holds."""
+    """The elements ``[first, stop)``, all of which one rank holds."""
 
     rank: int
     """Who holds them."""
@@ -45,12 +45,12 @@ class Piece(NamedTuple):
     first: int
     """The first element, counted in the whole."""
 
-    last: int
+    stop: int
     """One past the last element, counted in the whole."""
 
 
 class Move(NamedTuple):
-    """The elements ``[first, last)``, which one rank held and one rank is to hold; both may be the same rank."""
+    """The elements ``[first, stop)``, which one rank held and one rank is to hold; both may be the same rank."""
 
     source: int
     """The rank that held them, in the partition one comes from."""
@@ -61,5 +61,5 @@ class Move(NamedTuple):
     first: int
     """The first element, counted in the whole."""
 
-    last: int
+    stop: int
     """One past the last element, counted in the whole."""

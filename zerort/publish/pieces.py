@@ -73,7 +73,7 @@ def parts_of(values: Sequence[Value], rank: int, dtype: str | None) -> Iterator[
         before += len(places)
         wanted = numpy_dtype(_published(value.layout.dtype, dtype))
         own = value.partition.of(rank)
-        for extent, in_extent, in_range in value.layout.overlaps(own.first, own.last):
+        for extent, in_extent, in_range in value.layout.overlaps(own.first, own.stop):
             for begin in range(0, in_range.stop - in_range.start, _PIECE_NUMEL):
                 start = in_range.start + begin
                 source = _read(value.mine, start, min(start + _PIECE_NUMEL, in_range.stop))
@@ -93,7 +93,7 @@ def base_nbytes(values: Sequence[Value], rank: int, dtype: str | None) -> int:
     for value in values:
         width = numpy_dtype(_published(value.layout.dtype, dtype)).itemsize
         own = value.partition.of(rank)
-        for _, _, in_range in value.layout.overlaps(own.first, own.last):
+        for _, _, in_range in value.layout.overlaps(own.first, own.stop):
             whole, rest = divmod(in_range.stop - in_range.start, _PIECE_NUMEL)
             total += whole * round_up(_PIECE_NUMEL * width, _ALIGNMENT) + round_up(rest * width, _ALIGNMENT)
     return total

@@ -92,7 +92,7 @@ def test_folded_slices_have_the_trees_bits(total, copies, data):
         mine = partition.of(group.rank)
         sink = FoldedShard(
             leaves,
-            numel=mine.last - mine.first,
+            numel=mine.stop - mine.first,
             dtype=np.dtype("f4"),
             device=group.device,
             slots=slots_of(group, ranks * LAYOUT.nbytes),
@@ -120,7 +120,7 @@ def test_folded_slices_have_the_trees_bits(total, copies, data):
             bucket.end_step()
             found = bucket.finish_reduce().copy()
             bucket.reset()
-        expected = level_by_level(values)[mine.first : mine.last]
+        expected = level_by_level(values)[mine.first : mine.stop]
         there = min(max(1000 - mine.first, 0), expected.size)
         np.testing.assert_array_equal(found[:there], expected[:there])
         assert bucket.nbytes == leaves.held * found.nbytes

@@ -1,13 +1,14 @@
 """Calls that may differ between ranks: they give way, wait, or are joined; all others are a mismatch."""
 
 import random
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from zerort.comm.guard.differing import Join, RanksDiffer
 from zerort.comm.guard.stance import GIVES_WAY, Stance
-from zerort.errors import CallError, CollectiveMismatchError
+from zerort.errors import CallError, CollectiveError, CollectiveMismatchError, RankFailedError
 from zerort.testing import run_threads
 
 UNITS = 5
@@ -23,7 +24,7 @@ def add_joins(group):
 
     def join(unit):
         joined.append(unit)
-        return Join(values(unit, group.rank), np.empty((3 + unit) * group.size), [3 + unit] * group.size)
+        return nullcontext(Join(values(unit, group.rank), np.empty((3 + unit) * group.size), [3 + unit] * group.size))
 
     for unit in range(UNITS):
         group.differences.joins[f"unit {unit}"] = lambda unit=unit: join(unit)
@@ -138,3 +139,33 @@ def test_a_rank_that_cannot_join_tells_all():
             call()
 
     run_threads(3, body)
+
+
+def test_a_call_that_is_interrupted_has_the_number_that_the_others_give_it(monkeypatch):
+    """Gathers that a rank has joined count."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def body(group):
+        add_joins(group)
+        for unit in (0, 1, 2) if group.rank else ():
+            gather(group, unit)
+        assert group.all_reduce(np.ones(1)).wait()[0] == 2.0
+        made = group._calls._sequence + group.differences.surplus
+        if group.rank:
+            with pytest.raises(RankFailedError) as caught:
+                group.barrier().wait()
+        else:
+            assert group.differences.surplus > 0
+            monkeypatch.setattr(group._calls, "_new_call", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                group.reduce(np.ones(1), root=0)
+            monkeypatch.undo()
+            with pytest.raises(CollectiveError) as caught:
+                group.barrier().wait()
+        return made, str(caught.value)
+
+    (made, _), (same, told) = run_threads(2, body)
+    assert made == same
+    assert f"KeyboardInterrupt: ; in #{made} reduce" in told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import linecache
 import sys
 import threading
@@ -158,20 +159,15 @@ def use(helping: bool, at: int) -> int:
     """Interrupt a stream's use at a line; whatever was begun ends, others go on. Return how many lines there were."""
     stream, calls = HostStream("interrupted", helping=helping), list[int]()
     interrupter, tickets = Interrupter(at), list[Any]()
-    try:
-        with interrupter:
-            tickets.append(stream.submit(lambda: calls.append(0)))
-            tickets.append(stream.submit(lambda: calls.append(1), eager=True))
-            tickets[-1].wait()
-            tickets.append(stream.submit(lambda: calls.append(2), eager=True))
-            tickets.append(stream.submit(lambda: calls.append(3)))
-    except KeyboardInterrupt:
-        pass
+    with contextlib.suppress(KeyboardInterrupt), interrupter:
+        tickets.append(stream.submit(lambda: calls.append(0)))
+        tickets.append(stream.submit(lambda: calls.append(1), eager=True))
+        tickets[-1].wait()
+        tickets.append(stream.submit(lambda: calls.append(2), eager=True))
+        tickets.append(stream.submit(lambda: calls.append(3)))
     for ticket in tickets:
-        try:
+        with contextlib.suppress(KeyboardInterrupt, InterruptedError):
             ticket.wait(timeout=20.0)
-        except (KeyboardInterrupt, InterruptedError):
-            pass
     assert stream.submit(lambda: calls.append(4)).wait(timeout=20.0) is None, at  # by the worker: it is not deaf
     assert stream.submit(lambda: 5, eager=True).wait() == 5, at
     stream._unseen.clear()

@@ -78,7 +78,7 @@ def test_no_move_costs_more_than_it_saves_in_so_many_steps(batch, work, payback_
     stays = decide(replace(now, fixed_shards="for comparison"))
     saved = seconds(batch, update, *taken(now, stays)) - seconds(batch, update, *taken(now, decision))
     cuts = [Partition.build(1 << 16, len(batch), weights=one) for one in (now.shards, decision.shards)]
-    moved = sum(one.last - one.first for one in cuts[0].reshard(cuts[1]) if one.source != one.target) / (1 << 16)
+    moved = sum(one.stop - one.first for one in cuts[0].reshard(cuts[1]) if one.source != one.target) / (1 << 16)
     assert saved * payback_steps > 0.99 * moved * nbytes / now.bytes_per_second
 
 

@@ -128,10 +128,10 @@ def test_values_in_memory_move_without_arrays_in_between(weights):
 
     def body(group):
         mine, own = before.of(group.rank), after.of(group.rank)
-        old, new = np.arange(mine.first, mine.last), np.full(own.numel, -1)
+        old, new = np.arange(mine.first, mine.stop), np.full(own.numel, -1)
         watched = Watched(group)
         moving._move_in_memory(watched, old, new, before, after, name="move")
-        np.testing.assert_array_equal(new, np.arange(own.first, own.last))
+        np.testing.assert_array_equal(new, np.arange(own.first, own.stop))
         assert all(not one.size or np.shares_memory(one, old) or np.shares_memory(one, new) for one in watched.arrays)
         return len(watched.arrays)
 

@@ -56,7 +56,11 @@ def test_a_column_reads_and_writes_any_range_wherever_it_rests(tmp_path):
             generator = np.random.default_rng(last)
             expected[first:last] = column.read(first, np.empty(last - first, np.float32)).wait()
             np.testing.assert_array_equal(column.read(0, np.empty(NUMEL, np.float32)).wait(), expected)
-        assert [column.is_offloaded(at) for at in range(len(cuts) - 1)] == [False, False, *[True] * (len(cuts) - 3)]
+        assert [column.is_chunk_offloaded(at) for at in range(len(cuts) - 1)] == [
+            False,
+            False,
+            *[True] * (len(cuts) - 3),
+        ]
         column.delete()
         column.delete()
         assert storage.nbytes == 0

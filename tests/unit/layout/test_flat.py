@@ -166,5 +166,5 @@ def test_unknown_names_and_ranges_outside_are_refused() -> None:
     with pytest.raises(CallError, match=r"parameters \(none\); got 'q'"):
         FlatLayout.build({}).of("q")
     for first, last in [(-1, 3), (3, 2), (0, 37)]:
-        with pytest.raises(CallError, match="0 <= first <= last <= 36"):
+        with pytest.raises(CallError, match="0 <= first <= stop <= 36"):
             layout.overlaps(first, last)

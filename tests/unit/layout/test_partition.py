@@ -92,7 +92,7 @@ def test_overlaps_partition_the_range_asked_for(partition: Partition, data: st.D
     pieces = partition.overlaps(first, last)
     covered = [(index, rank) for rank, begin, end in pieces for index in range(begin, end)]
     assert covered == [(index, owners(partition)[index]) for index in range(first, last)]
-    assert all(piece.first < piece.last for piece in pieces)
+    assert all(piece.first < piece.stop for piece in pieces)
     assert len({piece.rank for piece in pieces}) == len(pieces)
 
 
@@ -104,7 +104,7 @@ def test_reshard_moves_every_element_once_from_its_owner_to_its_next(pair: tuple
     moved = [(index, source, target) for source, target, first, last in moves for index in range(first, last)]
     assert moved == list(zip(range(before.numel), owners(before), owners(after), strict=True))
     assert len({(move.source, move.target) for move in moves}) == len(moves)
-    assert all(move.first < move.last for move in moves)
+    assert all(move.first < move.stop for move in moves)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_questions_outside_are_refused() -> None:
         with pytest.raises(CallError, match=rf"element of \[0, 10\), got {index}"):
             partition.owner(index)
     for first, last in [(-1, 3), (3, 2), (0, 11)]:
-        with pytest.raises(CallError, match="0 <= first <= last <= 10"):
+        with pytest.raises(CallError, match="0 <= first <= stop <= 10"):
             partition.overlaps(first, last)
     with pytest.raises(CallError, match="partition of 10 elements, got one of 11"):
         partition.reshard(Partition.build(11, 3))

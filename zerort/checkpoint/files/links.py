@@ -65,7 +65,7 @@ def ranges_of(files: Sequence[LinkableFile], *, width: int) -> list[list[int]]:
     """
     found: list[list[int]] = []
     for first, last in sorted(
-        (file.first + one.first // width, file.first + one.last // width)
+        (file.first + one.first // width, file.first + one.stop // width)
         for file in files
         for one in file.extent.stretches
     ):
@@ -131,7 +131,7 @@ def _extents_in(file_extent: FileExtent, value: Value, begin: int) -> Iterator[t
     """
     width = itemsize(value.layout.dtype)
     for one in file_extent.stretches:
-        low, high = begin + one.first // width, begin + one.last // width
+        low, high = begin + one.first // width, begin + one.stop // width
         for extent, in_extent, in_stretch in value.layout.overlaps(low, high):
             at, end = one.offset + in_stretch.start * width, one.offset + in_stretch.stop * width
             first = in_extent.start

@@ -102,7 +102,7 @@ def plan_shard(
 def _written(layout: FlatLayout, own: Range, linked: Sequence[Sequence[int]]) -> Iterator[tuple[Extent, slice, int]]:
     """Yield the pieces of tensors in a range that are not linked: the tensor, what of it, and where in the range."""
     begin = 0
-    for end, behind in (*linked, (own.last - own.first, 0)):
+    for end, behind in (*linked, (own.stop - own.first, 0)):
         for extent, in_extent, in_range in layout.overlaps(own.first + begin, own.first + end):
             yield extent, in_extent, begin + in_range.start
         begin = behind

@@ -199,7 +199,7 @@ def _forecasts(options: argparse.Namespace, model: Model, plan: Plan | Budget) -
     return [
         _Forecast(
             memory_forecast.memory(rank),
-            memory_forecast.below(rank),
+            memory_forecast.on_disk(rank),
             memory_forecast.traffic(rank, passes=2 * _micro_steps(options)),
         )
         for rank in range(options.ranks)

@@ -97,7 +97,7 @@ def fill_all_gather(call: Call, rank: int, size: int, given: Given) -> None:
             raise CallError(
                 f"{call.op}: Expected a source of counts[{rank}] = {shares[rank]} elements, got {flat.size}."
             )
-    call.geometry = geometry.gather(shares, rank)
+    call.geometry = geometry.of_all_gather(shares, rank)
     _result(call, out, sum(shares), in_place=call.geometry.places[rank])
 
 
@@ -119,7 +119,7 @@ def fill_reduce_scatter(call: Call, rank: int, size: int, given: Given) -> None:
         if flat.size != sum(shares):
             raise CallError(f"{call.op}: Expected a source of sum(counts) = {sum(shares)} elements, got {flat.size}.")
     call.numel = flat.size
-    call.geometry = geometry.scatter(shares, rank)
+    call.geometry = geometry.of_reduce_scatter(shares, rank)
     _result(call, out, shares[rank], in_place=-call.geometry.takes[rank][0])
 
 
@@ -138,7 +138,7 @@ def fill_broadcast(call: Call, rank: int, size: int, given: Given) -> None:
     flat = _source(call, source)
     _root(call, root, size)
     call.numel = flat.size
-    call.geometry = geometry.gather(_only(root, flat.size, size), rank)
+    call.geometry = geometry.of_all_gather(_only(root, flat.size, size), rank)
     _result(call, out, flat.size, in_place=0)
 
 
@@ -150,7 +150,7 @@ def fill_reduce(call: Call, rank: int, size: int, given: Given) -> None:
     _root(call, root, size)
     call.numel = flat.size
     shares = _only(root, flat.size, size)
-    call.geometry = geometry.scatter(shares, rank)
+    call.geometry = geometry.of_reduce_scatter(shares, rank)
     if rank == root:
         _result(call, out, flat.size, in_place=0, like=source)
     else:
@@ -182,7 +182,7 @@ def fill_all_to_all(call: Call, rank: int, size: int, given: Given) -> None:
             raise CallError(
                 f"{call.op}: Expected a source of sum(counts[{rank}]) = {sum(matrix[rank])} elements, got {flat.size}."
             )
-    call.geometry = geometry.all_to_all(matrix, rank)
+    call.geometry = geometry.of_all_to_all(matrix, rank)
     _result(call, out, sum(row[rank] for row in matrix), in_place=None)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,8 +55,8 @@ class Differences:
         """What the calls that are made now have."""
         self.suffix = ""
         """What is added to the names of these calls: ranks that have come another way are told of a mismatch."""
-        self.joins: dict[str, Callable[[], Join]] = {}
-        """How this rank takes part in gathers, by name; the same names on every rank."""
+        self.joins: dict[str, Callable[[], AbstractContextManager[Join]]] = {}
+        """How this rank takes part in gathers, by name, the same names on every rank; each ends when its call has."""
         self.is_known = False
         """Whether ranks have differed since `forget`: calls that give way do so at once. On all ranks alike."""
         self.surplus = 0
@@ -71,7 +72,7 @@ class Differences:
             self.stance = before
 
     @contextlib.contextmanager
-    def named_besides(self, suffix: str) -> Iterator[None]:
+    def with_suffix(self, suffix: str) -> Iterator[None]:
         """Add ``suffix`` to the names of the calls that are made inside."""
         before, self.suffix = self.suffix, suffix
         try:

@@ -20,7 +20,7 @@ from zerort.comm import geometry
 from zerort.comm.guard.call import SEQUENCE_NBYTES, Call, call_site
 from zerort.comm.guard.standing import Standing
 from zerort.comm.guard.verdict import Trouble
-from zerort.comm.transport import DONE, STALE, Transport
+from zerort.comm.transport import Transport
 from zerort.comm.transports.carrier import HostSide
 from zerort.comm.transports.exchange import Interrupted
 from zerort.comm.transports.greeting import DIFFERS
@@ -69,7 +69,7 @@ class HierarchicalTransport(MpiTransport):
         self._node = node  # first: opening may be given up
         super().__init__(comm, hosts=hosts, name=name, options=options)
         self._open_part = open_part
-        node.stand(self.standing)
+        node.share_standing(self.standing)
         self._here = self.topology.members[self.topology.host_of[self.rank]]
         # Flags, and behind them a small result, from the leader for the ranks of this host. Written when all have met
         # for a call, so all have read what was there of the one before.
@@ -172,14 +172,8 @@ class HierarchicalTransport(MpiTransport):
 
     def run(self, call: Call) -> None:
         """Do one collective: by its shortcut, if it has one, else step by step."""
-        progress = STALE
-        if call.shortcut is not None and not trace.is_enabled():
-            progress = call.shortcut.run(call.sequence, call.source, call.out)
-        if progress == STALE:
-            call.shortcut = None
+        if not self._take_shortcut(call):
             super().run(call)
-        elif progress != DONE:
-            self.resume(call, progress)
 
     def shortcut(self, call: Call) -> Any:
         """Return the native form of a call that takes one exchange."""
@@ -350,10 +344,10 @@ class HierarchicalTransport(MpiTransport):
         finally:
             part.Free()
 
-    def stand(self, standing: Standing) -> None:
+    def share_standing(self, standing: Standing) -> None:
         """Tell the same here and there."""
-        super().stand(standing)
-        self._node.stand(standing)
+        super().share_standing(standing)
+        self._node.share_standing(standing)
 
     def leave(self) -> None:
         """Tell both the ranks of this host and those of others."""

@@ -17,8 +17,8 @@ from zerort.comm import geometry
 from zerort.comm.guard.call import Call
 from zerort.comm.transport import DONE, STALE
 from zerort.comm.transports.exchange import LISTEN_EVERY
+from zerort.comm.transports.node.shortcut import Place, prepared_facts
 from zerort.comm.transports.small_calls import ranges_of
-from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
 from zerort.native.rendezvous import MOVES, PARTING
 from zerort.native.wire import prepare_hosts
 from zerort.typing import Array
@@ -100,8 +100,8 @@ def make_native(
     rank: int,
     members: Sequence[Sequence[int]],
     host: int,
-    source: tuple[int, int],
-    out: tuple[int, int],
+    source: Place,
+    out: Place,
     slab_nbytes: int,
     notes: Array,
     tails: Sequence[bytes],
@@ -139,26 +139,15 @@ def make_native(
     return prepare_hosts(
         link,
         log,
-        facts=(call.op, call.dtype, call.numel, call.name, call.site),
-        tail=call.tail(),
-        source=call.source,
-        out=call.out,
-        source_place=source,
-        out_place=out,
-        slab_nbytes=slab_nbytes,
+        **prepared_facts(call, rank=rank, source=source, out=out, slab_nbytes=slab_nbytes),
         move=MOVES.index("reduce" if reduces else "copy" if shards else "nothing"),
         alike=call.out is not None and (table is None or table.alike),
         whole_nbytes=numel * width,
         first=first * width,
-        width=width,
-        dtype=DTYPE_CODES.get(call.dtype, 0),
-        reduction=REDUCTION_CODES.get(call.reduction, 0),
         notes=notes,
-        anywhere=slab_nbytes != 0 or (call.op == "broadcast" and call.root != rank),
         plan=plan,
         tails=list(tails),
         shards=[[(place * width, count * width) for place, count in ranges] for ranges in shards],
         scattered=table is not None,
         host=host,
-        make=call.make,
     )

@@ -4,7 +4,8 @@ Where ranks share no memory a gather is a collective. As long as all ranks gathe
 slots, ahead of time. Once a gather differs, those of that step go on apart: each unit into memory of the rank's own, by
 one all_gather for each section. A rank that asks for another unit, waits for a reduction, or has come to its step takes
 part in it, with its range and a scratch array: nothing of its own changes but its count of bytes, so any thread can
-(decision 0165). Forecasts do not count that memory: a section's whole for as long as it is copied, or joined.
+(decision 0165). That memory, a section's whole for as long as it is copied or joined, is what `gathered_apart` of
+`Runtime.memory` counts: at most two at once, one that this rank needs and one that it joins (decision 0191).
 
     same units on all ranks      slots, prefetch, reductions during backward               as ever
     another unit on some rank    all give way, then all join the units that any rank uses  until the step
@@ -16,8 +17,9 @@ hosts: there a difference is a mismatch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -88,31 +90,37 @@ class ApartGathers:
                 pass
         turn = self._turns[unit.name]
         with differences.having(Stance(turn=_BACKWARD - turn if in_backward else turn)):
-            return [copy(self._gather(section)) for section in unit.sections]
+            return [self._gather(section, copy) for section in unit.sections]
 
-    def _gather(self, section: Section) -> Array:
-        """Return a section's whole in new memory. Other ranks join."""
+    def _gather(self, section: Section, copy: Callable[[Array], Copied]) -> Copied:
+        """Return a copy of a section's whole, which is gathered in memory of its own until then. Other ranks join."""
         context, group = self._context, self._context.mesh.shard
-        out = np.empty(section.layout.numel, section.parameters.dtype)
-        with context.ledger.stall("gather"), trace.span(f"gather {section.name} apart"):
-            try:
-                mine = self._own_range(section, out)
-            except StorageError as error:
-                context.complain(error)
-                raise
-            self._count(section)
-            ticket = group.all_gather(mine, out=out, counts=section.partition.counts, name=_name_of(section))
-            ticket.wait()  # not-gpu: gathers apart are the host's
-        return out
+        with self._memory_for(section) as out:
+            with context.ledger.stall("gather"), trace.span(f"gather {section.name} apart"):
+                try:
+                    mine = self._own_range(section, out)
+                except StorageError as error:
+                    context.complain(error)
+                    raise
+                context.ledger.moved["all_gather"] += _moved_nbytes(section)
+                ticket = group.all_gather(mine, out=out, counts=section.partition.counts, name=_name_of(section))
+                ticket.wait()  # not-gpu: gathers apart are the host's
+            return copy(out)
 
-    def _join(self, section: Section) -> Join:
-        """Return this rank's part in a gather of a section that others need."""
-        out = np.empty(section.layout.numel, section.parameters.dtype)
-        self._count(section)
-        return Join(self._own_range(section, out), out, section.partition.counts)
+    @contextlib.contextmanager
+    def _join(self, section: Section) -> Iterator[Join]:
+        """Take this rank's part in a gather of a section that others need, on the thread that makes its calls."""
+        with self._memory_for(section) as out:
+            mine = self._own_range(section, out)
+            self._context.ledger.joined += _moved_nbytes(section)
+            yield Join(mine, out, section.partition.counts)
 
-    def _count(self, section: Section) -> None:
-        self._context.ledger.moved["all_gather"] += section.layout.end * section.parameters.dtype.itemsize
+    @contextlib.contextmanager
+    def _memory_for(self, section: Section) -> Iterator[Array]:
+        """Have memory for a section's whole while inside, and count it."""
+        out = np.empty(section.layout.numel, section.parameters.dtype)
+        with self._context.ledger.apart.held(out.nbytes):
+            yield out
 
     def _own_range(self, section: Section, out: Array) -> Array:
         """Return this rank's range where it rests; from a disk it is read to its place in ``out``."""
@@ -133,6 +141,10 @@ def _copy(unit: Unit, copy: Callable[[Array], Copied]) -> list[Copied]:
 def _can_be_apart(section: Section) -> bool:
     """Say whether others can take a section's ranges as they lie: not those of a table, whose rows may be late."""
     return section.table is None and (section.parameters.is_resident or section.parameters.can_gather_apart)
+
+
+def _moved_nbytes(section: Section) -> int:
+    return section.layout.end * section.parameters.dtype.itemsize
 
 
 def _name_of(section: Section) -> str:

@@ -47,7 +47,10 @@ class GatheredForm:
         self._sections = sections
         self._can_fail = any(one.parameters.can_fail for one in sections)
         writes_alone = any(one.parameters.writes_alone for one in sections)
-        self._shares_slots = (self._can_fail or writes_alone) and context.device.in_host_memory
+        is_host, shard = context.device.in_host_memory, context.mesh.shard
+        self._shares_slots = (self._can_fail or writes_alone) and is_host
+        if self.slot_nbytes and (self._shares_slots or (is_host and len(set(shard.hosts)) < shard.size)):
+            context.run.in_one_order = True
         self._holders = 0  # who needs it: its unit, and units that are tied to that one
         self._slot: Slot | None = None
         self.fetched: Ticket[Any] | None = None
@@ -91,7 +94,7 @@ class GatheredForm:
                 begun.append(section.parameters.start(out))
         except BaseException:
             self.fetched = joined(begun, result=None)
-            self.drop()
+            self.drop_unless_held()
             raise
         self.fetched = joined(begun, result=None)
         return True
@@ -100,7 +103,7 @@ class GatheredForm:
         """Bring the parameters here, until as many `release`. Every rank calls this."""
         self._expect_no_difference()
         if not self.fetch():
-            self._context.prefetcher.drop()
+            self._context.prefetcher.drop_unused()
             if not self.fetch():
                 self._context.slots.gathered.lease(self.slot_nbytes)  # which says that there is none, and the cure
         if not self._holders:
@@ -137,16 +140,16 @@ class GatheredForm:
                     raise errors[0]
                 context.update_stream.check_written()  # else what is read may be older than a write that failed
         except ZerortError:
-            self.drop()
+            self.drop_unless_held()
             raise
         context.run.meetings += 1
 
     def release(self) -> None:
         """End one `acquire`."""
         self._holders -= 1
-        self.drop()
+        self.drop_unless_held()
 
-    def drop(self) -> None:
+    def drop_unless_held(self) -> None:
         """Let it go if nobody holds it: a slot may serve another unit, and a step may change what is in it."""
         if self._holders:
             return
@@ -177,17 +180,14 @@ def _room_of(section: Section) -> int:
 
 def wait_for_gathers(context: Context, sections: Iterable[Section]) -> None:
     """Wait until nobody reads parameters of ``sections`` any more, and all of them are written: they are to change."""
-    context.prefetcher.drop()
+    context.prefetcher.drop_unused()
     context.staging.finish()  # gpu-wait: a_checkpoint_is_of_what_was_written
     for section in sections:
         section.parameters.wait()  # gpu-wait: values_are_assigned_behind_a_gather
 
 
 def end_step_of_gathers(context: Context) -> None:
-    """Start a new step's gathers, on all ranks alike again: slots, and what is gathered ahead. Every rank calls this.
-
-    A rank may have come for a unit that was gathered ahead, and another one not: they then hold slots in other orders.
-    """
+    """Start a new step's gathers, on all ranks alike: slots, and what is gathered ahead. Every rank calls this."""
     differences = context.mesh.shard.differences
     if differences.is_known:
         context.prefetcher.forget()
@@ -195,4 +195,7 @@ def end_step_of_gathers(context: Context) -> None:
         context.run.meetings += 1  # all have met in the step
     else:
         context.prefetcher.end_step()
-    context.slots.gathered.reorder()
+    if context.run.in_one_order:
+        # Not only where ranks are known to differ: one that came for a unit that was gathered ahead meets nobody, and
+        # those that passed over it have released its slot later without knowing that.
+        context.slots.gathered.reorder()

@@ -66,7 +66,7 @@ class Form(Protocol):
     def fetch(self) -> bool:
         """Start to gather it if there is room; say whether it is, or will be, here."""
 
-    def drop(self) -> None:
+    def drop_unless_held(self) -> None:
         """Release it if nobody uses it."""
 
 
@@ -110,18 +110,18 @@ class Prefetcher:
                 if not self._units[name].form.fetch():
                     break
 
-    def drop(self) -> None:
+    def drop_unused(self) -> None:
         """Let go of units that were gathered ahead and that nobody holds."""
         for unit in self._units.values():
-            unit.form.drop()
+            unit.form.drop_unless_held()
 
     def end_step(self) -> None:
         """Start a new step's order of gathers; what was gathered ahead is out of date."""
-        self.drop()
+        self.drop_unused()
         self._order.end_step()
 
     def forget(self) -> None:
         """Let go of what was gathered ahead, and watch the next step anew: ranks have gathered different units."""
-        self.drop()
+        self.drop_unused()
         self._expected = []
         self._order.forget()

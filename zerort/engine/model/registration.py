@@ -112,7 +112,7 @@ def _make_unit(
 ) -> Unit:
     """Make a unit that all ranks have agreed on, on all of them or on none."""
     own = {full_name(name, local): spec for local, spec in declared.items() if local not in aliases}
-    context.prefetcher.drop()
+    context.prefetcher.drop_unused()
     sections = tuple(
         (RowSection if part.table else Section)(part.section_name(name), part, context=context)
         for part in divide(

@@ -99,7 +99,7 @@ class Section(SectionGradients):
             rows=self._rows,
             uncoded=context.ledger.uncoded,
             secondary=context.plan.secondary is not None,
-            copy=None if before is None else before.parameters.copy,
+            copy=None if before is None else before.parameters.host_copy,
         )
         if self._optimizers is None:
             return
@@ -166,7 +166,7 @@ class Section(SectionGradients):
                 name=self._stored_as,
                 streaming=self._streaming(),
                 device=self._device,
-                zeros=context.host.zeros if self._is_offloaded(self.tiers.state) else None,
+                zeros=context.host.zeros if self._is_beyond_reach(self.tiers.state) else None,
                 before=None if before is None else before.state,
             )
         except DeviceMemoryError as caught:
@@ -216,7 +216,7 @@ class Section(SectionGradients):
     def checksum(self) -> tuple[int, int]:
         """Return the crc32c of this rank's range of the parameters, and its bytes: without what evens ranges out."""
         own = self.parameters.stored_partition.of(self._group.rank)
-        return self.shard.checksum(max(min(own.last, self.parameters.stored_layout.end) - own.first, 0))
+        return self.shard.checksum(max(min(own.stop, self.parameters.stored_layout.end) - own.first, 0))
 
     def finish_reduce(self) -> SummedGradient:
         """Wait for the reduction and return the summed gradient as the optimizer needs it. Every rank calls this."""

@@ -105,7 +105,7 @@ class Unit(UnitGradients):
         self._move("gather")
         prefetcher, differences = self._context.prefetcher, self._context.mesh.shard.differences
         prefetcher.note(self.name)
-        with contextlib.ExitStack() as undo, differences.named_besides(prefetcher.detour):
+        with contextlib.ExitStack() as undo, differences.with_suffix(prefetcher.detour):
             undo.callback(setattr, self, "_state", RELEASED)
             indices, error = (None, None) if rows is None else self._checked_indices(rows)
             for unit in (*self.tied_owners, self):
@@ -127,7 +127,7 @@ class Unit(UnitGradients):
         )
         self._views = views
         arrivals = [unit.form.fetched for unit in (*self.tied_owners, self) if unit.form.fetched is not None]
-        with differences.named_besides(prefetcher.detour):
+        with differences.with_suffix(prefetcher.detour):
             prefetcher.fetch()
         return joined(arrivals, result=views)
 

@@ -256,7 +256,7 @@ def _from_blocks(
             decode(values, payload[one.in_range])
             extent = layout.of(one.extent.name)
             start = extent.offset + rows.start * format.numel
-            here = slice(max(start, own.first), min(start + values.size, extent.last, own.last))
+            here = slice(max(start, own.first), min(start + values.size, extent.stop, own.stop))
             if here.start < here.stop:
                 write(here.start - own.first, values[here.start - start : here.stop - start])
 

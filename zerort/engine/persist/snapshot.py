@@ -196,9 +196,9 @@ def _sparse_in(section: Section) -> frozenset[str]:
 
 def _range_of(column: ChunkedArray | DecodedArray, own: Range, *, first: int) -> Array | OffloadedArray:
     """Return a rank's range of a column that begins at element ``first``: an array, or what rests elsewhere."""
-    if isinstance(column, DecodedArray) or column.streams:
+    if isinstance(column, DecodedArray) or column.has_offloaded:
         return column
-    mine = column.part_of(own.first - first, own.last - first)
+    mine = column.resident_range(own.first - first, own.stop - first)
     return mine.memory if isinstance(mine.memory, np.ndarray) else mine
 
 

@@ -67,7 +67,7 @@ def move(
     error: StorageError | None = None
     sent = np.empty(min(each, old.size), old.dtype)
     for at in range(-(-max(before.counts) // each)):
-        pieces = [Range(min(r.first + at * each, r.last), min(r.first + (at + 1) * each, r.last)) for r in ranges]
+        pieces = [Range(min(r.first + at * each, r.stop), min(r.first + (at + 1) * each, r.stop)) for r in ranges]
         error = _pass(group, old, new, pieces, ranges[group.rank].first, after, sent, name=name, error=error)
     return error
 
@@ -81,8 +81,8 @@ def _move_in_memory(group: Group, old: Array, new: Array, before: Partition, aft
     rank, size = group.rank, group.size
     mine, own = before.of(rank), after.of(rank)
     stays = common(mine, own)
-    source = old[stays.first - mine.first : stays.last - mine.first]
-    target = new[stays.first - own.first : stays.last - own.first]
+    source = old[stays.first - mine.first : stays.stop - mine.first]
+    target = new[stays.first - own.first : stays.stop - own.first]
     if stays.numel and address_of_any(source) != address_of_any(target):  # not where it is to be
         target[:] = source
     counts = _counts([before.of(source) for source in range(size)], after)
@@ -143,7 +143,7 @@ def common(left: Range, right: Range) -> Range:
     """Return the elements that are in both ranges; where the second begins, if there are none.
 
     >>> common(Range(0, 10), Range(4, 20)), common(Range(0, 10), Range(30, 40)).numel
-    (Range(first=4, last=10), 0)
+    (Range(first=4, stop=10), 0)
     """
     first = max(left.first, right.first)
-    return Range(first, max(min(left.last, right.last), first))
+    return Range(first, max(min(left.stop, right.stop), first))

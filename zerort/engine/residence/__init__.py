@@ -6,7 +6,7 @@ halves.py                                   bfloat16 parameters and their remain
 parameters.py  replicated.py                shards to the whole and back, wherever the shards rest; the whole everywhere
 copied.py                                   the same with a copy of the whole that stays on each host
 coded_parameters.py  decoded_array.py       frozen parameters that rest as codes, and are decoded to the whole
-backings.py                                 makes both, by tier and device
+backings.py                                 makes arrays and parameters: the one place that chooses by tier and device
 gradients.py  folded.py                     summed gradients between reduction and update; in a fixed tree
 host_memory.py                              on GPUs: host memory that all ranks pin, or none
 """

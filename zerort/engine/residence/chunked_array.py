@@ -86,7 +86,7 @@ class ChunkedArray:
         return self.cuts[-1]
 
     @property
-    def streams(self) -> bool:
+    def has_offloaded(self) -> bool:
         """Whether some of it is not in memory."""
         return self.memory.size < self.size
 
@@ -133,21 +133,21 @@ class ChunkedArray:
             self.reserve.give_back(self.first, self.first + self.memory.size, keep=(keep.first, last))
 
     def _offloaded_chunks(self) -> Iterator[int]:
-        return (at for at in range(len(self.cuts) - 1) if self.is_offloaded(at))
+        return (at for at in range(len(self.cuts) - 1) if self.is_chunk_offloaded(at))
 
-    def is_offloaded(self, at: int) -> bool:
+    def is_chunk_offloaded(self, at: int) -> bool:
         """Say whether a chunk is not in memory. Nothing of one that has no elements is anywhere."""
         return at >= self.resident and self._numel(at) > 0
 
-    def piece(self, at: int) -> Array:
+    def resident_chunk(self, at: int) -> Array:
         """Return a chunk that is in memory, where it lies."""
         return self.memory[self.cuts[at] : self.cuts[at + 1]]
 
-    def is_piece(self, at: int, array: Array) -> bool:
+    def is_resident_chunk(self, at: int, array: Array) -> bool:
         """Say whether ``array`` is a chunk where it lies, and not a copy of it on its way."""
-        return not self.is_offloaded(at) and address_of_any(array) == address_of_any(self.piece(at))
+        return not self.is_chunk_offloaded(at) and address_of_any(array) == address_of_any(self.resident_chunk(at))
 
-    def part(self, at: int, *, read: bool = True, write: bool = True) -> StoreTransfer:
+    def chunk_transfer(self, at: int, *, read: bool = True, write: bool = True) -> StoreTransfer:
         """Return a chunk that is not in memory, for a pipeline."""
         from zerort.streaming import StoreTransfer
 
@@ -239,10 +239,10 @@ class ChunkedArray:
         ticket: Ticket[Array] = self.device.copy(source, out=out)
         return ticket
 
-    def part_of(self, first: int, last: int, *, cuts: Sequence[int] | None = None) -> ChunkedArray:
-        """Return the elements from ``first`` to ``last``, which are in memory, as an array of their own."""
-        cuts = (0, last - first) if cuts is None else cuts
-        return ChunkedArray(self.name, cuts, self.memory[first:last], device=self.device)
+    def resident_range(self, first: int, stop: int, *, cuts: Sequence[int] | None = None) -> ChunkedArray:
+        """Return the elements from ``first`` to ``stop``, which are in memory, as an array of their own."""
+        cuts = (0, stop - first) if cuts is None else cuts
+        return ChunkedArray(self.name, cuts, self.memory[first:stop], device=self.device)
 
     def linkable_files(self, directory: str) -> list[LinkableFile]:
         """Return the files of chunks that can have a second name in a directory."""
@@ -256,10 +256,10 @@ class ChunkedArray:
             for extent in self._storage.file_extents(self._value(at), directory)
         ]
 
-    def chunk(self, at: int) -> Array:
+    def read_chunk(self, at: int) -> Array:
         """Return a chunk: where it lies in memory, or a copy of what rests elsewhere."""
-        if not self.is_offloaded(at):
-            return self.piece(at)
+        if not self.is_chunk_offloaded(at):
+            return self.resident_chunk(at)
         # not-gpu: between the host and a disk
         return self.read(self.cuts[at], np.empty(self._numel(at), self.dtype)).wait()
 
@@ -268,7 +268,7 @@ class ChunkedArray:
         total = 0
         for at, first in enumerate(self.cuts[:-1]):
             if first < numel:
-                chunk = self.chunk(at)[: numel - first]
+                chunk = self.read_chunk(at)[: numel - first]
                 total = crc32c(self.device.fetch(chunk).view(np.uint8), total)
         return total, numel * self.dtype.itemsize
 

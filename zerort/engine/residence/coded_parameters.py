@@ -74,7 +74,7 @@ class CodedParameters(Parameters):
         if self.placement is Placement.SHARDED:
             return self.array
         own = self.stored_partition.of(self._group.rank)
-        return self.array.part_of(own.first, own.last)
+        return self.array.resident_range(own.first, own.stop)
 
     @property
     def elements(self) -> DecodedArray:
@@ -190,7 +190,7 @@ class CodedParameters(Parameters):
         held = self._own if self.placement is Placement.SHARDED else Range(0, self.layout.numel)
         for name, value in values.items():
             extent, flat = self.layout.of(name), self._flat(name, value)
-            begin, end = max(extent.offset, held.first), min(extent.last, held.last)
+            begin, end = max(extent.offset, held.first), min(extent.stop, held.stop)
             for first in range(begin, end, _TOGETHER):
                 last = min(first + _TOGETHER, end)
                 rows = np.empty(self.rows.nbytes_of(last - first), np.uint8)

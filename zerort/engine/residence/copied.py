@@ -40,7 +40,7 @@ class CopiedParameters(ShardedParameters):
         self._told: Sequence[int] | None = None
 
     @property
-    def copy(self) -> Array:
+    def host_copy(self) -> Array:
         """The copy of the whole, which ranks of a host may share."""
         return self._copy
 

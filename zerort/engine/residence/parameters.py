@@ -112,7 +112,7 @@ class Parameters(ABC):
         return not self.needs_room
 
     @property
-    def copy(self) -> Array | None:
+    def host_copy(self) -> Array | None:
         """A copy of the whole that stays on this host, beside what this rank holds at rest; None: there is none."""
         return None
 
@@ -152,9 +152,9 @@ class Parameters(ABC):
         return int(self.array.memory.nbytes)
 
     @property
-    def copy_nbytes(self) -> int:
+    def host_copy_nbytes(self) -> int:
         """Bytes of the copy, which ranks of a host may share."""
-        return 0 if self.copy is None else int(self.copy.nbytes)
+        return 0 if self.host_copy is None else int(self.host_copy.nbytes)
 
     # -- the whole -------------------------------------------------------------------------------------------------
 
@@ -372,7 +372,7 @@ class ShardedParameters(Parameters):
         self._told = None
         for name, value in values.items():
             extent, flat = self.layout.of(name), self._flat(name, value)
-            begin, end = max(extent.offset, self._own.first), min(extent.last, self._own.last)
+            begin, end = max(extent.offset, self._own.first), min(extent.stop, self._own.stop)
             if begin < end:
                 self.array.put(begin - self._own.first, flat[begin - extent.offset : end - extent.offset])
 

@@ -25,7 +25,7 @@ class ReplicatedParameters(Parameters):
         super().__init__(*args, **kwargs)
         self._place = self.array.memory
         self._whole = Done(self._place)
-        self._shard = self.array.part_of(*self._own, cuts=cuts)
+        self._shard = self.array.resident_range(*self._own, cuts=cuts)
 
     @property
     def shard(self) -> ChunkedArray:

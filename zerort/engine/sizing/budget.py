@@ -169,7 +169,7 @@ def _placed(working: WorkingMemory, settled: Mapping[int, SectionResidence]) -> 
     device = host = disk = 0
     for at, tiers in settled.items():
         size = working.sizes[at]
-        below = sum(size.below(tiers, chunk_numel=working.chunk_numel).values())
+        below = sum(size.on_disk(tiers, chunk_numel=working.chunk_numel).values())
         apart = sum(getattr(size, part) for part in PARTS if getattr(tiers, part) in {Tier.HOST} - working.reach)
         host += apart
         disk += below

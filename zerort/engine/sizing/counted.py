@@ -22,8 +22,9 @@ def memory_of(context: Context, units: Units) -> MemoryReport:
         + slots.sent.nbytes
         + sum(one.residual.nbytes for one in sections if one.residual is not None),
         gathered=slots.gathered.nbytes + slots.codes.nbytes,
-        host_copy=sum(section.parameters.copy_nbytes for section in sections),
+        host_copy=sum(section.parameters.host_copy_nbytes for section in sections),
         gathered_peak=slots.gathered.peak_nbytes,
+        gathered_apart=context.ledger.apart.peak,
         streaming=context.update_stream.nbytes + context.staging.nbytes,
         nvme=context.storage.nbytes,
     )

@@ -179,23 +179,26 @@ class MemoryForecast:
     def memory(self, rank: int) -> MemoryReport:
         """Return what ``rank`` will hold. Chunks on their way are counted at their most."""
         sizes = self.model_spec.sections(rank=rank)
-        below = self.below(rank)
+        below = self.on_disk(rank)
         at_rest = {part: sum(getattr(size, part) for size in sizes) - below[part] for part in PARTS}
-        working = replace(self.working, sizes=sizes).of(self.tiers)
+        besides, spec = replace(self.working, sizes=sizes), self.model_spec
+        working = besides.of(self.tiers)
+        may_differ = spec.size > 1 and spec.replicate == 1 and not any(spec.rows.values())
         return MemoryReport(
             **at_rest,
             buckets=working.buckets,
             gathered=working.gathered,
+            gathered_apart=besides.apart(self.tiers) if may_differ else 0,
             host_copy=working.host_copy,
             streaming=working.streaming,
             nvme=sum(below.values()),
         )
 
-    def below(self, rank: int) -> dict[str, int]:
+    def on_disk(self, rank: int) -> dict[str, int]:
         """Return how much of each part of ``rank`` rests on a disk."""
         chunk = self.working.chunk_numel
         found = [
-            size.below(tiers, chunk_numel=chunk)
+            size.on_disk(tiers, chunk_numel=chunk)
             for size, tiers in zip(self.model_spec.sections(rank=rank), self.tiers, strict=True)
         ]
         return {part: sum(one[part] for one in found) for part in PARTS}
@@ -211,7 +214,7 @@ class MemoryForecast:
         for size, tiers in zip(self.model_spec.sections(rank=rank), self.tiers, strict=True):
             if size.row_width:
                 continue
-            below = size.below(tiers, chunk_numel=self.working.chunk_numel)
+            below = size.on_disk(tiers, chunk_numel=self.working.chunk_numel)
             gradient = below["gradient"] // size.shards
             again, put_away = size.gradient_moves  # read and added to; written
             tied = size.tied_sums // size.shards if gradient else 0  # read above, then added to the sum where it rests

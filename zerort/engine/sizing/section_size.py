@@ -81,7 +81,7 @@ class SectionSize:
         """Whether its parameters are updated."""
         return "gradient" in self.columns
 
-    def below(self, tiers: SectionResidence, *, chunk_numel: int) -> dict[str, int]:
+    def on_disk(self, tiers: SectionResidence, *, chunk_numel: int) -> dict[str, int]:
         """Return how much of each part rests on a disk.
 
         Args:

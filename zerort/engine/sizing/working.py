@@ -114,6 +114,16 @@ class WorkingMemory:
             + STAGING_DEPTH * max(map(self.staged, self.sizes, tiers), default=0),
         )
 
+    def apart(self, tiers: Sequence[SectionResidence]) -> int:
+        """Return the most that gathers take of units that only some ranks use: one of this rank's, and one it joins.
+
+        0 where they cannot be: on GPUs, or with parameters that are coded or copied (`model/apart.py`).
+        """
+        if Tier.HOST not in self.reach or any(size.codes or size.is_decoded or size.copied for size in self.sizes):
+            return 0
+        pairs = zip(self.sizes, tiers, strict=True)
+        return 2 * max((size.whole for size, one in pairs if self._is_moved(one)), default=0)
+
     def _buckets(self, units: Mapping[str, Sequence[SectionSize]]) -> int:
         held = any(size.is_held for size in self.sizes)  # or gradients are whole, of all alike
         largest = count = 0
@@ -152,10 +162,14 @@ class WorkingMemory:
         """Return what the gathered form of a unit takes in a slot."""
         total = 0
         for size, one in unit:
-            is_moved = one.parameter not in self.reach or not self.one_memory
+            is_moved = self._is_moved(one)
             if (is_moved or size.codes or size.is_decoded) and not self._is_copied(size):
                 total += _round_up(size.whole + size.decoded_from * is_moved, _CACHE_LINE)
         return total
+
+    def _is_moved(self, tiers: SectionResidence) -> bool:
+        """Say whether parameters that rest there are not gathered where they are."""
+        return tiers.parameter not in self.reach or not self.one_memory
 
     def _is_copied(self, size: SectionSize) -> bool:
         """Say whether all of a section stays on each host: where it would travel otherwise."""

@@ -334,7 +334,7 @@ class OptimizerState:
         grad_scale: float,
     ) -> TensorPart:
         extent = self.layout.of(name)
-        first, last = max(extent.offset, self.owned.first), min(extent.last, self.owned.last)
+        first, last = max(extent.offset, self.owned.first), min(extent.stop, self.owned.stop)
         if first >= last:
             here, first = slice(0, 0), extent.offset  # nothing of it is here
         else:
@@ -358,7 +358,7 @@ class OptimizerState:
         if entry.spec.shape is not None:
             return array[extent.slice].reshape(extent.shape)
         start = entry.first_of(self._rank)
-        first, last = max(extent.offset, start), min(extent.last, start + array.size)
+        first, last = max(extent.offset, start), min(extent.stop, start + array.size)
         return array[first - start : last - start] if first < last else array[:0]
 
     # -- master weights --------------------------------------------------------------------------------------------
@@ -371,11 +371,11 @@ class OptimizerState:
             overlaps = self.layout.overlaps(self.owned.first + first, self.owned.first + last)
             named = [overlap.in_range for overlap in overlaps if overlap.extent.name in names]
             if named:
-                master, source = self.master.chunk(at), param.chunk(at)
+                master, source = self.master.read_chunk(at), param.read_chunk(at)
                 near = colocate(source, master, device=self._device)
                 for here in named:
                     self.master_form.take(master[here], near[here])
-                if self.master.is_offloaded(at):
+                if self.master.is_chunk_offloaded(at):
                     self.master.write(first, master).wait()  # not-gpu: between the host and a disk
 
     def round_master_into(self, param: ChunkedArray) -> None:
@@ -383,9 +383,11 @@ class OptimizerState:
         if self.master is None or self.reads_parameters:
             return
         for at, first in enumerate(self.cuts[:-1]):
-            rounded = param.chunk(at)
-            kernels_for(rounded).round_master(rounded, colocate(self.master.chunk(at), rounded, device=self._device))
-            if param.is_offloaded(at):
+            rounded = param.read_chunk(at)
+            kernels_for(rounded).round_master(
+                rounded, colocate(self.master.read_chunk(at), rounded, device=self._device)
+            )
+            if param.is_chunk_offloaded(at):
                 param.write(first, rounded).wait()  # not-gpu: between the host and a disk
 
 

@@ -72,6 +72,6 @@ def layout_of_some(
     counts = []
     for rank in range(partition.size):
         mine = partition.of(rank)
-        overlaps = layout.overlaps(mine.first, mine.last)
+        overlaps = layout.overlaps(mine.first, mine.stop)
         counts.append(sum(o.in_extent.stop - o.in_extent.start for o in overlaps if o.extent.name in names))
     return some, Partition.of_counts(counts)

@@ -4,7 +4,7 @@
     agree     every rank's facts: trouble, tensors with gradients, the first NaN            one small all_gather
     finish    what is still PARTIAL is reduced; sums over replicas and of tied tensors      what the table says
     measure   the norm of all gradients, from sums over fixed blocks                        one small all_gather
-    decide    update, or skip and say why; clip; unscale                                    the same on every rank
+    decide    a NaN skips the step and says why, or raises; else clip, unscale              the same on every rank
     update    kernels over this rank's shards
     refresh   nobody reads parameters before all have written theirs                        a barrier, or an all_gather
 

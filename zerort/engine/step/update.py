@@ -56,12 +56,12 @@ class _Chunk:
     @property
     def offloaded(self) -> list[str]:
         """Which columns have this chunk elsewhere than in memory."""
-        return [kind for kind, column in self.columns.items() if column.is_offloaded(self.at)]
+        return [kind for kind, column in self.columns.items() if column.is_chunk_offloaded(self.at)]
 
     def store_transfers(self) -> list[StoreTransfer]:
         """Return what the pipeline brings, in the order of `offloaded`."""
         return [
-            self.columns[kind].part(
+            self.columns[kind].chunk_transfer(
                 self.at, read=not (kind == "parameter" and self._is_rounded), write=kind != "gradient"
             )
             for kind in self.offloaded
@@ -76,7 +76,9 @@ class _Chunk:
     def arrays(self, brought: Sequence[Array] = ()) -> list[Array]:
         """Return every column's part where it is, given what the pipeline has brought."""
         found = dict(zip(self.offloaded, brought, strict=True))
-        return [found[kind] if kind in found else column.piece(self.at) for kind, column in self.columns.items()]
+        return [
+            found[kind] if kind in found else column.resident_chunk(self.at) for kind, column in self.columns.items()
+        ]
 
     def array_transfers(self, brought: Sequence[Array] = ()) -> list[ArrayTransfer]:
         """Return the same for a stage, which has to know what is read and what is written."""
@@ -89,7 +91,7 @@ class _Chunk:
 
     def _came_empty(self, parameter: Array) -> bool:
         """Say whether a chunk of parameters was made room for, and not read."""
-        return not self.columns["parameter"].is_piece(self.at, parameter)
+        return not self.columns["parameter"].is_resident_chunk(self.at, parameter)
 
     def update(self, settings: _Settings, columns: Sequence[Array]) -> None:
         """Update the chunk, given every column's part of it, all of them on the host or on the GPU."""

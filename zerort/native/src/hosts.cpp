@@ -13,7 +13,6 @@ namespace zerort {
 namespace {
 
 using HostsCall = Prepared<HostsShortcut<WithoutGil>>;
-using Place = std::pair<std::int64_t, std::uint64_t>;
 using Pairs = std::vector<std::pair<std::size_t, std::size_t>>;
 
 Greeting::Plan make_plan(const MpiLibrary& mpi, std::vector<int> ranks, std::size_t me, bool direct, std::uintptr_t messages,
@@ -30,16 +29,9 @@ void make_call(HostsCall* self, Peers& peers, CallLog& log, nb::object facts, nb
                std::size_t first, std::size_t width, int dtype, int reduction, std::uintptr_t notes, bool anywhere,
                const Greeting::Plan* plan, std::vector<nb::bytes> tails, std::vector<Pairs> shards, std::size_t host, bool scattered,
                nb::object make, nb::object weak_references) {
-  HostsRoute route = {{source_place.first, source_place.second},
-                      {out_place.first, out_place.second},
-                      slab_nbytes,
-                      Move(move),
-                      alike,
+  HostsRoute route = {route_base(source_place, out_place, slab_nbytes, move, alike, width, dtype, reduction),
                       whole_nbytes,
                       first,
-                      width,
-                      Dtype(dtype),
-                      Reduction(reduction),
                       reinterpret_cast<char*>(notes),
                       {},
                       {},

@@ -149,18 +149,10 @@ struct Piece {
   std::size_t place, nbytes;
 };
 
-// What a call between hosts moves, and where.
-struct HostsRoute {
-  Location source;            // as in Route
-  Location out;
-  std::uint64_t slab_nbytes;
-  Move move;                  // nothing, copy, reduce
-  bool alike;                 // every rank ends with the same out
+// What a call between hosts moves: nothing, copies, or sums.
+struct HostsRoute : RouteBase {
   std::size_t whole_nbytes, first;  // of the result of all; where this rank's begins in it
-  std::size_t width;
-  Dtype dtype;
-  Reduction reduction;
-  char* notes;                // in the host's window: flags in its first line, then the result
+  char* notes;                      // in the host's window: flags in its first line, then the result
   // Of the leader only.
   std::vector<std::vector<char>> tails;  // what headers of this host's ranks end with, as all hosts know
   std::vector<std::vector<Piece>> shards;  // of each host, in order: what it gives to a copy, or sums of a sum that is cut by host
@@ -169,19 +161,11 @@ struct HostsRoute {
 };
 
 template <typename Away>
-class HostsShortcut {
+class HostsShortcut : public ShortcutBase<HostsRoute> {
  public:
   HostsShortcut(Peers& peers, HostsRoute route, const char* tail, std::optional<Greeting::Plan> plan, Bytes source, Bytes out)
-      : peers_(peers), route_(std::move(route)), source_(source), out_(out), version_(peers.version()) {
-    std::memcpy(header_ + sizeof(std::uint64_t), tail, kHeaderBytes - sizeof(std::uint64_t));
+      : ShortcutBase(peers, std::move(route), tail, source, out) {
     if (plan) greeting_.emplace(*plan);
-  }
-
-  bool is_stale() const { return version_ != peers_.version(); }
-  void take_source(Bytes source) { source_ = source; }
-  void take_out(Bytes out) {
-    out_ = out;
-    route_.out = {kPrivate, reinterpret_cast<std::uint64_t>(out.data)};
   }
 
   // When the leader has to look for alarms, on the clock of now_ns().
@@ -189,9 +173,8 @@ class HostsShortcut {
 
   int run(std::uint64_t sequence) {
     const Away away(kLong);  // what crosses the wire takes longer than a hand-over of the GIL
-    std::memcpy(header_, &sequence, sizeof sequence);
-    peers_.show(header_, route_.slab_nbytes != 0 ? staged() : route_.source, route_.out);
-    const Status met = come(true);
+    show(sequence);
+    const Status met = come<StillAway>(true);
     if (met != Status::met) return kMeeting + int(met);
     if (greeting_) {
       greet(sequence);
@@ -200,7 +183,7 @@ class HostsShortcut {
       } while (!hear());
       if (now_ns() >= listen_at) return kListening;
     }
-    const Status parted = come(false);
+    const Status parted = come<StillAway>(false);
     if (parted != Status::met) return kParting + int(parted);
     if (flags() != 0) return kConcluding;
     deliver();
@@ -218,9 +201,7 @@ class HostsShortcut {
     if (is_cut() && !has_sums_ && !route_.scattered && !(greeting_->flags() & kDiffers)) {
       has_sums_ = true;
       sum_part(greeting_->data(), 0, shard_nbytes(route_.host));
-      std::uint64_t sequence;
-      std::memcpy(&sequence, header_, sizeof sequence);
-      greeting_->begin(sequence, greeting_->flags());
+      greeting_->begin(sequence(), greeting_->flags());
       return false;
     }
     settle();
@@ -238,17 +219,9 @@ class HostsShortcut {
   }
 
  private:
-  Status come(bool comparing) {
-    peers_.arrive(comparing);
-    return peers_.glance() ? peers_.compare() : peers_.wait(kPatience);
-  }
-
-  Location staged() {
-    peers_.half ^= 1;
-    const Location place = {kStaging, route_.source.offset + std::uint64_t(peers_.half) * route_.slab_nbytes};
-    if (source_.nbytes != 0) std::memcpy(peers_.mapped(place), source_.data, source_.nbytes);
-    return place;
-  }
+  struct StillAway {  // `run` is, from its first line on
+    explicit StillAway(std::size_t) {}
+  };
 
   // The host holds the result once: the leader writes it, and nobody copies.
   bool in_place() const { return route_.alike && peers_.one_out(); }
@@ -334,13 +307,8 @@ class HostsShortcut {
     std::memcpy(route_.notes, &flags, sizeof flags);
   }
 
-  Peers& peers_;
-  HostsRoute route_;
-  Bytes source_, out_;
-  const std::uint64_t version_;
   std::optional<Greeting> greeting_;  // of the leader
   bool has_sums_ = false;             // of a sum that is cut: this host's part was summed, and is on its way
-  alignas(8) char header_[kHeaderBytes];
 };
 
 }  // namespace zerort

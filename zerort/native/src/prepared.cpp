@@ -14,7 +14,6 @@ namespace zerort {
 namespace {
 
 using PreparedCall = Prepared<Shortcut<WithoutGil>>;
-using Place = std::pair<std::int64_t, std::uint64_t>;
 
 void make_prepared(PreparedCall* self, Peers& peers, CallLog& log, nb::object facts, nb::bytes tail, nb::handle source,
                    nb::handle out, Place source_place, Place out_place, std::uint64_t slab_nbytes, int move,
@@ -22,8 +21,8 @@ void make_prepared(PreparedCall* self, Peers& peers, CallLog& log, nb::object fa
                    int reduction, std::uint64_t whole_nbytes, bool anywhere, nb::object make, nb::object weak_references) {
   new (self) PreparedCall(
       log, std::move(facts), source, out, anywhere, width, std::move(make), std::move(weak_references), peers,
-      Route{{source_place.first, source_place.second}, {out_place.first, out_place.second}, slab_nbytes, Move(move),
-            std::move(takes), std::move(places), alike, width, Dtype(dtype), Reduction(reduction), whole_nbytes},
+      Route{route_base(source_place, out_place, slab_nbytes, move, alike, width, dtype, reduction), std::move(takes),
+            std::move(places), whole_nbytes},
       tail_of(tail));
 }
 

@@ -195,6 +195,15 @@ class Prepared {
   Way way_;
 };
 
+using Place = std::pair<std::int64_t, std::uint64_t>;  // (window, offset)
+
+// The part of a route that calls within a host and between hosts have in common, from what Python gives.
+inline RouteBase route_base(Place source, Place out, std::uint64_t slab_nbytes, int move, bool alike, std::size_t width, int dtype,
+                            int reduction) {
+  return {{source.first, source.second}, {out.first, out.second}, slab_nbytes, Move(move), alike, width, Dtype(dtype),
+          Reduction(reduction)};
+}
+
 // The bytes of a packed header without its number.
 inline const char* tail_of(const nb::bytes& tail) {
   if (tail.size() != kHeaderBytes - sizeof(std::uint64_t))

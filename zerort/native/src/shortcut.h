@@ -27,19 +27,23 @@ enum class Move { nothing, copy, reduce, all_reduce };
 
 using Range = std::pair<std::uint64_t, std::uint64_t>;
 
-// What a call moves, and where.
-struct Route {
+// What a call does, and where its arrays lie.
+struct RouteBase {
   Location source;  // where it lies; or, if it is staged first, where this rank's slab begins
   Location out;
   std::uint64_t slab_nbytes;  // of half a slab; 0 if the source is not staged
   Move move;
-  std::vector<Range> takes;           // (first, count) of each rank's source, in elements
-  std::vector<std::uint64_t> places;  // where each goes in out, in elements
-  bool alike;                         // every rank ends with the same out
-  std::size_t width;                  // bytes of an element
+  bool alike;         // every rank ends with the same out
+  std::size_t width;  // bytes of an element
   Dtype dtype;
   Reduction reduction;
-  std::uint64_t whole_nbytes = 0;  // staged all-reduces up to this size are summed whole by every rank
+};
+
+// What a call within a host moves.
+struct Route : RouteBase {
+  std::vector<Range> takes;           // (first, count) of each rank's source, in elements
+  std::vector<std::uint64_t> places;  // where each goes in out, in elements
+  std::uint64_t whole_nbytes = 0;     // staged all-reduces up to this size are summed whole by every rank
 };
 
 // A rank's own array.
@@ -48,11 +52,13 @@ struct Bytes {
   std::size_t nbytes;
 };
 
-template <typename Away>
-class Shortcut {
+// What all shortcuts have: their header, where their arrays lie, and the ranks of this host, which they meet first. `AnyRoute` is
+// Route or HostsRoute (hosts.h).
+template <typename AnyRoute>
+class ShortcutBase {
  public:
   // `tail`: the packed header without its number.
-  Shortcut(Peers& peers, Route route, const void* tail, Bytes source, Bytes out)
+  ShortcutBase(Peers& peers, AnyRoute route, const void* tail, Bytes source, Bytes out)
       : peers_(peers), route_(std::move(route)), source_(source), out_(out), version_(peers.version()) {
     std::memcpy(header_ + sizeof(std::uint64_t), tail, kHeaderBytes - sizeof(std::uint64_t));
   }
@@ -69,11 +75,55 @@ class Shortcut {
     route_.out = {kPrivate, reinterpret_cast<std::uint64_t>(out.data)};
   }
 
-  // Make the call with this number.
-  int run(std::uint64_t sequence) {
+ protected:
+  // Let the others see the call with this number, and its arrays.
+  void show(std::uint64_t sequence) {
     std::memcpy(header_, &sequence, sizeof sequence);  // little-endian, as zerort/comm/guard/call.py packs it
     peers_.show(header_, route_.slab_nbytes != 0 ? staged() : route_.source, route_.out);
-    const Status met = come(true);
+  }
+
+  // The number of the call that was shown last.
+  std::uint64_t sequence() const {
+    std::uint64_t shown;
+    std::memcpy(&shown, header_, sizeof shown);
+    return shown;
+  }
+
+  // Come to a meeting (`comparing`) or a parting; in `Pause`, which is made from kLong, while others are late.
+  template <typename Pause>
+  Status come(bool comparing) {
+    peers_.arrive(comparing);
+    if (peers_.glance()) return peers_.compare();
+    const Pause pause(kLong);
+    return peers_.wait(kPatience);
+  }
+
+  Peers& peers_;
+  AnyRoute route_;
+  Bytes source_, out_;
+
+ private:
+  // Copy the source into the half of the slab whose turn it is, and say where that is.
+  Location staged() {
+    peers_.half ^= 1;
+    const Location place = {kStaging, route_.source.offset + std::uint64_t(peers_.half) * route_.slab_nbytes};
+    if (source_.nbytes != 0) std::memcpy(peers_.mapped(place), source_.data, source_.nbytes);  // else it may be null
+    return place;
+  }
+
+  const std::uint64_t version_;  // of the windows in which the places were found
+  alignas(8) char header_[kHeaderBytes];
+};
+
+template <typename Away>
+class Shortcut : public ShortcutBase<Route> {
+ public:
+  using ShortcutBase<Route>::ShortcutBase;
+
+  // Make the call with this number.
+  int run(std::uint64_t sequence) {
+    show(sequence);
+    const Status met = come<Away>(true);
     return met == Status::met ? move() : kMeeting + int(met);
   }
 
@@ -89,26 +139,11 @@ class Shortcut {
     else
       take();
     if (!parting) return kDone;
-    const Status parted = come(false);
+    const Status parted = come<Away>(false);
     return parted == Status::met ? kDone : kParting + int(parted);
   }
 
  private:
-  Status come(bool comparing) {
-    peers_.arrive(comparing);
-    if (peers_.glance()) return peers_.compare();
-    const Away away(kLong);
-    return peers_.wait(kPatience);
-  }
-
-  // Copy the source into the half of the slab whose turn it is, and say where that is.
-  Location staged() {
-    peers_.half ^= 1;
-    const Location place = {kStaging, route_.source.offset + std::uint64_t(peers_.half) * route_.slab_nbytes};
-    if (source_.nbytes != 0) std::memcpy(peers_.mapped(place), source_.data, source_.nbytes);  // else it may be null
-    return place;
-  }
-
   bool readable() const {
     return peers_.sources_in_windows() &&
            (route_.move != Move::all_reduce || peers_.outs_in_windows() || sums_whole());
@@ -148,12 +183,6 @@ class Shortcut {
     char* to = out_.data + route_.places[std::size_t(rank)] * route_.width;
     peers_.copy_from_source(rank, first * route_.width, to, count * route_.width);
   }
-
-  Peers& peers_;
-  Route route_;
-  Bytes source_, out_;
-  const std::uint64_t version_;  // of the windows in which the places were found
-  alignas(8) char header_[kHeaderBytes];
 };
 
 }  // namespace zerort

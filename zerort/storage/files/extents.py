@@ -30,7 +30,7 @@ class Stretch(NamedTuple):
 
     first: int
     """The first of them, counted in the value."""
-    last: int
+    stop: int
     """One past the last."""
     offset: int
     """Where the first lies in the file."""
@@ -51,4 +51,4 @@ class FileExtent(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of the value in the file."""
-        return sum(one.last - one.first for one in self.stretches)
+        return sum(one.stop - one.first for one in self.stretches)

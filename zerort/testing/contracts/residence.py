@@ -107,7 +107,7 @@ class ChunkedArrayContract:
         with self.array(backings, tier) as array:
             values = np.arange(array.size, dtype=np.float32)
             array.put(0, values)
-            chunks = [array.device.fetch(array.chunk(at)) for at in range(len(array.cuts) - 1)]
+            chunks = [array.device.fetch(array.read_chunk(at)) for at in range(len(array.cuts) - 1)]
             np.testing.assert_array_equal(np.concatenate(chunks), values)
             some = array.size // 2
             assert array.checksum(some) == (crc32c(values[:some].view(np.uint8)), 4 * some)
@@ -121,9 +121,9 @@ class ChunkedArrayContract:
         """A chunk that is in memory is known by its address; a copy is not taken for it."""
         with self.array(backings, tier) as array:
             if array.size and not array.is_stored:
-                assert array.is_piece(1, array.piece(1))
-                assert not array.is_piece(1, array.piece(1).copy())
-            assert not array.is_piece(0, np.empty(2048, np.float32))
+                assert array.is_resident_chunk(1, array.resident_chunk(1))
+                assert not array.is_resident_chunk(1, array.resident_chunk(1).copy())
+            assert not array.is_resident_chunk(0, np.empty(2048, np.float32))
 
 
 class ParametersContract:
@@ -224,7 +224,7 @@ class ParametersContract:
         with self.parameters(backings, placement, tier, traffic=traffic) as made:
             out = self.room(backings, made)
             own = made.partition.of(group.rank)
-            made.shard.put(0, np.arange(own.first, own.last, dtype=np.float32))
+            made.shard.put(0, np.arange(own.first, own.stop, dtype=np.float32))
             made.changed()
             group.device.synchronize()
             group.barrier().wait()

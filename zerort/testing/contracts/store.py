@@ -178,12 +178,12 @@ class StoreContract:
         store.write("value", data).wait()
         extents = store.file_extents("value", str(tmp_path))
         stretches = [(extent, stretch) for extent in extents for stretch in extent.stretches]
-        assert sum(stretch.last - stretch.first for _, stretch in stretches) == (nbytes if extents else 0)
+        assert sum(stretch.stop - stretch.first for _, stretch in stretches) == (nbytes if extents else 0)
         assert sum(store.copied_parts(str(tmp_path))) == (0 if extents else 1)
         for extent, stretch in stretches:
-            out = np.empty(stretch.last - stretch.first, np.uint8)
+            out = np.empty(stretch.stop - stretch.first, np.uint8)
             extent.read(out, stretch.offset).wait()
-            np.testing.assert_array_equal(out, self.get(data)[stretch.first : stretch.last])
+            np.testing.assert_array_equal(out, self.get(data)[stretch.first : stretch.stop])
 
     def test_wrong_values_are_refused(self, store: Store) -> None:
         """Names twice, unknown names and sizes below zero raise, and change nothing."""

@@ -250,10 +250,10 @@ class NcclTransport(Transport):
             )
         return opened
 
-    def stand(self, standing: Standing) -> None:
+    def share_standing(self, standing: Standing) -> None:
         """Have the host tell it."""
-        super().stand(standing)
-        self.host.stand(standing)
+        super().share_standing(standing)
+        self.host.share_standing(standing)
 
     def end(self) -> None:
         """Leave, because the process ends: NCCL must not outlive MPI, and cannot wait for anyone.

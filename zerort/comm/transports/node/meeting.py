@@ -73,9 +73,10 @@ class NodeMeeting(Transport):
         self._control_view = memoryview(mapped)  # type: ignore[arg-type]
         self._board = Board(self._control_view, rank, size)
         self._in_native = in_native
-        # With a core for each rank a spin answers in under 1 µs; with fewer it keeps the awaited rank off the core.
+        # With a core for each rank a spin answers in under 1 µs; with fewer it keeps the awaited rank off the core. The
+        # native form does not spin where that one was last seen, and may look longer: other cores come soon.
         self._crowded = size > len(os.sched_getaffinity(0)) if crowded is None else crowded
-        spins = 20 if self._crowded else 2000
+        spins = 2000 if not self._crowded else 600 if in_native else 20
         self._log = open_log(options.flight_length, in_native=in_native)
         self.flights = NodeFlights(options.flight_length, self._log)
         self._link = open_rendezvous(

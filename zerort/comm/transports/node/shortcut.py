@@ -12,10 +12,36 @@ from zerort.comm.guard.call import Call
 from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES
 from zerort.native.rendezvous import MOVES, prepare
 
-__all__ = ["Place", "make_shortcut"]
+__all__ = ["Place", "make_shortcut", "prepared_facts"]
 
 Place = tuple[int, int]
 """(window, offset in bytes)"""
+
+
+def prepared_facts(call: Call, *, rank: int, source: Place, out: Place, slab_nbytes: int) -> dict[str, Any]:
+    """Return what every native form of a call is made from, by name, within a host and between hosts.
+
+    Args:
+        call: A call that was checked, with its arrays.
+        rank: This rank in the whole group.
+        source: Where the source lies; if it is staged, where this rank's slab begins.
+        out: Where the out lies.
+        slab_nbytes: Of half a slab if the source is staged, else 0.
+    """
+    return {
+        "facts": (call.op, call.dtype, call.numel, call.name, call.site),
+        "tail": call.tail(),
+        "source": call.source,
+        "out": call.out,
+        "source_place": source,
+        "out_place": out,
+        "slab_nbytes": slab_nbytes,
+        "width": 1 if call.out is None else call.out.itemsize,
+        "dtype": DTYPE_CODES.get(call.dtype, 0),
+        "reduction": REDUCTION_CODES.get(call.reduction, 0),
+        "anywhere": slab_nbytes != 0 or (call.op == "broadcast" and call.root != rank),
+        "make": call.make,
+    }
 
 
 def make_shortcut(
@@ -43,7 +69,7 @@ def make_shortcut(
         slab_nbytes: Of half a slab if the source is staged, else 0.
         whole_nbytes: Staged all-reduces up to this size are summed whole by every rank.
     """
-    table, width = call.geometry, 1 if call.out is None else call.out.itemsize
+    table = call.geometry
     if call.op == "all_reduce":
         move = "all_reduce"
     elif table is None:
@@ -53,21 +79,10 @@ def make_shortcut(
     return prepare(
         link,
         log,
-        facts=(call.op, call.dtype, call.numel, call.name, call.site),
-        tail=call.tail(),
-        source=call.source,
-        out=call.out,
-        source_place=source,
-        out_place=out,
-        slab_nbytes=slab_nbytes,
+        **prepared_facts(call, rank=rank, source=source, out=out, slab_nbytes=slab_nbytes),
         move=MOVES.index(move),
         takes=[even_part(call.numel, size, r) for r in range(size)] if table is None else table.takes,
         places=[0] * size if table is None else table.places,
         alike=table is not None and table.alike,
-        width=width,
-        dtype=DTYPE_CODES.get(call.dtype, 0),
-        reduction=REDUCTION_CODES.get(call.reduction, 0),
         whole_nbytes=whole_nbytes,
-        anywhere=slab_nbytes != 0 or (call.op == "broadcast" and call.root != rank),
-        make=call.make,
     )

@@ -14,11 +14,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from zerort import native, trace
+from zerort import native
 from zerort.comm.geometry import even_part
 from zerort.comm.guard.call import Call
 from zerort.comm.neighbours import can_read_each_other
-from zerort.comm.transport import DONE, STALE
 from zerort.comm.transports.node.meeting import LOOK_AFTER, NodeMeeting, open_control
 from zerort.comm.transports.node.memory import STAGING, NodeMemory
 from zerort.comm.transports.node.rounds import all_reduce_in_rounds, move_in_rounds
@@ -99,14 +98,8 @@ class NodeTransport(NodeMeeting):
 
     def run(self, call: Call) -> None:
         """Do one collective: by its shortcut, if it has one, else step by step."""
-        progress = STALE
-        if call.shortcut is not None and not trace.is_enabled():
-            progress = call.shortcut.run(call.sequence, call.source, call.out)
-        if progress == STALE:
-            call.shortcut = None
+        if not self._take_shortcut(call):
             super().run(call)
-        elif progress != DONE:
-            self.resume(call, progress)
 
     def shortcut(self, call: Call) -> Any:
         """Return the native form of a call that the ranks can serve out of windows."""

@@ -23,7 +23,7 @@ def reduced_gradients(context: Context, section: Section) -> dict[str, Array]:
     with agreed(context.world, "reduced gradients"):
         if section.storage_error is not None:
             raise section.storage_error
-        part = np.concatenate([context.device.fetch(mine.chunk(at)) for at in range(len(mine.cuts) - 1)])
+        part = np.concatenate([context.device.fetch(mine.read_chunk(at)) for at in range(len(mine.cuts) - 1)])
     if context.plan.state.placement is Placement.SHARDED and context.mesh.shard.size > 1:
         # not-gpu: between arrays of the host
         part = context.mesh.shard.all_gather(part, counts=section.partition.counts, name=section.name).wait()

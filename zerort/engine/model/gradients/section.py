@@ -139,7 +139,7 @@ class SectionGradients:
         ranks = (self._group.rank,) if self._device.in_host_memory else range(self._group.size)
         return max(sent_nbytes(codec.format, routes, rank, width=itemsize(self._summed_in)) for rank in ranks)
 
-    def _is_offloaded(self, tier: Tier) -> bool:
+    def _is_beyond_reach(self, tier: Tier) -> bool:
         """Say whether what rests in a tier is elsewhere than in the memory that computing happens in."""
         return tier not in self._context.backings.reach
 
@@ -175,7 +175,7 @@ class SectionGradients:
 
     def _make_offloaded_gradient(self) -> None:
         """Make the arrays that the sum rests in, if it is not where computing happens."""
-        if self._is_offloaded(self.tiers.gradient):
+        if self._is_beyond_reach(self.tiers.gradient):
             self._gradient, *self._nodes = self._offloaded_nodes("gradient", self.partition)
             self._tied_arrays = [
                 self.tied_arrays(extent.name, number=number)
@@ -295,7 +295,7 @@ class SectionGradients:
     def _tied_range(self, first: int, numel: int) -> tuple[Partition, slice]:
         """Return who holds which part of a stretch, and which elements of this rank's range are of it."""
         own = self.partition.of(self._group.rank)
-        begin = min(max(first, own.first), own.last) - own.first
+        begin = min(max(first, own.first), own.stop) - own.first
         partition = self.partition.within(first, first + numel)
         return partition, slice(begin, begin + partition.counts[self._group.rank])
 
@@ -371,7 +371,7 @@ class SectionGradients:
         if group is None:
             return None
         own = self.partition.of(self._group.rank)
-        return Copies(group, self._context.ledger.moved, max(min(own.last, self.layout.end) - own.first, 0))
+        return Copies(group, self._context.ledger.moved, max(min(own.stop, self.layout.end) - own.first, 0))
 
     @property
     def storage_error(self) -> StorageError | None:
