@@ -198,7 +198,7 @@ REFUSED = {
     "own-class": (lambda: nn.Sequential(Scaled(9, 2, sparse=True)), {}, "got Scaled '0'.*Call a plain one"),
     "hooked": (hooked_table, {}, "without tensor hooks"),
     "replicated-state": (sparse_shop, {"plan": zr.Plan.zero(0)}, "with sharded state, .*without sparse=True"),
-    "wire": (sparse_shop, {"wire": zr.Wire(gather="int8")}, "without wire=.*without sparse=True"),
+    "budget": (sparse_shop, {"plan": zr.Plan.fit(host="1GiB")}, "got Plan.fit.*without sparse=True"),
 }
 
 
@@ -210,6 +210,14 @@ def test_what_rows_cannot_have_is_refused_before_anything_is_registered(node, fa
         assert not rt.units
         with pytest.raises(CallError, match="got one without"):
             zt.shard(dense_shop(), rt, lazy=True)
+
+
+def test_beside_coded_parameters_rows_travel_as_they_are(group):
+    wire = zr.Wire(gather="int8", over="all")
+    with zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=LR), group=group, wire=wire) as rt:
+        model = zt.shard(sparse_shop(), rt)
+        model(*clicks(5, seed=rt.rank)).backward()
+        assert rt.step().wire == "gather int8; rows of users.weight, items.weight, tags.weight travel uncoded"
 
 
 def test_wrong_indices_and_a_rank_that_stays_away_are_told(group):
