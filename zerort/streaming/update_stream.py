@@ -13,7 +13,7 @@ pipeline has memory of its own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from zerort.errors import StorageError
 from zerort.storage.files.blocks import aligned_buffer
@@ -57,15 +57,14 @@ class UpdateStream:
         window = 0 if self._window is None else self._window.nbytes
         return max(reserved, 0 if self._pipeline is None else self._pipeline.nbytes) + window
 
-    def window(self, nbytes: int) -> Array:
-        """Return memory for pages of values that are not streamed as chunks: 1-D, uint8, at a page; kept for the next.
-
-        It belongs to whoever has asked last.
-        """
-        if self._window is None or self._window.nbytes < nbytes:
-            self._window = None
-            self._window = aligned_buffer(nbytes)
-        return self._window[:nbytes]
+    @contextlib.contextmanager
+    def window(self, nbytes: int) -> Iterator[Array]:
+        """Lend memory for pages of values that are not streamed as chunks: 1-D, uint8, at a page; kept for the next."""
+        lent, self._window = self._window, None
+        if lent is None or lent.nbytes < nbytes:
+            lent = aligned_buffer(nbytes)
+        yield lent[:nbytes]
+        self._window = lent  # not after an interrupt: reads that nobody has waited for may still come
 
     def reserve(self, slot_nbytes: int) -> None:
         """Have pinned memory for chunks of so many bytes that go on to a GPU. Every rank calls this alike."""

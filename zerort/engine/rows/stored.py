@@ -13,6 +13,7 @@ nothing is written (decision 0186). Arrays that are in memory have their rows ta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -79,7 +80,7 @@ class StoredRows:
         state: The same of every kind of state, and of master weights (``master``) if there are any.
         width: Elements of a row.
         optimizer: What updates them.
-        window: Gives memory that starts at a page, for so many bytes: this object's until it is asked again.
+        window: Lends memory that starts at a page, for so many bytes.
         chunk_numel: Elements of a chunk, at most.
     """
 
@@ -93,7 +94,7 @@ class StoredRows:
         *,
         width: int,
         optimizer: ElementwiseOptimizer,
-        window: Callable[[int], Array],
+        window: Callable[[int], AbstractContextManager[Array]],
         chunk_numel: int,
     ) -> None:
         self._columns = {"parameter": parameter, **state}
@@ -193,36 +194,41 @@ class StoredRows:
     ) -> Iterator[tuple[slice, dict[str, Array]]]:
         """Yield which of ``rows``, and copies of them of each kind, 2-D; written back when the next are asked for."""
         stored = [kind for kind in kinds if kind in self._stored]
+        if not rows.size:
+            return
+        if not stored:
+            yield slice(0, rows.size), {kind: self._taken(kind, rows) for kind in kinds}
+            assert not write, "rows in memory alone are changed where they lie"
+            return
         sizes = [self._numel * self._columns[kind].dtype.itemsize for kind in stored]
-        places = dict(zip(stored, np.cumsum([0, *sizes]), strict=False))
-        memory = self._window(sum(sizes)) if rows.size and stored else np.empty(0, np.uint8)
-        for pages in self._pages(rows) if stored else [_Pages(slice(0, rows.size), [], 0, rows)] * (rows.size > 0):
-            some = rows[pages.which]
-            windows = {
-                kind: memory[places[kind] :][: pages.numel * self._columns[kind].dtype.itemsize].view(
-                    self._columns[kind].dtype
-                )
-                for kind in stored
-            }
-            joined(
-                [self._columns[kind].read_parts(pages.parts, window) for kind, window in windows.items()], result=None
-            ).wait()
-            found = {kind: self._at_any(window)[pages.offsets] for kind, window in windows.items()}
-            for kind in kinds:
-                if kind not in found:
-                    found[kind] = np.empty((some.size, self._width), self._columns[kind].dtype)
-                    take_rows(found[kind].reshape(-1), self._in_memory(kind), some, self._width)
-            yield pages.which, found
-            if write:
-                for kind, values in found.items():
-                    if kind in windows:
-                        self._at_any(windows[kind])[pages.offsets] = values
-                    else:
-                        put_rows(self._in_memory(kind), values.reshape(-1), some, self._width)
+        with self._window(sum(sizes)) as memory:
+            places = np.split(memory, np.cumsum(sizes)[:-1])
+            rooms = {kind: one.view(self._columns[kind].dtype) for kind, one in zip(stored, places, strict=True)}
+            for pages in self._pages(rows):
+                some = rows[pages.which]
+                windows = {kind: room[: pages.numel] for kind, room in rooms.items()}
                 joined(
-                    [self._columns[kind].write_parts(pages.parts, window) for kind, window in windows.items()],
-                    result=None,
+                    [self._columns[kind].read_parts(pages.parts, one) for kind, one in windows.items()], result=0
                 ).wait()
+                found = {
+                    kind: self._at_any(windows[kind])[pages.offsets] if kind in windows else self._taken(kind, some)
+                    for kind in kinds
+                }
+                yield pages.which, found
+                if write:
+                    for kind, values in found.items():
+                        if kind in windows:
+                            self._at_any(windows[kind])[pages.offsets] = values
+                        else:
+                            put_rows(self._in_memory(kind), values.reshape(-1), some, self._width)
+                    back = [self._columns[kind].write_parts(pages.parts, one) for kind, one in windows.items()]
+                    joined(back, result=0).wait()
+
+    def _taken(self, kind: str, rows: Array) -> Array:
+        """Return copies of rows of an array that is in memory."""
+        found = np.empty((rows.size, self._width), self._columns[kind].dtype)
+        take_rows(found.reshape(-1), self._in_memory(kind), rows, self._width)
+        return found
 
     def _in_memory(self, kind: str) -> Array:
         """Return the rows of an array that is in memory, without what evens ranges out."""
