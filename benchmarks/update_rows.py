@@ -20,7 +20,7 @@ import numpy as np
 
 import zerort as zr
 from zerort.config import format_bytes, parse_bytes
-from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.rows.memory import RowsInMemory
 from zerort.engine.rows.table import RowTable
 from zerort.layout import Partition
 from zerort.optim import ElementwiseOptimizer
@@ -45,14 +45,12 @@ def main() -> None:
             np.abs(one, out=one)
             one *= 1e-3
             one += 1e-7
-    columns = {kind: ChunkedArray(kind, (0, one.size), one) for kind, one in values.items()}
+    state = {kind: one for kind, one in values.items() if kind != "parameter"}
     table = RowTable(
         shape,
         Partition.of_counts((shape[0] * shape[1],)),
         0,
-        parameters=columns.pop("parameter"),
-        state=columns,
-        optimizer=optimizer,
+        where=RowsInMemory(values["parameter"], state, width=shape[1], optimizer=optimizer),
         late=late_updates(optimizer, "float32"),
     )
     dense = filled(rng, shape)
@@ -60,7 +58,6 @@ def main() -> None:
     step = 0
 
     def whole() -> None:
-        state = {kind: one for kind, one in values.items() if kind != "parameter"}
         optimizer.update_(values["parameter"], dense, state, lr=1e-3, step=step, grad_scale=1.0, copy_out=None)
 
     turns: list[tuple[float, float, float]] = []

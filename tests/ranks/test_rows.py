@@ -51,9 +51,11 @@ def values_of(dtype="float64"):
     return {name: lot(at).standard_normal(shape).astype(dtype) for at, (name, shape) in enumerate(SHAPES.items())}
 
 
-def open_run(group, stage, *, rows, optimizer=None, **options):
+def open_run(group, stage, *, rows, optimizer=None, on_disk=(), **options):
     optimizer = zr.AdamW(lr=0.02, weight_decay=0.1) if optimizer is None else optimizer
-    rt = zr.open(zr.Plan.zero(stage), optimizer, group=group, clip_norm=2.0, **options)
+    rt = zr.open(
+        zr.Plan.zero(stage, **dict.fromkeys(on_disk, "nvme")), optimizer, group=group, clip_norm=2.0, **options
+    )
     rt.register("model", values_of(), rows=TABLES if rows else ())
     return rt
 
@@ -104,6 +106,7 @@ class Case:
     optimizer: object = None
     micro_steps: int = 1
     shard_weights: bool = False
+    on_disk: tuple[str, ...] = ()
 
 
 CASES = {
@@ -112,11 +115,16 @@ CASES = {
     "over-mpi-zero2-sgd": Case("mpi", 2, zr.SGD(lr=0.05, momentum=0.9, weight_decay=0.1), shard_weights=True),
     "over-mpi-zero3": Case("mpi", 3, micro_steps=2),
     "hierarchical-zero3": Case("hierarchical", 3),
+    "node-zero1-state-on-disk": Case("node", 1, micro_steps=2, on_disk=("state",)),
+    "over-mpi-zero3-on-disk": Case("mpi", 3, on_disk=("parameter", "gradient", "state")),
+    "hierarchical-zero3-parameters-on-disk": Case(
+        "hierarchical", 3, zr.SGD(lr=0.05, momentum=0.9, weight_decay=0.1), on_disk=("parameter",), shard_weights=True
+    ),
 }
 
 
 @pytest.mark.parametrize(("kind", "case"), [(case.kind, case) for case in CASES.values()], ids=CASES)
-def test_rows_train_as_dense_tables_do(group, case):
+def test_rows_train_as_dense_tables_do(group, case, shared):
     options = {"optimizer": case.optimizer, "micro_steps": case.micro_steps}
     if case.optimizer is None:
         options["param_groups"] = GROUPS
@@ -125,7 +133,7 @@ def test_rows_train_as_dense_tables_do(group, case):
     with open_run(group, case.stage, rows=False, **options) as rt:
         expected_reports = train(rt, range(9))
         expected = weights(rt)
-    with open_run(group, case.stage, rows=True, **options) as rt:
+    with open_run(group, case.stage, rows=True, on_disk=case.on_disk, scratch=shared, **options) as rt:
         reports = train(rt, range(5))
         assert_current_rows(rt)
         reports += train(rt, range(5, 9))

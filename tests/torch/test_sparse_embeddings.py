@@ -64,13 +64,14 @@ def weights_of(model):
     return {name: value.detach().numpy().copy() for name, value in model.items()}
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_sparse_embeddings_train_as_dense_torch(group, stage):
+@pytest.mark.parametrize(("stage", "on_disk"), [(1, ()), (2, ()), (3, ()), (3, ("parameter", "state"))])
+def test_sparse_embeddings_train_as_dense_torch(group, stage, on_disk, tmp_path):
     options = {"micro_steps": 2, "accumulate": "sharded"} if stage == 2 else {"micro_steps": 1 + (stage == 1)}
     plain = make_wide(dense_shop)
     expected = train_plain(plain, STEPS, batches=clicks, **DECAY)
     optimizer = zr.AdamW(lr=LR, **DECAY)
-    with zr.open(plan=zr.Plan.zero(stage), optimizer=optimizer, group=group, **options) as rt:
+    plan = zr.Plan.zero(stage, **dict.fromkeys(on_disk, "nvme"))
+    with zr.open(plan=plan, optimizer=optimizer, group=group, scratch=WORLD.bcast(str(tmp_path)), **options) as rt:
         model = zt.shard(make_wide(sparse_shop), rt)
         assert [name for name, unit in rt.units.items() if unit.tables] == ["users", "items", "tags"]
         assert_same(train_sharded(model, rt, STEPS, batches=clicks), expected, tolerance=1e-10)
@@ -197,7 +198,7 @@ REFUSED = {
     "own-class": (lambda: nn.Sequential(Scaled(9, 2, sparse=True)), {}, "got Scaled '0'.*Call a plain one"),
     "hooked": (hooked_table, {}, "without tensor hooks"),
     "replicated-state": (sparse_shop, {"plan": zr.Plan.zero(0)}, "with sharded state, .*without sparse=True"),
-    "wire": (sparse_shop, {"wire": zr.Wire(gather="int8")}, "without wire=.*without sparse=True"),
+    "budget": (sparse_shop, {"plan": zr.Plan.fit(host="1GiB")}, "got Plan.fit.*without sparse=True"),
 }
 
 
@@ -209,6 +210,14 @@ def test_what_rows_cannot_have_is_refused_before_anything_is_registered(node, fa
         assert not rt.units
         with pytest.raises(CallError, match="got one without"):
             zt.shard(dense_shop(), rt, lazy=True)
+
+
+def test_beside_coded_parameters_rows_travel_as_they_are(group):
+    wire = zr.Wire(gather="int8", over="all")
+    with zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=LR), group=group, wire=wire) as rt:
+        model = zt.shard(sparse_shop(), rt)
+        model(*clicks(5, seed=rt.rank)).backward()
+        assert rt.step().wire == "gather int8; rows of users.weight, items.weight, tags.weight travel uncoded"
 
 
 def test_wrong_indices_and_a_rank_that_stays_away_are_told(group):

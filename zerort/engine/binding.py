@@ -31,6 +31,7 @@ from zerort.engine.model.gradients.order import GradientOrder
 from zerort.engine.model.tensors import Frozen, TensorSpec
 from zerort.engine.persist.packed_values import PackedValues
 from zerort.engine.rows.checks import check_rows
+from zerort.engine.rows.exchange import unique_rows
 from zerort.engine.runtime import Runtime
 from zerort.engine.step.discard import discard_gradients, forget_gradients
 from zerort.engine.step.facts.rates import rate_of
@@ -68,6 +69,7 @@ __all__ = [
     "samples_taken",
     "stale_text",
     "take_ahead",
+    "unique_rows",
     "unit_title",
 ]
 

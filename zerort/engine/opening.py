@@ -44,6 +44,7 @@ def open(
     nonfinite: Literal["raise", "skip"] = "raise",
     gradient_dtype: str | None = None,
     virtual_shards: int | None = None,
+    digest: bool | None = None,
     shard_weights: Sequence[float] | None = None,
     wire: Wire | None = None,
     frozen_format: Literal["int8", "int4"] | None = None,
@@ -79,6 +80,8 @@ def open(
         gradient_dtype: What gradients are summed in; None: the parameter's dtype, but float32 for float16 on GPUs.
         virtual_shards: How many micro-batches a step has, over all ranks: the same bits on any number of ranks up to
             this.
+        digest: Whether every step's report has a checksum of all parameters, which reads all of them; None: with
+            ``virtual_shards``.
         shard_weights: How much of every shard each rank takes, by capacity; None: alike.
         wire: How values travel between ranks, such as ``zr.Wire(gather="int8")``; None: as they are.
         frozen_format: What frozen parameters rest in, decoded when they are gathered: "int8" or "int4"; None: as they
@@ -113,6 +116,7 @@ def open(
         nonfinite=nonfinite,
         gradient_dtype=gradient_dtype,
         virtual_shards=virtual_shards,
+        digest=digest,
         shard_weights=shard_weights,
         wire=wire,
         frozen_format=frozen_format,

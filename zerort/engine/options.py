@@ -96,6 +96,10 @@ class RuntimeOptions:
     """How many micro-batches a step has, over all ranks: their gradients are summed in one fixed tree, so that the same
     bits come from any number of ranks up to this. See `Runtime.micro_batches`."""
 
+    digest: bool | None = None
+    """Whether every step's report has a checksum of all parameters, which reads all of them, and has tables by rows
+    updated in all of their rows. None: with `virtual_shards`."""
+
     shard_weights: Sequence[float] | None = None
     """How much of every shard each rank takes, by capacity; None: alike."""
 
@@ -148,6 +152,8 @@ class RuntimeOptions:
         _expect_choice("gradient_dtype", self.gradient_dtype, (None, *TRAINABLE))
         _expect_choice("frozen_format", self.frozen_format, (None, *ROWS))
         _expect_bool("create_scratch", self.create_scratch)
+        if self.digest is not None:
+            _expect_bool("digest", self.digest)
         _expect_number("clip_norm", self.clip_norm, cure="Write clip_norm=1.0, say; None for no clipping.")
         if not isinstance(self.loss_scale, LossScale):
             _expect_number(
@@ -166,6 +172,11 @@ class RuntimeOptions:
     def micro_steps_of(self, size: int) -> int:
         """Return how many micro-batches each of ``size`` ranks computes in a step."""
         return self.micro_steps if self.virtual_shards is None else Leaves(self.virtual_shards, size).most
+
+    @property
+    def makes_digests(self) -> bool:
+        """Whether every step's report has a digest."""
+        return self.virtual_shards is not None if self.digest is None else self.digest
 
     @property
     def may_skip(self) -> bool:

@@ -149,7 +149,8 @@ class StepReport:
     raises `StopRequested`."""
 
     digest: str = ""
-    """A checksum of all parameters after the step, the same for any number of ranks; in deterministic mode."""
+    """A checksum of all parameters after the step, the same for any number of ranks: with ``virtual_shards``, or
+    ``digest=True``; rows of tables are up to date in it."""
 
     def __str__(self) -> str:
         what = "updated" if self.updated else f"not updated: {self.why}"

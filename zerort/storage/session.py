@@ -29,7 +29,7 @@ from zerort.typing import Array, HostMemorySource
 if TYPE_CHECKING:
     from zerort.storage.files.extents import FileExtent
     from zerort.storage.files.preflight import DirectoryReport
-    from zerort.storage.stores.store import Store
+    from zerort.storage.stores.store import Parts, Store
 
 __all__ = ["StorageSession"]
 
@@ -141,6 +141,16 @@ class StorageSession:
         """Write to a value, as `Store.write` does."""
         self.count(written=source.nbytes)
         return self.store.write(name, source, offset=offset)
+
+    def read_parts(self, name: str, out: Array, parts: Parts) -> Ticket[Array]:
+        """Read several ranges of a value, as `Store.read_parts` does."""
+        self.count(read=out.nbytes)
+        return self.store.read_parts(name, out, parts)
+
+    def write_parts(self, name: str, source: Array, parts: Parts) -> Ticket[Array]:
+        """Write several ranges of a value, as `Store.write_parts` does."""
+        self.count(written=source.nbytes)
+        return self.store.write_parts(name, source, parts)
 
     def count(self, *, read: int = 0, written: int = 0) -> None:
         """Count bytes that were moved."""

@@ -13,9 +13,10 @@ pipeline has memory of its own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from zerort.errors import StorageError
+from zerort.storage.files.blocks import aligned_buffer
 from zerort.storage.session import StorageSession
 from zerort.streaming.pipeline import Pipeline
 from zerort.streaming.run import Run
@@ -47,12 +48,23 @@ class UpdateStream:
         self._last: Sequence[Sequence[StoreTransfer]] = ()  # what the last update streamed
         self._reserved: Array | None = None  # [Note: Slots]
         self._reserved_slot = 0
+        self._window: Array | None = None
 
     @property
     def nbytes(self) -> int:
-        """Memory that chunks take on their way, or that is kept for them."""
+        """Memory that chunks take on their way, or that is kept for them; the window of `window` besides."""
         reserved = 0 if self._reserved is None else self._reserved.nbytes
-        return max(reserved, 0 if self._pipeline is None else self._pipeline.nbytes)
+        window = 0 if self._window is None else self._window.nbytes
+        return max(reserved, 0 if self._pipeline is None else self._pipeline.nbytes) + window
+
+    @contextlib.contextmanager
+    def window(self, nbytes: int) -> Iterator[Array]:
+        """Lend memory for pages of values that are not streamed as chunks: 1-D, uint8, at a page; kept for the next."""
+        lent, self._window = self._window, None
+        if lent is None or lent.nbytes < nbytes:
+            lent = aligned_buffer(nbytes)
+        yield lent[:nbytes]
+        self._window = lent  # not after an interrupt: reads that nobody has waited for may still come
 
     def reserve(self, slot_nbytes: int) -> None:
         """Have pinned memory for chunks of so many bytes that go on to a GPU. Every rank calls this alike."""
@@ -153,4 +165,7 @@ class UpdateStream:
             with contextlib.suppress(Exception):  # told before, or of no use to anybody now
                 pipeline.close()
 
-    close = reset
+    def close(self) -> None:
+        """Forget the last update, and give the window back."""
+        self.reset()
+        self._window = None

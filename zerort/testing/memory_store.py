@@ -15,7 +15,7 @@ from zerort import trace
 from zerort.device import HostDevice, Ticket
 from zerort.errors import ClosedError
 from zerort.storage.files.extents import FileExtent
-from zerort.storage.stores.store import as_bytes, check_new, check_range
+from zerort.storage.stores.store import Parts, as_bytes, check_new, check_range, move_each
 from zerort.typing import Array, Device, Memory, Stream
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class MemoryStore:
         """The bytes of all values together."""
         return sum(value.nbytes for value in self._values.values())
 
-    def create(self, name: str, nbytes: int) -> None:
+    def create(self, name: str, nbytes: int, *, grain: int | None = None) -> None:
         """Make a value; see `Store.create`."""
         self._check_open()
         check_new(self, name, nbytes, known=name in self._values)
@@ -80,6 +80,14 @@ class MemoryStore:
         self._writes = [one for one in self._writes if not one.done()]
         self._writes.append(ticket)
         return ticket
+
+    def read_parts(self, name: str, out: Array, parts: Parts) -> Ticket[Array]:
+        """Fill ``out`` from several ranges of a value; see `Store.read_parts`."""
+        return move_each(self.read, name, out, parts)
+
+    def write_parts(self, name: str, source: Array, parts: Parts) -> Ticket[Array]:
+        """Put ``source`` into several ranges of a value; see `Store.write_parts`."""
+        return move_each(self.write, name, source, parts)
 
     def view(self, name: str) -> Array:
         """Return a value itself: 1-D, uint8. It changes with every write, and is gone when the value is deleted."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from zerort.engine.binding import RowGradients
+from zerort.engine.binding import RowGradients, unique_rows
 from zerort.typing import Array
 from zerort_torch.parameters.hidden import hidden
 from zerort_torch.parameters.memory import as_array, as_tensor, outside_transforms
@@ -63,8 +63,11 @@ class TableUnit(TorchUnit):
         given = args[0] if args else kwargs.get("input")
         unique, places = np.zeros((1, 1)), given  # what is no tensor is refused where all ranks meet
         if isinstance(given, torch.Tensor):
-            found, at = torch.unique(given, return_inverse=True)
-            unique, places = found.numpy(), at.to(given.dtype)
+            unique, at = unique_rows(
+                given.detach().numpy().reshape(-1).copy()
+            )  # also for backward: whoever writes there
+            places = torch.arange(unique.size) if at is None else torch.from_numpy(at)
+            places = places.view(given.shape).to(given.dtype)
         self.on_turn(self)
         module._parameters[self._attribute] = self._gather(unique)
         padding = np.flatnonzero(unique == self._padding)

@@ -92,6 +92,7 @@ def test_one_rank_that_misspells_stops_all():
         ({"nonfinite": np.ones(2)}, "Expected nonfinite to be one of 'raise', 'skip'"),
         ({"gradient_dtype": np.float32}, "Expected gradient_dtype to be one of None, 'float32'"),
         ({"virtual_shards": "8"}, "Expected virtual_shards to be an int"),
+        ({"digest": 1}, "Expected digest to be True or False, got 1."),
         ({"shard_weights": "12"}, "Expected shard_weights to be numbers"),
         ({"shard_weights": [1, "2"]}, "Expected shard_weights to be numbers"),
         ({"scratch": 3}, "Expected scratch to be a directory or several, got 3."),

@@ -61,6 +61,11 @@ def run(body, ranks=2, **options):
     return run_threads(ranks, of_rank)
 
 
+ON_DISK = zr.Plan.zero(3, parameter="nvme", state="nvme")
+
+anywhere = pytest.mark.parametrize("plan", [zr.Plan.zero(3), ON_DISK], ids=["memory", "disk"])
+
+
 def test_every_row_is_brought_up_to_date_before_it_is_too_old(monkeypatch):
     """No row misses more updates than there are numbers for, though most are never touched."""
     monkeypatch.setattr(tables, "MOST_MISSED", 4)
@@ -81,18 +86,20 @@ def test_every_row_is_brought_up_to_date_before_it_is_too_old(monkeypatch):
     assert max(oldest) == 3  # the fourth update brings it up to date
 
 
-def test_lazy_rows_stay_as_they_are_and_the_report_says_so():
+@anywhere
+def test_lazy_rows_stay_as_they_are_and_the_report_says_so(tmp_path, plan):
     def body(rt):
         report = steps(rt, range(5))
         touched = {int(row) for step in range(5) for rank in range(2) for row in gradient_of(step, rank)[0]}
         return report, whole(rt), sorted(touched)
 
-    report, values, touched = run(body, lazy=True)[0]
+    where = {"plan": plan, "scratch": tmp_path}
+    report, values, touched = run(body, lazy=True, **where)[0]
     untouched = np.setdiff1d(np.arange(SHAPE[0]), touched)
     np.testing.assert_array_equal(values[untouched], lot(1).standard_normal(SHAPE)[untouched])
     assert report.rows == "lazy embed.table"
     assert "lazy embed.table" in str(report)
-    exact, decayed, _ = run(body)[0]
+    exact, decayed, _ = run(body, **where)[0]
     assert exact.rows == ""
     assert (np.abs(decayed[untouched]) < np.abs(values[untouched])).all()
 
@@ -145,7 +152,8 @@ def test_sixteen_bits_follow_their_master_weights(dtype):
     assert (rows == dense).mean() > 0.95
 
 
-def test_checkpoint_and_feed_hold_rows_that_are_up_to_date(tmp_path):
+@anywhere
+def test_checkpoint_and_feed_hold_rows_that_are_up_to_date(tmp_path, plan):
     def body(rt):
         steps(rt, range(4))
         rt.publish(tmp_path / "feed", dtype=None).push().wait()
@@ -158,13 +166,14 @@ def test_checkpoint_and_feed_hold_rows_that_are_up_to_date(tmp_path):
         return values, whole(rt)
 
     expected = run(lambda rt: (steps(rt, range(6)), whole(rt))[1], rows=())[0]
-    values, ends = run(body)[0]
+    values, ends = run(body, plan=plan, scratch=tmp_path)[0]
     np.testing.assert_array_equal(zr.Reader(tmp_path / "feed").update()["embed.table"], values)
     np.testing.assert_allclose(ends, expected, rtol=1e-12, atol=1e-13)
 
 
-def test_the_last_step_is_kept_with_all_rows_up_to_date(tmp_path):
-    kept = {"last_step": tmp_path / "kept"}
+@anywhere
+def test_the_last_step_is_kept_with_all_rows_up_to_date(tmp_path, plan):
+    kept = {"last_step": tmp_path / "kept", "plan": plan, "scratch": tmp_path}
     before = run(lambda rt: (steps(rt, range(4)), whole(rt))[1], **kept)[0]
 
     def body(rt):
@@ -177,7 +186,8 @@ def test_the_last_step_is_kept_with_all_rows_up_to_date(tmp_path):
     np.testing.assert_allclose(run(body, **kept)[0], expected, rtol=1e-12, atol=1e-13)
 
 
-def test_new_values_come_behind_missed_updates():
+@anywhere
+def test_new_values_come_behind_missed_updates(tmp_path, plan):
     """Moments of rows that nobody touched fade up to the assignment, and move the new values on from there."""
 
     def body(rt):
@@ -186,7 +196,8 @@ def test_new_values_come_behind_missed_updates():
         steps(rt, range(3, 5))
         return whole(rt)
 
-    np.testing.assert_allclose(run(body)[0], run(body, rows=())[0], rtol=1e-12, atol=1e-13)
+    found = run(body, plan=plan, scratch=tmp_path)[0]
+    np.testing.assert_allclose(found, run(body, rows=())[0], rtol=1e-12, atol=1e-13)
 
 
 def test_gradients_can_be_looked_at_and_discarded():
@@ -256,9 +267,7 @@ def test_sums_over_ranks_are_independent_of_their_order():
 
 UNFIT = {
     "zero0": ({"plan": zr.Plan.zero(0)}, "with sharded state"),
-    "disk": ({"plan": zr.Plan.zero(3, state=zr.Tier.NVME)}, "in memory, got"),
     "budget": ({"plan": zr.Plan.fit(host="1GiB")}, "got Plan.fit"),
-    "wire": ({"wire": zr.Wire(gather="int8")}, "without wire="),
     "adafactor": ({"optimizer": zr.Adafactor(lr=0.1)}, "got Adafactor, which looks at whole tensors"),
     "int8": ({"optimizer": zr.AdamW(lr=0.1, moments="int8")}, "with state of full width"),
     "sparsity": ({"param_groups": [zr.ParameterGroup("*", sparsity=zr.Sparsity(0.5))]}, "without a Sparsity"),
@@ -367,3 +376,24 @@ def test_an_infinity_of_a_narrow_table_warns_of_nothing():
         return rt.step()
 
     assert not any(report.updated for report in run(body, dtype="float16", nonfinite="skip"))
+
+
+def test_ascending_rows_are_gathered_without_being_sorted_or_copied(monkeypatch):
+    """What a binding has made unique is not made so again; other rows are, once."""
+    sorts = []
+    unique = np.unique
+    monkeypatch.setattr(np, "unique", lambda *args, **kwargs: sorts.append(1) or unique(*args, **kwargs))
+
+    def body(rt):
+        found = []
+        for rows in ([2, 5, 20], [20, 2, 2]):
+            sorts.clear()
+            with rt.units["embed"].gathered(rows={"table": rows}) as p:
+                found.append((len(sorts), p["table"].copy()))
+        return found
+
+    values = lot(1).standard_normal(SHAPE)
+    (ascending, first), (mixed, second) = run(body, ranks=1)[0]
+    np.testing.assert_array_equal(first, values[[2, 5, 20]])
+    np.testing.assert_array_equal(second, values[[20, 2, 2]])
+    assert (ascending, mixed) == (0, 1)

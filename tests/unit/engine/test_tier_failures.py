@@ -67,6 +67,24 @@ def test_whatever_a_write_raised_is_told_as_a_storage_error(tmp_path):
     run_threads(1, body)
 
 
+def test_a_window_that_reads_may_still_come_to_is_not_lent_again(tmp_path):
+    def body(group):
+        updates = UpdateStream(open_session(group, tmp_path), ledger=Ledger(), host=HostMemory(group), rank=0)
+        with updates.window(8192) as first:
+            assert first.ctypes.data % 4096 == 0
+        with updates.window(4096) as again:
+            assert again.ctypes.data == first.ctypes.data
+        assert updates.nbytes == 8192
+        with contextlib.suppress(KeyboardInterrupt), updates.window(4096) as interrupted:
+            raise KeyboardInterrupt
+        assert updates.nbytes == 0
+        with updates.window(4096) as other:
+            assert other.ctypes.data != interrupted.ctypes.data
+        updates.close()
+
+    run_threads(1, body)
+
+
 def test_a_unit_that_finds_no_room_is_not_registered_and_can_be_later(tmp_path):
     def body(group):
         with open_offloaded(group, tmp_path) as rt:

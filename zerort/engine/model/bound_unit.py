@@ -139,7 +139,10 @@ class BoundUnit:
         """
         assert self._unit is not None
         with self._around(), self._unit.gathered(rows=indices) as found:
-            return {local: found[local].copy() for local in indices}
+            rows = {local: found[local] for local in indices}
+        for values in rows.values():
+            values.flags.writeable = True  # nobody else has them: rows are gathered into new memory
+        return rows
 
     # -- values ----------------------------------------------------------------------------------------------------
 

@@ -224,9 +224,6 @@ class Section(SectionGradients):
             self.state.take_master_from(self.owned, names=values.keys())
             self.state.forget_masks(values.keys())
 
-    def bring_up_to_date(self) -> None:
-        """Make up for updates that some of it has missed (`RowSection`). No communication."""
-
     def close(self) -> None:
         """Give the memory back."""
         for bucket in self.buckets:

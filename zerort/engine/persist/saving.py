@@ -24,7 +24,7 @@ from zerort.engine.persist.residuals import Divided, LoadedResiduals, saved_resi
 from zerort.engine.report import Restored
 from zerort.engine.step.discard import discard_gradients
 from zerort.engine.stopping import unbroken
-from zerort.errors import CheckpointError, UnitStateError
+from zerort.errors import CheckpointError, StorageError, UnitStateError
 from zerort.publish import Feed
 
 __all__ = ["feed_of", "load", "save"]
@@ -39,6 +39,7 @@ def save(context: Context, units: Units, path: str | Path, *, progress: Any, com
         _expect_settled_residuals(context, units)
     wait_for_gathers(context, units.trained_sections())
     _wait_for_caller(context)
+    _bring_up_to_date(context, units)
     values = [
         *(snapshot.over_world(context, value) for value in snapshot.values_of(context, units)),
         *saved_residuals(context, units.sections()),
@@ -89,6 +90,11 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
             if context.is_partially_updated:
                 change.begin()
                 snapshot.recreate(units)
+            elif any(section.table is not None and section.tiers.streams for section in units.sections()):
+                change.begin()
+            if any(section.table is not None for section in units.sections()):
+                with agreed(context.world, "load", catching=StorageError):  # one rank's disk may fail
+                    snapshot.bring_up_to_date(units, restart=True)  # state, too, that is not loaded
             meta = manifest.meta if optimizer else {}
             residuals = LoadedResiduals(context, units, senders=int(meta.get("senders", 0)))
             values = [*snapshot.values_of(context, units, optimizer=optimizer, loading=manifest), *residuals.values()]
@@ -141,6 +147,7 @@ def feed_of(context: Context, units: Units, where: str | Path, *, dtype: str | N
             context.update_stream.check_written()
         wait_for_gathers(context, units.trained_sections())
         _wait_for_caller(context)
+        _bring_up_to_date(context, units)
         return [snapshot.over_world(context, value) for value in snapshot.published_values(context, units)]
 
     @contextlib.contextmanager
@@ -157,6 +164,16 @@ def feed_of(context: Context, units: Units, where: str | Path, *, dtype: str | N
         full_every=full_every,
         around=around,
     )
+
+
+def _bring_up_to_date(context: Context, units: Units) -> None:
+    """Make up for updates that rows of tables have missed, on all ranks. Every rank calls this."""
+    if any(section.table is not None for section in units.sections()):
+        with (
+            context.guard.changing("rows that were brought up to date"),
+            agreed(context.world, "rows", catching=StorageError),
+        ):
+            snapshot.bring_up_to_date(units)
 
 
 def _wait_for_caller(context: Context) -> None:

@@ -40,7 +40,16 @@ from zerort.layout import Partition, Placement, Range
 from zerort.optim.forms.sparsity import MASK
 from zerort.typing import Array
 
-__all__ = ["meta_of", "published_values", "recreate", "restore_meta", "spread_loaded", "values_in", "values_of"]
+__all__ = [
+    "bring_up_to_date",
+    "meta_of",
+    "published_values",
+    "recreate",
+    "restore_meta",
+    "spread_loaded",
+    "values_in",
+    "values_of",
+]
 
 _META: Final = {
     "updates": COUNT,
@@ -76,6 +85,24 @@ def _is_loss_scale(value: Any) -> bool:
     return type(value["scale"]) in (int, float) and 0 < value["scale"] < math.inf
 
 
+def bring_up_to_date(units: Units, *, restart: bool = False) -> None:
+    """Make up for updates that rows of tables have missed, before they are saved or replaced. No communication.
+
+    Args:
+        units: All of them.
+        restart: Whether the ranks then count updates from here on, whatever each has counted: after a failure they may
+            differ.
+
+    Raises:
+        StorageError: The file system refused; on this rank alone.
+    """
+    for section in units.sections():
+        if section.table is not None:
+            section.table.catch_up()
+            if restart:
+                section.table.restart()
+
+
 def values_of(
     context: Context, units: Units, *, optimizer: bool = True, loading: Manifest | None = None
 ) -> Iterator[Value]:
@@ -99,7 +126,6 @@ def values_in(
         optimizer: Whether state is among them.
         loading: The checkpoint that they are loaded from: state that it holds in another form is converted.
     """
-    section.bring_up_to_date()
     value = _parameters_of(section, rank)
     yield from [value] if loading is None else recoded_parameters(section, value, rank, loading)
     if optimizer and section.state is not None:
@@ -122,7 +148,6 @@ def published_values(context: Context, units: Units) -> Iterator[Value]:
     rank = context.mesh.shard.rank
     for unit in units.values():
         for section in unit.sections:
-            section.bring_up_to_date()
             own = section.partition.of(rank)
             mine = _range_of(section.parameters.elements, own, first=own.first)
             layout, sparse = section.layout, _sparse_in(section)

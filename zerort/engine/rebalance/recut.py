@@ -163,7 +163,7 @@ def _fill(context: Context, old: Section, new: Section) -> StorageError | None:
                 fill(entry.column, there.column, entry.partition, there.partition, old.tiers.state)
         if old.state.master is not None and new.state.master is not None:
             fill(old.state.master, new.state.master, old.partition, new.partition, old.tiers.state)
-    if old.table is not None and new.table is not None and not old.is_lazy:
+    if old.table is not None and new.table is not None and old.table.late is not None:
         mine, made = old.table, new.table
         fill(mine.touched_column, made.touched_column, mine.partition, made.partition, Tier.DEVICE)
     return next((error for error in errors if error is not None), None)

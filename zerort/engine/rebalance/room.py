@@ -62,7 +62,7 @@ def expect_room(context: Context, sections: Sequence[Section], partitions: Seque
             # Files of the last step keep their room until the next one is kept.
             keeps_old = peak is disk and context.options.last_step is not None
             peak.pass_by(old, new, made=new - there, keeps_old=keeps_old)
-        if section.table is not None and not section.is_lazy:
+        if section.table is not None and section.table.late is not None:
             was, touched = section.table.touched.nbytes, touched_nbytes(numel // section.table.width)
             memory.pass_by(was, touched, made=touched)
     what = "shards that are cut anew"

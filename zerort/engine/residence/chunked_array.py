@@ -71,6 +71,8 @@ class ChunkedArray:
         """Where the same values of another partition are to be, if there is such a place: what is in both stays."""
         self.first = first
         """Where it begins there."""
+        self.grain: int | None = None
+        """Bytes of a stored chunk that are checked together, for `create`; None: as is best for whole chunks."""
         assert memory.size == self.cuts[self.resident]
 
     @property
@@ -111,7 +113,7 @@ class ChunkedArray:
         """
         for at in self._offloaded_chunks():
             assert self._storage is not None
-            self._storage.store.create(self._value(at), self._numel(at) * self.dtype.itemsize)
+            self._storage.store.create(self._value(at), self._numel(at) * self.dtype.itemsize, grain=self.grain)
 
     def delete(self) -> None:
         """Delete the values that `create` has made, all or some.
@@ -183,6 +185,41 @@ class ChunkedArray:
                 offset = here.start * self.dtype.itemsize
                 tickets.append(self._storage.write(self._value(at), source[there], offset=offset))
         return joined(tickets, result=source)
+
+    def read_parts(self, parts: Sequence[tuple[int, int]], out: Array) -> Ticket[Array]:
+        """Fill ``out`` with several ranges of elements, one behind the other.
+
+        Args:
+            parts: Where each begins and ends: ascending, apart.
+            out: 1-D, of the host.
+        """
+        return self._move_parts(parts, out, write=False)
+
+    def write_parts(self, parts: Sequence[tuple[int, int]], source: Array) -> Ticket[Array]:
+        """Put ``source`` into several ranges of elements, and leave it alone until then; see `read_parts`."""
+        return self._move_parts(parts, source, write=True)
+
+    def _move_parts(self, parts: Sequence[tuple[int, int]], array: Array, *, write: bool) -> Ticket[Array]:
+        width, tickets, done = self.dtype.itemsize, [], 0
+        stored: dict[int, list[tuple[int, int]]] = {}  # by chunk: what follows in `array`, one behind the other
+        for first, last in parts:
+            for at, here, there in self._overlaps(first, last - first):
+                if at < 0:
+                    place = array[done + there.start : done + there.stop]
+                    tickets.append(
+                        self._copy(place, self.memory[here]) if write else self._copy(self.memory[here], place)
+                    )
+                else:
+                    stored.setdefault(at, []).append((here.start * width, (here.stop - here.start) * width))
+            done += last - first
+        end = done
+        for at in reversed(stored):  # from the last on: what is in memory comes before all of them
+            begin = end - sum(count for _, count in stored[at]) // width
+            assert self._storage is not None
+            move = self._storage.write_parts if write else self._storage.read_parts
+            tickets.append(move(self._value(at), array[begin:end], stored[at]))
+            end = begin
+        return joined(tickets, result=array)
 
     def put(self, first: int, source: Array) -> None:
         """Write an array of the host to the elements from ``first`` on, here and now.

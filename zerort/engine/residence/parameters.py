@@ -63,6 +63,8 @@ class Parameters(ABC):
     """The blocks that it rests in; None: elements as they are computed with."""
     writes_alone = False
     """Whether `start` writes into its room before it has met the other ranks; the same on every rank."""
+    is_gathered_apart = False
+    """Whether its room is this rank's own, where ranks share memory, too."""
 
     def __init__(
         self,
@@ -80,8 +82,7 @@ class Parameters(ABC):
                 f"Expected a partition of {layout.numel} elements over {group.size} ranks, got one of "
                 f"{partition.numel} over {partition.size}."
             )
-        self.layout = layout
-        self.partition = partition
+        self.layout, self.partition = layout, partition
         self.array = array
         """What this rank holds: the whole, or its range."""
         self.stored_layout, self.stored_partition = layout, partition
@@ -148,8 +149,7 @@ class Parameters(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes that this rank holds in memory at rest: its own range of a window that ranks share, not all of it."""
-        nbytes: int = self.array.memory.nbytes
-        return nbytes
+        return int(self.array.memory.nbytes)
 
     @property
     def host_copy_nbytes(self) -> int:
@@ -356,7 +356,7 @@ class ShardedParameters(Parameters):
         """Return the Ticket of the whole: what all have read is gathered, unless they have read it into one memory."""
         if self._whole is None:
             assert self._begun is not None, "finished before it was started"
-            if self._gathers.moves(self._group):
+            if self.is_gathered_apart or self._gathers.moves(self._group):
                 self._whole = self._gather(self.whole[self._own.slice], out=self.whole)
             else:
                 self._whole = Done(self.whole)

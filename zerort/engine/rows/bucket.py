@@ -57,7 +57,8 @@ class RowGradient:
             return np.array([square_sum(self.values.reshape(-1))])
         by_row = np.square(self.values, dtype=np.float64).sum(axis=1)
         blocks = self.rows * self.values.shape[1] // self.block
-        return np.bincount(blocks, weights=by_row, minlength=-(-self.numel // self.block))
+        found = np.bincount(blocks, weights=by_row, minlength=-(-self.numel // self.block))
+        return found.astype(np.float64, copy=False)  # of no rows it counts whole numbers
 
     def first_nonfinite(self) -> int:
         """Return the first element that is NaN or infinite, or -1."""

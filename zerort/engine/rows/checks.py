@@ -91,20 +91,15 @@ def check_rows(
 
 def _check_runtime(context: Context, what: str) -> None:
     """Refuse what a runtime was opened with and rows cannot have."""
-    plan, options = context.plan, context.options
-    offloaded = [one for one in (plan.parameter, plan.gradient, plan.state) if one.tier not in context.backings.reach]
+    plan = context.plan
     refused = {
         "on hosts, got a runtime on GPUs. Open it with device='host', or leave them out of rows=": (
             not context.device.in_host_memory
         ),
-        f"in memory, got {plan}. Leave tiers out of the plan, or the table out of rows=": bool(offloaded),
         "under a plan with tiers, got Plan.fit. Name the plan: zr.Plan.zero(3)": context.budget is not None,
         f"with sharded state, got {plan}. Use zr.Plan.zero(1), 2 or 3": (plan.state.placement is not Placement.SHARDED),
         "without secondary=, got a plan that keeps a second copy. Use zr.Plan.zero(3): only rows are gathered": (
             plan.secondary is not None
-        ),
-        "without wire=, got a runtime that codes what travels. Leave wire= out: rows are few": (
-            options.wire is not None
         ),
         "in one copy of the model, got a mesh with several. Leave replicate= out": context.mesh.replicate is not None,
     }
@@ -148,7 +143,7 @@ def check_indices(unit: str, name: str, indices: Any, *, rows: int) -> Array:
     if least < 0 or most >= rows:
         odd = least if least < 0 else most
         raise CallError(f"Expected {what} from 0 to {rows - 1}, got {odd}. Negative ones do not count from the end.")
-    return found.astype(np.int64)
+    return found.astype(np.int64, copy=False)
 
 
 def check_gradient_rows(

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
 from zerort.comm import Group
-from zerort.comm.agreed import raise_together
+from zerort.comm.agreed import agreed, raise_together
+from zerort.errors import StorageError
 from zerort.typing import Array
 
-__all__ = ["RowExchange", "coalesced", "summed_over_ranks"]
+__all__ = ["RowExchange", "coalesced", "summed_over_ranks", "unique_rows"]
 
 
 class RowExchange:
@@ -42,21 +44,32 @@ class RowExchange:
         self._traffic = traffic
         self._index = np.dtype(np.int32 if bounds[-1] <= np.iinfo(np.int32).max else np.int64)
 
-    def fetch(self, rows: Array, values_of: Callable[[Array], Array], *, error: Exception | None = None) -> Array:
-        """Return some rows, in the order given. Every rank calls this.
+    def fetch(
+        self,
+        rows: Array,
+        values_of: Callable[[Array], Array],
+        *,
+        error: Exception | None = None,
+        can_fail: bool = False,
+    ) -> Array:
+        """Return some rows, in the order given: new memory, which is nobody else's. Every rank calls this.
 
         Args:
-            rows: Which, counted in the whole table; also twice.
+            rows: Which, counted in the whole table: in any order, also twice. Ascending ones, each once, are neither
+                sorted nor copied (`unique_rows`).
             values_of: Returns rows of this rank, counted from its first, as other ranks ask for them.
             error: What is wrong with this rank's: raised on every rank.
+            can_fail: Whether ``values_of`` reads from a disk, which may refuse on one rank; the same on every rank.
         """
-        wanted, place = np.unique(rows, return_inverse=True)
+        wanted, places = unique_rows(rows)
         counts = self._counts(wanted, error)
         asked = self._travel(wanted.astype(self._index), counts, name=f"rows of {self._name}")
-        values = values_of(asked - self._first)
-        found = self._travel(values.reshape(-1), counts.T * self._width, name=f"rows of {self._name}")
-        whole: Array = found.reshape(-1, self._width)[place.reshape(-1)]
-        return whole
+        mine: Array = wanted  # of no use to anybody if reading fails
+        with agreed(self._group, f"rows of {self._name}", catching=StorageError) if can_fail else nullcontext():
+            mine = values_of(asked - self._first)
+        found = self._travel(mine.reshape(-1), counts.T * self._width, name=f"rows of {self._name}")
+        values = found.reshape(-1, self._width)
+        return values if places is None else values[places]
 
     def _counts(self, rows: Array, error: Exception | None) -> Array:
         """Return how many rows go from each rank to each owner, given this rank's, ascending; or raise on all ranks."""
@@ -94,6 +107,20 @@ class RowExchange:
             return source
         self._traffic["all_to_all"] += int(counts.sum()) * source.itemsize // self._group.size
         return self._group.all_to_all(np.ascontiguousarray(source), counts=counts.tolist(), name=name).wait()
+
+
+def unique_rows(rows: Array) -> tuple[Array, Array | None]:
+    """Return rows ascending, each once, and the place of each given one among them; None: they are given so.
+
+    >>> unique_rows(np.array([5, 2, 5]))
+    (array([2, 5]), array([1, 0, 1]))
+    >>> unique_rows(np.array([2, 5]))
+    (array([2, 5]), None)
+    """
+    if (rows[1:] > rows[:-1]).all():  # differences of unsigned numbers would wrap around
+        return rows, None
+    wanted, places = np.unique(rows, return_inverse=True)
+    return wanted, places.reshape(-1)
 
 
 def coalesced(rows: Array, values: Array) -> tuple[Array, Array]:

@@ -8,13 +8,19 @@ table       this rank's rows; the step calls its `update_` instead of the update
 # not-gpu: rows are refused on GPUs
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from zerort.buffer import PLAIN, RangeGather
+from zerort.comm.agreed import agreed, raise_together
 from zerort.engine.model.section import Section
 from zerort.engine.rows.bucket import RowBucket, RowGradient
 from zerort.engine.rows.exchange import RowExchange
+from zerort.engine.rows.memory import RowsInMemory
+from zerort.engine.rows.stored import StoredRows
 from zerort.engine.rows.table import RowTable
+from zerort.errors import StorageError
 from zerort.layout import Placement
 from zerort.layout.dtypes import TRAINABLE
 from zerort.native.dtypes import numpy_dtype
@@ -34,6 +40,7 @@ class RowSection(Section):
     def make_parts(self, before: Section | None = None) -> None:
         """Make its shard and state, and when each row was last up to date."""
         super().make_parts(before)
+        self.parameters.is_gathered_apart = True
         assert self._optimizers is not None
         assert self.state is not None
         (extent,) = self.layout.extents
@@ -42,19 +49,39 @@ class RowSection(Section):
         rows, width = extent.shape
         updated_in = TRAINABLE[self.layout.dtype].updated_in
         old = None if before is None else before.table
+        keeps_all = self._context.options.makes_digests and not self.is_lazy
+        late = None
+        if not (self.is_lazy or keeps_all):
+            late = late_updates(optimizer, updated_in) if old is None else old.late
         self.table = RowTable(
             (rows, width),
             self.partition,
             self._group.rank,
-            parameters=self.parameters.shard,
-            state=self.state.columns,
-            optimizer=optimizer,
-            late=None if self.is_lazy else late_updates(optimizer, updated_in) if old is None else old.late,
+            where=self._make_rows(width, optimizer),
+            late=late,
+            updates_all=keeps_all,
             now=0 if old is None else old.now,
         )
         self._exchange = RowExchange(
             self._group, self.table.bounds, width=width, name=extent.name, traffic=self._context.ledger.moved
         )
+
+    def _make_rows(self, width: int, optimizer: ElementwiseOptimizer) -> RowsInMemory | StoredRows:
+        """Return where this rank's rows are, by where their arrays rest."""
+        assert self.state is not None
+        parameter, state = self.parameters.shard, self.state.columns
+        if any(column.is_stored for column in (parameter, *state.values())):
+            return StoredRows(
+                parameter,
+                state,
+                width=width,
+                optimizer=optimizer,
+                window=self._context.update_stream.window,
+                chunk_numel=self._context.backings.chunk_numel,
+            )
+        numel = parameter.size // width * width  # without what evens ranges out
+        arrays = {kind: column.memory[:numel] for kind, column in state.items()}
+        return RowsInMemory(parameter.memory[:numel], arrays, width=width, optimizer=optimizer)
 
     def swap_parts(self, other: Section) -> None:
         """Exchange what `recut` has made for what was there, rows and what moves them included."""
@@ -64,6 +91,22 @@ class RowSection(Section):
         self._exchange, other._exchange = other._exchange, self._exchange
         assert isinstance(self.bucket, RowBucket)
         self.bucket.recut(numel=self.partition.counts[self._group.rank], exchange=self._exchange)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether parameters or state rest on a disk; the same on every rank."""
+        return isinstance(self.table.where, StoredRows)
+
+    def _gather(self) -> RangeGather:
+        """Return how the whole table is gathered: as it is, as its rows are, whatever `wire=` says (decision 0187)."""
+        return PLAIN
+
+    @property
+    def _reduce_codec(self) -> None:
+        """How its gradients travel as codes: they do not."""
+
+    def _make_offloaded_gradient(self) -> None:
+        """Make nothing: gradients of rows are in memory, whatever the tier of others."""
 
     def _make_bucket(self) -> None:
         """Make the place where gradients are collected: rows, no slots."""
@@ -89,19 +132,22 @@ class RowSection(Section):
             rows: Which.
             error: What is wrong with this rank's: raised on every rank.
         """
-        found = self._exchange.fetch(rows, self.table.values, error=error)
+        found = self._exchange.fetch(rows, self.table.values, error=error, can_fail=self.is_stored)
         found.flags.writeable = False
         return found
 
     def gather_whole(self) -> Array:
         """Return the whole table, up to date, until `release`: read-only. Every rank calls this.
 
-        Where ranks share no memory, it takes that of the whole table, which no slot is kept for.
+        Where ranks share no memory, or it is on disks, it takes that of the whole table, which no slot is kept for.
         """
-        self.table.catch_up()
+        with self._failing_together():
+            self.table.catch_up()
         if self.parameters.needs_room:
             try:
                 self.parameters.start(self._device.scratch(self.layout.numel, self.parameters.dtype))
+                if self.parameters.can_fail:
+                    raise_together(self._group, self.parameters.local_error(), name=self.name[:60])
                 self.parameters.finish().wait()
             except BaseException:  # else the next gather would get this one's Ticket
                 self.parameters.release()
@@ -111,13 +157,21 @@ class RowSection(Section):
         (extent,) = self.layout.extents
         return self.parameters.view(extent.name)
 
+    @contextlib.contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """Where rows are on a disk: what one rank cannot change, all raise, and no rank goes on from."""
+        if not self.is_stored:
+            yield
+            return
+        with (
+            self._context.guard.changing("rows that were brought up to date"),
+            agreed(self._group, f"rows of {self.name}"[:60], catching=StorageError),
+        ):
+            yield
+
     def release(self) -> None:
         """Let the whole table go, if it was gathered."""
         self.parameters.release()
-
-    def bring_up_to_date(self) -> None:
-        """Make up for all updates that rows of this rank have missed. No communication."""
-        self.table.catch_up()
 
     def finish_reduce(self) -> RowGradient:
         """Return the summed gradient of this rank's rows. Every rank calls this."""

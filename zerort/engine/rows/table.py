@@ -5,29 +5,40 @@
 
 An update costs what its rows cost, and a thousandth of the table: that much is brought up to date in turn with every
 update, so that no row is ever older than the numbers that are kept for it (decision 0155). Which rows is decided by
-their numbers in the whole table, whatever the ranks (decision 0172).
+their numbers in the whole table, whatever the ranks (decision 0172). Where every step has a digest, rows miss nothing:
+all of them are updated, by the kernels of dense tables and with their bits (decision 0185).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.rows.memory import RowsInMemory
+from zerort.engine.rows.stored import StoredRows
 from zerort.layout import Partition
-from zerort.native import take_rows
-from zerort.optim import ElementwiseOptimizer
-from zerort.optim.kernels import kernels_for
 from zerort.optim.late import MOST_MISSED, LateUpdates
-from zerort.optim.optimizer import row_blocks
 from zerort.typing import Array
 
 __all__ = ["RowTable", "row_bounds", "touched_nbytes"]
 
 _NEIGHBOURS: Final = 16
-"""Rows that are brought up to date together, needed or not: one after the other in memory."""
+"""Rows that are brought up to date together, needed or not, at least: one after the other where they lie."""
+
+_STRETCHES: Final = 64
+"""Stretches of a long table that an update brings up to date, at least: some for every rank, long ones for disks."""
+
+
+def neighbours_of(rows: int) -> int:
+    """Return how many rows are brought up to date together: by the table's length alone, whatever the ranks.
+
+    >>> neighbours_of(1_000), neighbours_of(4_000_000)
+    (16, 32)
+    """
+    most = max(rows // (_STRETCHES * MOST_MISSED), 1)
+    return max(_NEIGHBOURS, 1 << (most.bit_length() - 1))
 
 
 def row_bounds(partition: Partition, shape: tuple[int, ...]) -> Array:
@@ -53,10 +64,9 @@ class RowTable:
         shape: Of the whole table: rows and width.
         partition: Which rank holds which elements.
         rank: This one.
-        parameters: This rank's range of the parameters, in memory.
-        state: The same of every kind of state, and of master weights (``master``) if there are any.
-        optimizer: What updates them.
-        late: What makes up for updates that rows have missed; None: nothing does (``lazy=True``).
+        where: Where this rank's rows are, and how they are changed there.
+        late: What makes up for updates that rows have missed; None: nothing does (``lazy=True``), or none is missed.
+        updates_all: Whether rows without a gradient are updated, too, with a gradient of zeros.
         now: Updates that ``late`` has counted.
     """
 
@@ -66,10 +76,9 @@ class RowTable:
         partition: Partition,
         rank: int,
         *,
-        parameters: ChunkedArray,
-        state: Mapping[str, ChunkedArray],
-        optimizer: ElementwiseOptimizer,
+        where: RowsInMemory | StoredRows,
         late: LateUpdates | None,
+        updates_all: bool = False,
         now: int = 0,
     ) -> None:
         self.rows, self.width = shape
@@ -78,19 +87,15 @@ class RowTable:
         self.first, last = (int(self.bounds[at]) for at in (rank, rank + 1))
         self.count = last - self.first
         """Rows of this rank."""
-        self._parameter = self._as_rows(parameters)
-        self._state = {kind: self._as_rows(column) for kind, column in state.items()}
-        self._optimizer = optimizer
+        self.where = where
+        """Where this rank's rows are."""
+        self._updates_all = updates_all
         self.late = late
         """What makes up for updates that rows have missed; the same on every rank."""
         self.now = now
         """Updates that it has counted."""
         self.touched = np.full(0 if late is None else self.count, now, np.int32)
-        """The update that each row of this rank is up to date with; empty if rows stay as they are."""
-
-    def _as_rows(self, column: ChunkedArray) -> Array:
-        """Return a column's rows, one after the other."""
-        return column.memory[: self.count * self.width]
+        """The update that each row of this rank is up to date with; empty if rows miss none, or stay as they are."""
 
     @property
     def touched_column(self) -> ChunkedArray:
@@ -107,42 +112,32 @@ class RowTable:
         """Bytes that are kept to bring rows up to date."""
         return self.touched.nbytes + (0 if self.late is None else self.late.nbytes)
 
+    def _ages(self, rows: Array) -> Array | None:
+        """Return how many updates each of some rows has missed; None: rows miss none, or stay as they are."""
+        return None if self.late is None else (self.now - self.touched[rows]).astype(np.int64)
+
     def values(self, rows: Array) -> Array:
         """Return some rows, up to date, in new memory: counted from this rank's first, in any order, also twice."""
         rows = rows.astype(np.int64, copy=False)
-        if self.late is not None:
-            late = np.sort(rows[self.touched[rows] != self.now])
+        ages = self._ages(rows)
+        if ages is not None and self.where.in_place:
+            late = np.sort(rows[ages != 0])
             self.catch_up(late[np.diff(late, prepend=-1) != 0])
-        found = np.empty((rows.size, self.width), self._parameter.dtype)
-        take_rows(found.reshape(-1), self._parameter, rows, self.width)
-        return found
+            ages = None
+        return self.where.take(rows, late=self.late, ages=ages)
 
     def catch_up(self, rows: Array | None = None) -> None:
-        """Bring rows up to date, given each once; None: all of this rank's."""
+        """Bring rows up to date, given each once, ascending; None: all of this rank's."""
         if self.late is None:
             return
         late = np.flatnonzero(self.touched != self.now) if rows is None else rows[self.touched[rows] != self.now]
-        ages = (self.now - self.touched[late]).astype(np.int64)
-        kinds, columns = [kind for kind in self._state if kind != "master"], self._columns
-        for here, found in row_blocks(columns, late, width=self.width):
-            target, *state = (one.reshape(-1, self.width) for one in found)
-            self.late.catch_up_(target, dict(zip(kinds, state, strict=True)), ages[here])
-        self._round(late)
+        self.where.change(late, late=self.late, ages=self._ages(late))
         self.touched[late] = self.now
 
-    @property
-    def _columns(self) -> list[Array]:
-        """What an update changes: parameters, or their master weights, and state."""
-        target = self._state.get("master", self._parameter)
-        return [target, *(column for kind, column in self._state.items() if kind != "master")]
-
-    def _round(self, rows: Array) -> None:
-        """Write the parameters that master weights of some rows round to, if there are any."""
-        if "master" in self._state:
-            for here, (rounded,) in row_blocks([self._parameter], rows, width=self.width):
-                master = np.empty(rounded.size, self._state["master"].dtype)
-                take_rows(master, self._state["master"], rows[here], self.width)
-                kernels_for(master).round_master(rounded, master)
+    def restart(self) -> None:
+        """Count from here on: all rows are up to date, on every rank, whatever each has counted."""
+        self.now = 0
+        self.touched[:] = 0
 
     def update_(self, rows: Array, gradients: Array, *, lr: float, step: int, grad_scale: float) -> None:
         """Update some rows; the others miss this update, or are brought up to date with it.
@@ -155,29 +150,31 @@ class RowTable:
             grad_scale: Gradients are multiplied by it first.
         """
         rows = rows.astype(np.int64, copy=False)
-        self.catch_up(rows)
-        target, *state = self._columns
-        self._optimizer.update_rows_(
-            target,
-            gradients.astype(target.dtype, copy=False).reshape(-1),
-            dict(zip((kind for kind in self._state if kind != "master"), state, strict=True)),
-            rows,
-            width=self.width,
-            lr=lr,
-            step=step,
-            grad_scale=grad_scale,
-        )
-        self._round(rows)
+        settings = {"lr": lr, "step": step, "grad_scale": grad_scale}
+        if self._updates_all:
+            self._update_all(rows, gradients, **settings)
+        else:
+            self.where.change(rows, late=self.late, ages=self._ages(rows), gradients=gradients, **settings)
         if self.late is not None:
             self.late.advance(lr=lr, step=step)
             self.now += 1
             self.touched[rows] = self.now
             self._sweep(step)
 
+    def _update_all(self, rows: Array, gradients: Array, **settings: Any) -> None:
+        """Update all rows of this rank, those that are not named with a gradient of zeros."""
+        for first in range(0, self.count, self.where.most):
+            every = np.arange(first, min(first + self.where.most, self.count))
+            whole = np.zeros((every.size, self.width), gradients.dtype)
+            here = slice(*np.searchsorted(rows, [first, first + every.size]))
+            whole[rows[here] - first] = gradients[here]
+            self.where.change(every, gradients=whole, **settings)
+
     def _sweep(self, step: int) -> None:
         """Bring the rows up to date whose turn it is: each once in `MOST_MISSED` updates, whichever rank holds it."""
+        together = neighbours_of(self.rows)
         turn = step % MOST_MISSED
-        begin = self.first // _NEIGHBOURS // MOST_MISSED * MOST_MISSED + turn
-        ahead = np.arange(begin * _NEIGHBOURS, self.first + self.count, MOST_MISSED * _NEIGHBOURS)
-        rows = (ahead[:, np.newaxis] + np.arange(_NEIGHBOURS)).reshape(-1) - self.first
+        begin = self.first // together // MOST_MISSED * MOST_MISSED + turn
+        ahead = np.arange(begin * together, self.first + self.count, MOST_MISSED * together)
+        rows = (ahead[:, np.newaxis] + np.arange(together)).reshape(-1) - self.first
         self.catch_up(rows[(rows >= 0) & (rows < self.count)])

@@ -46,6 +46,7 @@ def forecast(
     micro_steps: int = 1,
     accumulate: Accumulate | None = None,
     virtual_shards: int | None = None,
+    digest: bool | None = None,
     ties: Ties | None = None,
     rows: Mapping[str, Sequence[str]] | None = None,
     lazy: bool = False,
@@ -76,6 +77,8 @@ def forecast(
         micro_steps: Calls of reduce per unit and step.
         accumulate: How their gradients are summed: "sharded" or "local", as in `zerort.open`.
         virtual_shards: Micro-batches of a step in deterministic mode.
+        digest: Whether every step's report has a checksum of all parameters; None: with ``virtual_shards``. Rows then
+            miss no update, and nothing is kept to make up for any.
         ties: Parameters that another unit holds, by unit: ``{"head": {"w": ("embed", "table")}}``.
         rows: Tables that are gathered and updated by rows, by unit: ``{"embed": ("table",)}``. What a batch's rows take
             is not counted, nor the whole table where it is gathered as one.
@@ -116,6 +119,7 @@ def forecast(
         micro_steps=micro_steps,
         accumulate=accumulate,
         virtual_shards=virtual_shards,
+        digest=digest,
         ties=_checked(ties or {}),
         coding=Coding.of(
             wire,
@@ -201,7 +205,7 @@ class MemoryForecast:
         return {part: sum(one[part] for one in found) for part in PARTS}
 
     def traffic(self, rank: int, *, passes: int = 2) -> Traffic:
-        """Return what ``rank`` moves between a disk and memory in a step.
+        """Return what ``rank`` moves between a disk and memory in a step; what rows of tables take depends on a batch.
 
         Args:
             rank: Whose.
@@ -209,6 +213,8 @@ class MemoryForecast:
         """
         read = written = 0
         for size, tiers in zip(self.model_spec.sections(rank=rank), self.tiers, strict=True):
+            if size.row_width:
+                continue
             below = size.on_disk(tiers, chunk_numel=self.working.chunk_numel)
             gradient = below["gradient"] // size.shards
             again, put_away = size.gradient_moves  # read and added to; written

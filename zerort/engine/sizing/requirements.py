@@ -77,6 +77,8 @@ class ModelSpec:
     """How their gradients are summed, as in `RuntimeOptions`."""
     virtual_shards: int | None = None
     """Micro-batches of a step in deterministic mode."""
+    digest: bool | None = None
+    """Whether every step's report has a checksum of all parameters; None: in deterministic mode."""
     ties: Ties = field(default_factory=dict)
     """Parameters that another unit holds, by unit: ``{"head": {"w": ("embed", "table")}}``."""
     coding: Coding | None = None
@@ -251,18 +253,22 @@ class ModelSpec:
         ((name, spec),) = part.tensors.items()
         assert part.optimizers is not None
         late, touched = 0, [0] * partition.size
-        if not part.lazy:
+        digest = self.virtual_shards is not None if self.digest is None else self.digest
+        if not (part.lazy or digest):
             late = late_updates(part.optimizers[name], TRAINABLE[part.dtype].updated_in).nbytes
             touched = [touched_nbytes(int(rows)) for rows in np.diff(row_bounds(partition, spec.shape))]
         mine = max(partition.counts[rank] for rank in ranks)
+        kept = late + max(touched[rank] for rank in ranks)
         return SectionSize(
             unit=unit,
             name=part.section_name(unit),
             parameter=itemsize(part.dtype) * mine,
-            state=late + max(state_nbytes(part, layout, partition.of(rank)) + touched[rank] for rank in ranks),
+            state=kept + max(state_nbytes(part, layout, partition.of(rank)) for rank in ranks),
             numel=mine,
             columns={"parameter": (itemsize(part.dtype),), "gradient": (0,), "state": state_columns(part)},
-            movable=frozenset(),
+            row_width=spec.shape[1],
+            fixed=kept,
+            movable=frozenset({"parameter", "state"}),
         )
 
     def _codes(self, part: Division, partition: Partition) -> int:

@@ -67,6 +67,8 @@ class SectionSize:
     """Elements that the rank updates."""
     columns: Mapping[str, tuple[int | Fraction, ...]] = field(default_factory=dict)
     """Bytes per element of each array that streams if a part does, by part."""
+    row_width: int = 0
+    """Elements of a row of a table that is updated by rows, whose pages pass through a window; 0: it is none."""
     reads_parameter: bool = True
     """Whether an update reads parameters; else they are what master weights round to."""
     fixed: int = 0

@@ -69,6 +69,7 @@ class SizeTable:
             micro_steps=options.micro_steps,
             accumulate=options.accumulate,
             virtual_shards=options.virtual_shards,
+            digest=options.digest,
             coding=Coding.of(
                 options.wire,
                 one_host=mesh.shard.one_host,

@@ -181,7 +181,7 @@ def _report(
     why: str = "",
 ) -> StepReport:
     trainable = [name for state in units.states() for name in state.steps]
-    digest = digest_of(context, units) if context.leaves is not None else ""
+    digest = digest_of(context, units) if context.options.makes_digests else ""
     uncoded = dict(context.ledger.uncoded)
     moved, tiered, stalls = context.ledger.turn()
     context.run.stalls = stalls
@@ -228,10 +228,12 @@ def _wire(context: Context, units: Units) -> str:
     if context.coding is None:
         is_asked = context.options.wire is not None and context.options.wire.reduce is not None
         return UNCODED_OVER_COPIES if is_asked and copies > 1 else ""
-    sections = list(units.sections())
-    return context.coding.describe(
+    sections = [section for section in units.sections() if section.table is None]
+    tables = ", ".join(next(iter(section.names)) for section in units.sections() if section.table is not None)
+    coded = context.coding.describe(
         gathered={section.layout.dtype for section in sections},
         reduced={section.bucket.layout.dtype for section in sections if section.bucket is not None},
         copies=copies,
         ties=any(section.tied_buckets for section in sections),
     )
+    return "; ".join(filter(None, [coded, f"rows of {tables} travel uncoded" * bool(tables)]))

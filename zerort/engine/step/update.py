@@ -134,11 +134,12 @@ def update_sections(
     streams = any(section.is_offloaded for section in sections)  # the same on every rank: `agreed` is a collective
     with context.guard.changing(f"update {context.run.updates}"):
         chunks: list[_Chunk] = []
+        tables: list[tuple[RowTable, OptimizerState, RowGradient]] = []
         for section, gradient in zip(sections, gradients, strict=True):
             assert section.state is not None
             section.state.begin_update(present)
             if section.table is not None and isinstance(gradient, RowGradient):
-                _update_rows(section.table, section.state, gradient, settings)
+                tables.append((section.table, section.state, gradient))
                 continue
             if section.needs_whole_tensors:
                 section.state.update_tensors_(
@@ -153,6 +154,8 @@ def update_sections(
             chunks += _chunks_of(section, gradient.column, present)
         # What fails is a disk, a kernel, or a user's optimizer.
         with agreed(context.world, "update") if streams else contextlib.nullcontext():
+            for table, state, rows in tables:
+                _update_rows(table, state, rows, settings)
             _compute(context, chunks, settings)
         prune(context, sections, present)
 

@@ -32,7 +32,7 @@ from zerort.storage.files.blocks import BLOCK_NBYTES, PAGE_NBYTES
 from zerort.storage.files.extents import FileExtent
 from zerort.storage.files.segments import round_up
 from zerort.storage.stores.operation import Span, StoreOperation
-from zerort.storage.stores.store import Store, as_bytes, check_new, check_range
+from zerort.storage.stores.store import Parts, Store, as_bytes, check_new, check_range, move_each
 from zerort.typing import Array, Device
 
 if TYPE_CHECKING:
@@ -102,12 +102,12 @@ class BridgedStore:
         """The bytes of all values together."""
         return self.inner.nbytes
 
-    def create(self, name: str, nbytes: int) -> None:
+    def create(self, name: str, nbytes: int, *, grain: int | None = None) -> None:
         """Make a value; see `Store.create`."""
         with self._lock:
             self._check_open()
             check_new(self, name, nbytes, known=name in self._nbytes)
-            self.inner.create(name, nbytes)
+            self.inner.create(name, nbytes, grain=grain)
             self._nbytes[name] = int(nbytes)
 
     def read(self, name: str, out: Any, *, offset: int = 0) -> Ticket[Any]:
@@ -166,6 +166,14 @@ class BridgedStore:
 
             self._feed_out.submit(feed, name=f"feed {name}")
         return Ticket(operation, result=source, keep=(source,))
+
+    def read_parts(self, name: str, out: Array, parts: Parts) -> Ticket[Array]:
+        """Fill ``out`` from several ranges of a value; see `Store.read_parts`."""
+        return move_each(self.read, name, out, parts)
+
+    def write_parts(self, name: str, source: Array, parts: Parts) -> Ticket[Array]:
+        """Put ``source`` into several ranges of a value; see `Store.write_parts`."""
+        return move_each(self.write, name, source, parts)
 
     def _begin(self, name: str, offset: int, data: Any, *, writes: bool) -> tuple[StoreOperation, Ticket[Any]]:
         """Note an operation, and what of its caller's own stream it comes after."""

@@ -5,9 +5,10 @@
     read    preadv ──> array ── crc32c per grain, later               (then the rest of the grain is read first)
             preadv ──> slab ── crc32c + copy ──> array
 
-The sums are in memory, by grain of 256 KiB; without checksums a grain is a page. The file is open while it is used: a
-store may have more values than a process may have files, and a file that was put in its place is found out. A file
-that somebody else has under another name (`link`) is never written to again: the next write goes to a new one.
+The sums are in memory, by grain of 256 KiB, or of a value's own; without checksums a grain is a page. The file is open
+while it is used: a store may have more values than a process may have files, and a file that was put in its place is
+found out. A file that somebody else has under another name (`link`) is never written to again: the next write goes to a
+new one.
 """
 
 from __future__ import annotations
@@ -63,18 +64,28 @@ class ChunkFile:
         checksum: Keep sums and check them.
         direct: False does not try O_DIRECT.
         retries: How often to try again what may pass.
+        grain: Bytes that one sum covers: whole pages; None: 256 KiB. Without sums, a page.
 
     Raises:
         StorageError: There is no room, or the file system refused.
     """
 
     def __init__(
-        self, path: str, *, value: str, nbytes: int, rank: int, checksum: bool, direct: bool, retries: int
+        self,
+        path: str,
+        *,
+        value: str,
+        nbytes: int,
+        rank: int,
+        checksum: bool,
+        direct: bool,
+        retries: int,
+        grain: int | None = None,
     ) -> None:
         self.path = path
         self.value = value
         self.nbytes = nbytes
-        self.grain = GRAIN_NBYTES if checksum else PAGE_NBYTES
+        self.grain = PAGE_NBYTES if not checksum else GRAIN_NBYTES if grain is None else grain
         self.direct = direct
         """Whether blocks went past the page cache, so far."""
         self._rank = rank

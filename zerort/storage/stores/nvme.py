@@ -11,6 +11,7 @@ their bytes are checked when they come back (chunk_file.py), and all are gone wh
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import threading
 import warnings
@@ -27,11 +28,11 @@ from zerort.storage.files.blocks import BLOCK_NBYTES, GRAIN_NBYTES, PAGE_NBYTES,
 from zerort.storage.files.extents import FileExtent, LinkedFile, Stretch
 from zerort.storage.files.failures import storage_error_from
 from zerort.storage.files.hard_links import HardLinkProbe
-from zerort.storage.files.segments import cut
+from zerort.storage.files.segments import Segment, cut
 from zerort.storage.scratch import Scratch, clean_up
 from zerort.storage.stores.chunk_file import ChunkFile
 from zerort.storage.stores.operation import Span, StoreOperation
-from zerort.storage.stores.store import as_bytes, check_new, check_range
+from zerort.storage.stores.store import Parts, as_bytes, check_new, check_range, move_each
 from zerort.storage.stores.worker_pool import WorkerPool
 from zerort.typing import Array
 
@@ -169,7 +170,7 @@ class NvmeStore:
         """Whether a sync has failed and what it was for is not written again: such a value is no longer to be saved."""
         return any(value.chunk.is_lost for value in list(self._values.values()))
 
-    def create(self, name: str, nbytes: int) -> None:
+    def create(self, name: str, nbytes: int, *, grain: int | None = None) -> None:
         """Make a value and reserve its room on the disk; see `Store.create`."""
         with self._lock:
             self._check_open()
@@ -182,26 +183,48 @@ class NvmeStore:
                 checksum=self.options.checksum,
                 direct=self._direct,
                 retries=self.options.retries,
+                grain=grain,
             )
             self._values[name] = _Value(chunk)
 
     def read(self, name: str, out: Array, *, offset: int = 0) -> Ticket[Array]:
         """Fill ``out`` from a value; see `Store.read`."""
-        return self._submit(name, out, as_bytes(out, what="out", written=True), offset, writes=False)
+        data = as_bytes(out, what="out", written=True)
+        return self._submit(name, out, data, [(offset, data.size)], writes=False)
 
     def write(self, name: str, source: Array, *, offset: int = 0) -> Ticket[Array]:
         """Put ``source`` into a value; see `Store.write`."""
-        return self._submit(name, source, as_bytes(source, what="the source", written=False), offset, writes=True)
+        data = as_bytes(source, what="the source", written=False)
+        return self._submit(name, source, data, [(offset, data.size)], writes=True)
 
-    def _submit(self, name: str, array: Array, data: Array, offset: int, *, writes: bool) -> Ticket[Array]:
+    def read_parts(self, name: str, out: Array, parts: Parts) -> Ticket[Array]:
+        """Fill ``out`` from several ranges of a value, as one operation; see `Store.read_parts`."""
+        return self._submit(name, out, as_bytes(out, what="out", written=True), parts, writes=False)
+
+    def write_parts(self, name: str, source: Array, parts: Parts) -> Ticket[Array]:
+        """Put ``source`` into several ranges of a value, as one operation; see `Store.write_parts`."""
+        value = self._values.get(name)
+        grain = 1 if value is None else value.chunk.grain
+        if any((a + n - 1) // grain == b // grain for (a, n), (b, _) in itertools.pairwise(parts)):
+            return move_each(self.write, name, source, parts)  # two threads would write one grain
+        return self._submit(name, source, as_bytes(source, what="the source", written=False), parts, writes=True)
+
+    def _submit(self, name: str, array: Array, data: Array, parts: Parts, *, writes: bool) -> Ticket[Array]:
         with self._lock:
             self._check_open()
             value = self._values.get(name)
-            check_range(self, name, offset, data.size, nbytes=None if value is None else value.chunk.nbytes)
+            nbytes = None if value is None else value.chunk.nbytes
+            segments: list[tuple[int, Segment]] = []  # each with its place in the array
+            at = 0
+            for offset, count in parts or [(0, 0)]:
+                check_range(self, name, offset, count, nbytes=nbytes)
+                assert value is not None
+                begin, block = int(offset), self.options.block_nbytes
+                found = cut(begin, begin + count, nbytes=value.chunk.nbytes, grain=value.chunk.grain, block=block)
+                segments += [(at + one.begin - begin, one) for one in found]
+                at += count
             assert value is not None
-            chunk, begin = value.chunk, int(offset)
-            block = self.options.block_nbytes
-            segments = cut(begin, begin + data.size, nbytes=chunk.nbytes, grain=chunk.grain, block=block)
+            chunk = value.chunk
             move = chunk.write if writes else chunk.read
             pool, verb = (self._writes, "write") if writes else (self._reads, "read")
 
@@ -215,16 +238,19 @@ class NvmeStore:
                         return lent[0]
 
                     def compute(part: Callable[[], None]) -> None:
+                        if len(parts) > 1:  # of a few pages each: another thread would cost more than the sum
+                            part()
+                            return
                         pool.compute(operation, part, name=f"sums of {name}")
 
                     if writes:
                         chunk.own(whole=data.size == chunk.nbytes)
                     file = stack.enter_context((chunk.writers if writes else chunk.readers).opened())
                     for number in pieces:
-                        segment = segments[number]
-                        move(file, segment, data[segment.begin - begin : segment.end - begin], slab, compute)
+                        at, segment = segments[number]
+                        move(file, segment, data[at : at + segment.end - segment.begin], slab, compute)
 
-            low, high = (segments[0].low, segments[-1].high) if segments else (begin, begin)
+            low, high = (segments[0][1].low, segments[-1][1].high) if segments else (0, 0)
             if writes and segments and chunk.is_shared:
                 low, high = 0, chunk.nbytes  # the write replaces the file, so nobody may read it meanwhile
             value.operations = [one for one in value.operations if not one.done() or one.unseen_error() is not None]

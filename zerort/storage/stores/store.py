@@ -3,6 +3,7 @@
     create("block0/exp_avg", n)                   a value of n bytes, zeros at first
     write("block0/exp_avg", array, offset=k)      -> Ticket of the array; it belongs to the store until then
     read("block0/exp_avg", array, offset=k)       -> Ticket of the array, filled
+    read_parts, write_parts                       the same of several ranges of a value at once
     flush()                                       all writes have happened, and would survive the machine's end
     delete("block0/exp_avg")
     close()
@@ -15,11 +16,12 @@ A store exists when it passes `zerort.testing.contracts.store.StoreContract`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from zerort.device import Ticket
+from zerort.device import Ticket, joined
 from zerort.errors import CallError
 from zerort.storage.files.extents import FileExtent
 from zerort.typing import Array
@@ -27,7 +29,10 @@ from zerort.typing import Array
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Store", "as_bytes", "check_new", "check_range"]
+__all__ = ["Parts", "Store", "as_bytes", "check_new", "check_range", "move_each"]
+
+Parts: TypeAlias = Sequence[tuple[int, int]]
+"""Ranges of a value: offset and size of each, in bytes, ascending and apart."""
 
 
 class Store(Protocol):
@@ -40,12 +45,14 @@ class Store(Protocol):
     def nbytes(self) -> int:
         """The bytes of all values together."""
 
-    def create(self, name: str, nbytes: int) -> None:
+    def create(self, name: str, nbytes: int, *, grain: int | None = None) -> None:
         """Make a value of ``nbytes`` bytes, all zero, and reserve its room.
 
         Args:
             name: Any text that is not empty; no other value of this store has it.
             nbytes: Its size; 0 is a size.
+            grain: Bytes that are read, checked and written together, for a value of which parts are: whole pages, of
+                which a block is a multiple. None: as is best for long ranges.
 
         Raises:
             CallError: There is such a value, or the size makes no sense.
@@ -78,6 +85,12 @@ class Store(Protocol):
             CallError: There is no such value, or the range is not within it.
             StorageError: From the Ticket: the file system refused, with file, offset and rank.
         """
+
+    def read_parts(self, name: str, out: Array, parts: Parts) -> Ticket[Array]:
+        """Fill ``out`` from several ranges of a value, one behind the other; see `read`."""
+
+    def write_parts(self, name: str, source: Array, parts: Parts) -> Ticket[Array]:
+        """Put ``source`` into several ranges of a value, one behind the other; see `write`."""
 
     def flush(self) -> None:
         """Return when everything written so far is where it rests for good.
@@ -152,3 +165,19 @@ def as_bytes(array: Array, *, what: str, written: bool) -> Array:
     if written and not getattr(array.flags, "writeable", True):  # CuPy's all are, and do not say so
         raise CallError(f"Expected {what} as an array that can be written to, got a read-only one.")
     return array.view(np.uint8)
+
+
+def move_each(move: Callable[..., Ticket[Array]], name: str, array: Array, parts: Parts) -> Ticket[Array]:
+    """Read or write several ranges of a value one by one: for stores that have nothing better.
+
+    Args:
+        move: `Store.read` or `Store.write`.
+        name: The value.
+        array: Their bytes, one behind the other.
+        parts: The ranges.
+    """
+    data, at, tickets = array.view(np.uint8), 0, []
+    for offset, count in parts:
+        tickets.append(move(name, data[at : at + count], offset=offset))
+        at += count
+    return joined(tickets, result=array)

@@ -19,7 +19,7 @@ from zerort.errors import CallError, ClosedError, StorageError
 from zerort.storage.files.extents import FileExtent, Stretch
 from zerort.storage.files.preflight import SAMPLE_NBYTES, inspect
 from zerort.storage.stores.nvme import NvmeOptions, NvmeStore
-from zerort.storage.stores.store import Store, as_bytes, check_new, check_range
+from zerort.storage.stores.store import Parts, Store, as_bytes, check_new, check_range, move_each
 from zerort.typing import Array
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class StripedStore:
         """The bytes of all values together."""
         return sum(stripes.nbytes for stripes in self._values.values())
 
-    def create(self, name: str, nbytes: int) -> None:
+    def create(self, name: str, nbytes: int, *, grain: int | None = None) -> None:
         """Make a value over all members that have room; see `Store.create`."""
         self._check_open()
         check_new(self, name, nbytes, known=name in self._values)
@@ -190,7 +190,7 @@ class StripedStore:
             made: list[int] = []
             try:
                 for at in sorted(set(stripes.pattern)):
-                    self.members[at].create(name, stripes.share(at))
+                    self.members[at].create(name, stripes.share(at), grain=grain)
                     made.append(at)
                 break
             except StorageError as error:
@@ -242,6 +242,14 @@ class StripedStore:
         check_range(self, name, offset, count, nbytes=None if stripes is None else stripes.nbytes)
         assert stripes is not None
         return stripes
+
+    def read_parts(self, name: str, out: Array, parts: Parts) -> Ticket[Array]:
+        """Fill ``out`` from several ranges of a value; see `Store.read_parts`."""
+        return move_each(self.read, name, out, parts)
+
+    def write_parts(self, name: str, source: Array, parts: Parts) -> Ticket[Array]:
+        """Put ``source`` into several ranges of a value; see `Store.write_parts`."""
+        return move_each(self.write, name, source, parts)
 
     def flush(self) -> None:
         """Flush all members; see `Store.flush`."""

@@ -85,6 +85,32 @@ class StoreContract:
         out = self.put(np.zeros_like(data))
         assert self.get(store.read("value", out).wait()).tobytes() == data.tobytes()
 
+    @pytest.mark.parametrize("grain", [None, 4096])
+    def test_several_ranges_at_once(self, store: Store, grain: int | None) -> None:
+        """Parts of a value, at pages or not, change exactly their bytes, whatever is read and checked with them."""
+        nbytes, page = 300_000, 4096
+        store.create("value", nbytes, grain=grain)
+        model = self.get(self.some(nbytes)).copy()
+        store.write("value", self.put(model)).wait()
+        rounds = (
+            [(0, page), (3 * page, 2 * page), (70 * page, nbytes - 70 * page)],
+            [(5, 10), (20, 30), (4090, 20), (200_000, 77_000)],
+            [(40, 9)],
+        )
+        for seed, parts in enumerate(rounds):
+            data = self.some(sum(count for _, count in parts), seed=1 + seed)
+            assert store.write_parts("value", data, parts).wait() is data
+            at, source = 0, self.get(data)
+            for offset, count in parts:
+                model[offset : offset + count] = source[at : at + count]
+                at += count
+            out = self.empty(data.size)
+            assert store.read_parts("value", out, parts).wait() is out
+            assert np.array_equal(self.get(out), source)
+            assert np.array_equal(self.read(store, "value", nbytes), model)
+        with pytest.raises(CallError, match="Expected a range within"):
+            store.read_parts("value", self.empty(20), [(0, 10), (nbytes - 5, 10)]).wait()
+
     @pytest.mark.parametrize("aligned", [True, False])
     def test_any_range(self, store: Store, aligned: bool) -> None:  # noqa: FBT001
         """Ranges that begin and end anywhere, out of memory that begins anywhere, change exactly their bytes."""

@@ -1,0 +1,98 @@
+"""`RowsInMemory`: rows of this rank that lie in memory: looked at, brought up to date and updated where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from zerort.native import take_rows
+from zerort.optim import ElementwiseOptimizer
+from zerort.optim.kernels import kernels_for
+from zerort.optim.late import LateUpdates
+from zerort.optim.optimizer import row_blocks
+from zerort.typing import Array
+
+__all__ = ["RowsInMemory"]
+
+
+class RowsInMemory:
+    """Rows one after the other, in memory.
+
+    Args:
+        parameter: Parameters of this rank's rows, 1-D.
+        state: The same of every kind of state, and of master weights (``master``) if there are any.
+        width: Elements of a row.
+        optimizer: What updates them.
+    """
+
+    in_place = True
+    """Whether rows that are looked at are brought up to date where they lie."""
+
+    def __init__(
+        self, parameter: Array, state: Mapping[str, Array], *, width: int, optimizer: ElementwiseOptimizer
+    ) -> None:
+        self._parameter = parameter
+        self._master = state.get("master")
+        self._target = parameter if self._master is None else self._master  # what an update changes
+        self._state = {kind: column for kind, column in state.items() if kind != "master"}
+        self._width = width
+        self._optimizer = optimizer
+
+    @property
+    def most(self) -> int:
+        """Rows that are best changed at once, if all are."""
+        return max((1 << 15) // self._width, 1)
+
+    def take(self, rows: Array, *, late: LateUpdates | None, ages: Array | None) -> Array:
+        """Return the parameters of some rows, in any order, also twice: a row for each, in new memory.
+
+        Args:
+            rows: Counted from this rank's first, int64.
+            late: Not used: what rows have missed is made up for before.
+            ages: None: none has missed anything.
+        """
+        assert ages is None
+        found = np.empty((rows.size, self._width), self._parameter.dtype)
+        take_rows(found.reshape(-1), self._parameter, rows, self._width)
+        return found
+
+    def change(
+        self,
+        rows: Array,
+        *,
+        late: LateUpdates | None = None,
+        ages: Array | None = None,
+        gradients: Array | None = None,
+        **settings: Any,
+    ) -> None:
+        """Bring rows up to date, then update them.
+
+        Args:
+            rows: Counted from this rank's first, int64, ascending, each once.
+            late: What makes up for updates that they have missed.
+            ages: How many each has missed; None: none.
+            gradients: A row for each; None: they are not updated.
+            **settings: ``lr``, ``step`` and ``grad_scale`` of the update.
+        """
+        if ages is not None and late is not None:
+            behind = ages != 0
+            some, old = rows[behind], ages[behind]
+            for here, found in row_blocks([self._target, *self._state.values()], some, width=self._width):
+                target, *state = (one.reshape(-1, self._width) for one in found)
+                late.catch_up_(target, dict(zip(self._state, state, strict=True)), old[here])
+            if gradients is None:
+                rows = some
+        if gradients is not None:
+            wide = gradients.astype(self._target.dtype, copy=False).reshape(-1)
+            self._optimizer.update_rows_(self._target, wide, self._state, rows, width=self._width, **settings)
+        if self._master is not None:
+            self._round(self._master, rows)
+
+    def _round(self, master: Array, rows: Array) -> None:
+        """Write the parameters that master weights of some rows round to."""
+        for here, (rounded,) in row_blocks([self._parameter], rows, width=self._width):
+            exact = np.empty(rounded.size, master.dtype)
+            take_rows(exact, master, rows[here], self._width)
+            kernels_for(exact).round_master(rounded, exact)
