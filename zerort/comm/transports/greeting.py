@@ -28,7 +28,7 @@ __all__ = ["DIFFERS", "GREETING_NBYTES", "NEW_PLACE", "Greeter", "digest_of", "s
 DIFFERS, NEW_PLACE = 1, 2
 """Flags: calls differ, or one cannot be made; some rank calls from a place that the others have not heard of."""
 
-_SMALL_NBYTES = 256 * 1024
+_SMALL_NBYTES = 64 * 1024
 """Of the largest array whose data travels with the greeting."""
 
 _MOST_NBYTES = 1024**2

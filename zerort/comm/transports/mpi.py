@@ -29,7 +29,7 @@ from zerort.comm.transports.host_side import LANDING_SLOTS, AloneOnHost
 from zerort.comm.transports.network import Network, measure
 from zerort.comm.transports.node.memory import slab_nbytes
 from zerort.comm.transports.shift import Topology
-from zerort.comm.transports.small_calls import ROOTED_NBYTES, SmallCalls, cut_sum
+from zerort.comm.transports.small_calls import SmallCalls, cut_sum
 from zerort.config import GroupOptions
 from zerort.errors import RankFailedError
 from zerort.native.rendezvous import AGREED_BYTES
@@ -40,8 +40,8 @@ __all__ = ["KEY_NBYTES", "MpiTransport"]
 _TEXT_NBYTES = 4096
 """Of a text in `tell`."""
 
-_EAGER_NBYTES = 64 * 1024
-"""A larger call takes long, or several exchanges: not on the caller's thread."""
+_SMALL_NBYTES = 64 * 1024
+"""Broadcasts and reductions up to this size go straight between root and everyone."""
 
 
 _MOST_PLACES = 1024
@@ -90,7 +90,7 @@ class MpiTransport(Transport):
         self.network = self._measure(leaders)
         """What messages between hosts cost; on every rank the same, and so is what follows."""
         room = small_nbytes(hosts_count, slab_nbytes=slab, message_nbytes=options.message_nbytes)
-        self.eager_nbytes = min(options.eager_nbytes, room, _EAGER_NBYTES)
+        self.eager_nbytes = min(options.eager_nbytes, room)  # a larger call takes several exchanges: not on the caller
         self.small = SmallCalls.of(self.network, hosts_count, room=room)
         self._greeter = (
             Greeter(leaders, self.rank, room=room, direct=self.small.is_direct, trade=self._trade)
@@ -293,9 +293,9 @@ class MpiTransport(Transport):
         assert table is not None
         assert source is not None
         assert out is not None
-        if call.op == "broadcast" and call.nbytes > ROOTED_NBYTES:
+        if call.op == "broadcast" and call.nbytes > _SMALL_NBYTES:
             self._carrier.chain(source, out, call, self._side(call, source, out))
-        elif call.op == "reduce" and call.nbytes > ROOTED_NBYTES:
+        elif call.op == "reduce" and call.nbytes > _SMALL_NBYTES:
             self._reduce(call)
         elif table.reduces:
             self._carrier.scatter(table, out, call, self._side(call, source, out))

@@ -23,10 +23,7 @@ from zerort.comm.transports.greeting import DIFFERS, Greeter
 from zerort.comm.transports.network import Network, is_direct, largest_sum, largest_whole
 from zerort.typing import Array
 
-__all__ = ["ROOTED_NBYTES", "SmallCalls", "cut_sum", "ranges_of"]
-
-ROOTED_NBYTES = 64 * 1024
-"""Broadcasts and reductions up to this size go straight between root and everyone; else all hosts carry a part."""
+__all__ = ["SmallCalls", "cut_sum", "ranges_of"]
 
 Greet = Callable[..., tuple[int, list[Array]]]
 
@@ -70,8 +67,6 @@ class SmallCalls:
         """Say whether a call's data travels with the greeting: so for all ranks alike, or their calls differ."""
         table, source, out = call.geometry, call.source, call.out
         if source is None or out is None or (table is None and call.op != "all_reduce"):
-            return False
-        if call.op in ("broadcast", "reduce") and call.nbytes > ROOTED_NBYTES:
             return False
         if table is None:
             return out.nbytes <= self.sums
