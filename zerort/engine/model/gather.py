@@ -156,8 +156,10 @@ class GatheredForm:
         fetched, slot, self.fetched, self._slot = self.fetched, self._slot, None, None
         if fetched is None:
             return
+        # Nobody needs it; who does, gathers again. Whoever held it without a slot was told of any error.
+        ignored = (Exception,) if slot is None else (StorageError, RanksDiffer)
         try:
-            with contextlib.suppress(StorageError, RanksDiffer):  # nobody needs it; who does, gathers again
+            with contextlib.suppress(*ignored):
                 # It may have been gathered ahead and not used: until then a slot is read, or a host's copy written to.
                 # gpu-wait: a_gather_that_nobody_used_leaves_its_slot
                 self._context.device.order_after(fetched)
