@@ -29,12 +29,6 @@ OPTIONS = {"optimizer": zr.AdamW(lr=1e-2), "clip_norm": 1.0}
 
 
 @pytest.fixture(scope="module")
-def gpus(options):
-    with open_group(kind="nccl", options=options) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
 def hosts(options):
     with open_group(options=options) as group:
         yield group

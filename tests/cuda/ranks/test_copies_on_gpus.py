@@ -12,7 +12,6 @@ import cupy
 import gpu_runs
 
 import zerort as zr
-from zerort.comm import open_group
 from zerort.errors import UnitStateError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(MPI.COMM_WORLD.size < 2, reason="one rank holds one copy")]
@@ -20,12 +19,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.skipif(MPI.COMM_WORLD.size < 2, reaso
 SHARD = 2 if MPI.COMM_WORLD.size == 4 else 1
 DEADLINE = 120.0
 """Seconds, for what happens by itself: nothing here takes as long, on any machine."""
-
-
-@pytest.fixture(scope="module")
-def gpus(options):
-    with open_group(kind="nccl", options=options) as group:
-        yield group
 
 
 def opened(gpus, *, stage=3, **options):

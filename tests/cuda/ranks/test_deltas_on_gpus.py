@@ -11,9 +11,6 @@ from mpi4py import MPI
 pytest.importorskip("cupy")
 
 import zerort as zr
-from zerort.comm import Group, open_group
-from zerort.comm.bootstrap.opening import best_transport
-from zerort.comm.transports.nccl.opening import open_on_gpus
 from zerort.engine.model.tensors import TensorSpec
 from zerort.errors import CallError, PlanError
 from zerort.native.dtypes import numpy_dtype
@@ -24,21 +21,6 @@ pytestmark = [pytest.mark.mpi, gpu_runs.at_most(3)]
 HOST, NVME = zr.Tier.HOST, zr.Tier.NVME
 DELTA = zr.Wire(gather="delta", over="all")
 PLAIN = zr.Plan.zero(3)
-
-
-@pytest.fixture(scope="module")
-def gpus(options):
-    with open_group(kind="nccl", options=options) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
-def gpus_of_two_hosts(options):
-    hosts = [rank % 2 for rank in range(WORLD.size)]
-    machine = WORLD.Split(hosts[WORLD.rank], WORLD.rank)
-    host = best_transport(WORLD, name="hosts", options=options, kind="hierarchical", machine=machine)
-    with Group(open_on_gpus(host, local_rank=WORLD.rank, hosts=hosts, device=None)) as group:
-        yield group
 
 
 def story(group, path, wire, *, plan=PLAIN, dtype="bfloat16", lr=0.1, short=False):

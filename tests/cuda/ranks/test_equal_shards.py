@@ -37,12 +37,6 @@ SPECS = {unit: {name: zr.TensorSpec(shape) for name, shape in tensors.items()} f
 
 
 @pytest.fixture(scope="module")
-def gpus(options):
-    with open_group(kind="nccl", options=options) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
 def hosts(options):
     with open_group(options=options) as group:
         yield group

@@ -30,12 +30,6 @@ CASES = [(plan, format) for plan in PLANS for format in ("int8", "int4")]
 UNITS = ("first", "second", "third")
 
 
-@pytest.fixture(scope="module")
-def gpus(options):
-    with open_group(kind="nccl", options=options) as group:
-        yield group
-
-
 def tensors_of(unit, *, halves=True):
     """Return a base in several dtypes and odd shapes, values that are no numbers, and what is trained beside it."""
     lot = np.random.default_rng(UNITS.index(unit))

@@ -12,7 +12,6 @@ cupy = pytest.importorskip("cupy")
 import zerort as zr  # noqa: E402
 from zerort import trace  # noqa: E402
 from zerort.buffer import GradientBucket  # noqa: E402
-from zerort.comm import open_group  # noqa: E402
 from zerort.device.slots import Slots  # noqa: E402
 from zerort.layout import FlatLayout, Partition, Placement  # noqa: E402
 from zerort.optim.kernels import bucket_kernels_for  # noqa: E402
@@ -22,12 +21,6 @@ pytestmark = [pytest.mark.mpi, gpu_runs.at_most(2)]
 DEVICE, HOST, NVME = zr.Tier.DEVICE, zr.Tier.HOST, zr.Tier.NVME
 ON_GPUS = zr.OffloadOptions(chunk_nbytes=8192, threads=2, update_on="device")
 NUMEL = 49_152  # cut evenly over the ranks
-
-
-@pytest.fixture(scope="module")
-def gpus(options):
-    with open_group(kind="nccl", options=options) as group:
-        yield group
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ pytest.importorskip("cupy")
 import gpu_runs
 
 import zerort as zr
-from zerort.comm import open_group
 
 WORLD = MPI.COMM_WORLD
 pytestmark = [pytest.mark.mpi, gpu_runs.at_most(3)]
@@ -23,12 +22,6 @@ PLANS = {
     "host": zr.Plan.zero(3, parameter=HOST, state=HOST),
     "disk": zr.Plan.zero(3, parameter=NVME, state=NVME),
 }
-
-
-@pytest.fixture(scope="module")
-def gpus(options):
-    with open_group(kind="nccl", options=options) as group:
-        yield group
 
 
 def digests(group, plan, scratch, *, changes):

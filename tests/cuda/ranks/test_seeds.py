@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("cupy")
 
 import zerort as zr
-from zerort.comm import open_group
 
 pytestmark = [pytest.mark.mpi, hardware.only_emulated("real ones have no seeds")]
 
@@ -28,12 +27,6 @@ PLANS = [
     zr.Plan.zero(2, gradient=HOST),
     zr.Plan.zero(3, parameter=zr.Tier.NVME, gradient=HOST, state=zr.Tier.NVME),
 ]
-
-
-@pytest.fixture(scope="module")
-def gpus(options):
-    with open_group(kind="nccl", options=options) as group:
-        yield group
 
 
 @pytest.fixture

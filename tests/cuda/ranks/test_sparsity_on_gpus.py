@@ -9,9 +9,7 @@ from mpi4py import MPI
 pytest.importorskip("cupy")
 
 import zerort as zr
-from zerort.comm import Group, open_group
-from zerort.comm.bootstrap.opening import best_transport
-from zerort.comm.transports.nccl.opening import open_on_gpus
+from zerort.comm import open_group
 from zerort.native.dtypes import numpy_dtype
 from zerort.testing.contracts.forecast import ForecastContract
 
@@ -23,21 +21,6 @@ GRADUAL = zr.Sparsity(0.6, start=2, end=4)
 HALVES = zr.Sparsity(0.5, pattern="2:4", start=2)
 HOST, NVME = zr.Tier.HOST, zr.Tier.NVME
 STEPS = 5
-
-
-@pytest.fixture(scope="module")
-def gpus(options):
-    with open_group(kind="nccl", options=options) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
-def gpus_of_two_hosts(options):
-    hosts = [rank % 2 for rank in range(WORLD.size)]
-    machine = WORLD.Split(hosts[WORLD.rank], WORLD.rank)
-    host = best_transport(WORLD, name="hosts", options=options, kind="hierarchical", machine=machine)
-    with Group(open_on_gpus(host, local_rank=WORLD.rank, hosts=hosts, device=None)) as group:
-        yield group
 
 
 def initial(name, dtype):

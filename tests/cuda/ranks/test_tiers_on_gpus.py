@@ -11,7 +11,6 @@ from mpi4py import MPI
 pytest.importorskip("cupy")
 
 import zerort as zr
-from zerort.comm import open_group
 from zerort.errors import PlanError
 from zerort.native.dtypes import numpy_dtype
 
@@ -20,12 +19,6 @@ pytestmark = pytest.mark.mpi
 DEVICE, HOST, NVME = zr.Tier.DEVICE, zr.Tier.HOST, zr.Tier.NVME
 SMALL = zr.OffloadOptions(chunk_nbytes=8192, threads=2)  # chunks of 2048 elements
 OPTIONS = {"optimizer": zr.AdamW(lr=1e-2, weight_decay=0.1), "clip_norm": 1.0, "offload": SMALL}
-
-
-@pytest.fixture(scope="module")
-def gpus(options):
-    with open_group(kind="nccl", options=options) as group:
-        yield group
 
 
 @pytest.fixture(scope="module")

@@ -23,12 +23,6 @@ Y = X @ np.arange(6.0) - 1.0
 ORDER = zr.data.Order(length=len(X), batch=11, seed=7)
 
 
-@pytest.fixture(scope="module")
-def gpus(options):
-    with open_group(kind="nccl", options=options) as group:
-        yield group
-
-
 def opened(group, plan=3, **options):
     rt = zr.open(plan=zr.Plan.zero(plan), optimizer=zr.AdamW(lr=0.1), group=group, **options)
     return rt, rt.register("line", {"w": np.zeros(6)})

@@ -28,12 +28,6 @@ float32 is compared over one step of about 12 operations and a sum over ranks; 1
 
 
 @pytest.fixture(scope="module")
-def gpus(options):
-    with open_group(kind="nccl", options=options) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
 def hosts(options):
     with open_group(options=options) as group:
         yield group

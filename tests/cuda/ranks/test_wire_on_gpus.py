@@ -12,9 +12,7 @@ pytest.importorskip("cupy")
 
 import zerort as zr
 from zerort.codec import find_format
-from zerort.comm import Group, open_group
-from zerort.comm.bootstrap.opening import best_transport
-from zerort.comm.transports.nccl.opening import open_on_gpus
+from zerort.comm import open_group
 from zerort.native.dtypes import numpy_dtype
 from zerort.testing.contracts.forecast import ForecastContract
 
@@ -32,23 +30,8 @@ PLANS = {
 
 
 @pytest.fixture(scope="module")
-def gpus(options):
-    with open_group(kind="nccl", options=options) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
 def hosts(options):
     with open_group(options=options) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
-def gpus_of_two_hosts(options):
-    hosts = [rank % 2 for rank in range(WORLD.size)]
-    machine = WORLD.Split(hosts[WORLD.rank], WORLD.rank)
-    host = best_transport(WORLD, name="hosts", options=options, kind="hierarchical", machine=machine)
-    with Group(open_on_gpus(host, local_rank=WORLD.rank, hosts=hosts, device=None)) as group:
         yield group
 
 

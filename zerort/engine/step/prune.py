@@ -11,7 +11,7 @@ Sums are of whole numbers: the same mask on any number of ranks (decision 0151),
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,13 +19,11 @@ from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.step.state import OptimizerState
 from zerort.layout import Placement
+from zerort.optim.forms.masks import DIGIT
 from zerort.optim.forms.sparsity import MASK, masks_for
 from zerort.typing import Array
 
 __all__ = ["prune"]
-
-_DIGIT: Final = 11
-"""Bits of a pattern that one histogram tells apart."""
 
 
 def prune(context: Context, sections: Sequence[Section], present: set[str]) -> None:
@@ -123,7 +121,7 @@ def _smallest(context: Context, tensors: _Tensors, wanted: Mapping[str, int]) ->
     prefix, equal = [0] * len(names), np.zeros(len(names), np.int64)
     shift = 8 * tensors.masters.itemsize
     while shift:
-        width = min(_DIGIT, shift)
+        width = min(DIGIT, shift)
         shift -= width
         counted = device.zeros(len(names) << width, np.int64)
         for at, name in enumerate(names):

@@ -14,7 +14,10 @@ import numpy as np
 
 from zerort.typing import Array
 
-__all__ = ["add_histogram", "mark_smallest", "mark_two_of_four", "zero_marked"]
+__all__ = ["DIGIT", "add_histogram", "mark_smallest", "mark_two_of_four", "zero_marked"]
+
+DIGIT: Final = 11
+"""Bits that one histogram tells apart, at most: its counts fit into the memory that a GPU's threads share."""
 
 _PIECE: Final = 1 << 20
 """Elements that are looked at together."""

@@ -4,8 +4,6 @@ typedef long long Index;
 typedef unsigned long long Bits;
 typedef unsigned char Byte;
 
-#define BINS 2048
-
 __device__ inline Index this_element() { return blockIdx.x * (Index)blockDim.x + threadIdx.x; }
 
 __device__ inline bool is_marked(const Byte *mask, Index i) { return mask[i / 8] >> i % 8 & 1; }

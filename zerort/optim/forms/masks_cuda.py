@@ -13,17 +13,16 @@ import numpy as np
 
 from zerort.device.cuda.kernel_module import KernelModule
 from zerort.device.cuda.library import cupy
+from zerort.optim.forms.masks import DIGIT
 
 __all__ = ["OPTIONS", "SOURCE", "add_histogram", "mark_smallest", "mark_two_of_four", "zero_marked"]
 
 SOURCE = Path(__file__).with_suffix(".cu")
-OPTIONS = ("--std=c++17",)
+OPTIONS = ("--std=c++17", f"-DBINS={1 << DIGIT}")
 
 _THREADS: Final = 256
 _BLOCKS: Final = 512
 """Blocks of threads that a histogram is counted by, at most."""
-_DIGIT: Final = 11
-"""Bits that one histogram tells apart, at most."""
 _MODULE = KernelModule(SOURCE, OPTIONS)
 
 
@@ -55,10 +54,10 @@ def zero_marked(values: Any, mask: Any) -> None:
 
 def _index_of(mask: Any, values: Any, *, threshold: int, number: int) -> int:
     """Return where the ``number``th element of a magnitude is; waits for the answer."""
-    counts, found, shift = cupy.empty(1 << _DIGIT, np.int64), 0, int(values.size).bit_length()
+    counts, found, shift = cupy.empty(1 << DIGIT, np.int64), 0, int(values.size).bit_length()
     is_first = True
     while shift:
-        width = min(_DIGIT, shift)
+        width = min(DIGIT, shift)
         shift -= width
         counts.fill(0)
         prefix = None if is_first else found
