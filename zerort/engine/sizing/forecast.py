@@ -89,7 +89,8 @@ def forecast(
         buckets: Gradient buckets that may be in flight at once.
         nonfinite: What NaN or infinity in a gradient does: where steps are skipped, feedback takes twice the memory.
         loss_scale: What losses are multiplied by, which skips steps, too.
-        one_memory: Whether all ranks are on one machine: then a gather of what rests in memory takes none. Not on GPUs.
+        one_memory: Whether all ranks are on one machine: then a gather of what rests in memory takes none. On GPUs it
+            takes some, but parameters with a sparsity travel as they are; say False for GPUs of several hosts.
         hosts: For each rank, a number that tells its host: those of one sum gradients before they are coded. None: one
             for all with ``one_memory``, and one for each rank without. GPUs code theirs each for itself.
         device: Where ranks compute. On GPUs shards are padded to one length, and the host's memory is apart.
