@@ -185,7 +185,7 @@ def _same(optimizer: Optimizer) -> Optimizer:
     """Return the equal optimizer that was made before, if it is still in use, or else this one."""
     with _lock:
         alive = [(reference, one) for reference in _made if (one := reference()) is not None]
-        found = next((one for _, one in alive if type(one) is type(optimizer) and one == optimizer), None)
+        found = next((one for _, one in alive if one == optimizer), None)
         if found is None:
             found = optimizer
             alive.append((weakref.ref(optimizer), optimizer))

@@ -187,6 +187,23 @@ def test_an_interrupt_at_any_line_frees_the_stream(helping: bool) -> None:
         use(helping, at)
 
 
+def close_at(at: int) -> int:
+    """Interrupt a stream's closing at a line, then close it again. Return how many lines there were."""
+    stream, interrupter = HostStream("interrupted"), Interrupter(at)
+    stream.submit(lambda: 1).wait(timeout=20.0)  # so that it has a worker, which closing waits for
+    with contextlib.suppress(KeyboardInterrupt), interrupter:
+        stream.close()
+    assert close_within(stream), at
+    return interrupter.seen
+
+
+def test_a_stream_closes_after_an_interrupt_at_any_line_of_closing() -> None:
+    lines = close_at(10**9)
+    assert lines > 5
+    for at in range(1, lines + 1):
+        close_at(at)
+
+
 @pytest.mark.parametrize("eager", [True, False])
 def test_a_signal_anywhere_frees_the_stream(eager: bool) -> None:
     """Python looks for signals inside of lines, too: after each call. Some hundred of these find most places."""

@@ -193,9 +193,8 @@ class HostStream:
     def abandon(self) -> None:
         """Refuse further work and do not wait for what was submitted: for a stream whose work can no longer end."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._bell.ring()  # for the worker, which finds the door closed
+            self._closed = True
+            self._bell.ring()  # for the worker, which finds the door closed; again if an interrupt met the first time
 
     def disown(self) -> None:
         """In a forked child: be closed. What was queued is its parent's to do, and the worker is not here."""

@@ -116,6 +116,8 @@ def unique_rows(rows: Array) -> tuple[Array, Array | None]:
     (array([2, 5]), array([1, 0, 1]))
     >>> unique_rows(np.array([2, 5]))
     (array([2, 5]), None)
+    >>> unique_rows(np.array([5, 2], np.uint32))[0].tolist()
+    [2, 5]
     """
     if (rows[1:] > rows[:-1]).all():  # differences of unsigned numbers would wrap around
         return rows, None
