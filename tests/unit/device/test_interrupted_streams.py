@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import linecache
 import random
 import signal
-import sys
 import threading
 from types import FrameType
 from typing import Any
 
 import pytest
+from interrupter import Interrupter
 
 from zerort.device import HostStream
 from zerort.device.host import stream as module
@@ -132,35 +131,10 @@ def test_a_stream_closes_though_an_interrupt_came_before_its_worker_began(monkey
     assert close_within(stream)
 
 
-class Interrupter:
-    """Raises KeyboardInterrupt at the n-th line of `zerort.device.host.stream` that this thread runs inside."""
-
-    def __init__(self, at: int) -> None:
-        self.at, self.seen = at, 0
-
-    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename != module.__file__:
-            return None
-        # Python looks for signals at calls and jumps, never between the end of a block and what its `with` does there.
-        at_with = linecache.getline(module.__file__, frame.f_lineno).lstrip().startswith("with ")
-        if event in ("line", "call") and not at_with:
-            self.seen += 1
-            if self.seen == self.at:
-                raise KeyboardInterrupt
-        return self.trace
-
-    def __enter__(self) -> Interrupter:
-        sys.settrace(self.trace)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        sys.settrace(None)
-
-
 def use(helping: bool, at: int) -> int:
     """Interrupt a stream's use at a line; whatever was begun ends, others go on. Return how many lines there were."""
     stream, calls = HostStream("interrupted", helping=helping), list[int]()
-    interrupter, tickets = Interrupter(at), list[Any]()
+    interrupter, tickets = Interrupter(at, within=module.__file__), list[Any]()
     with contextlib.suppress(KeyboardInterrupt), interrupter:
         tickets.append(stream.submit(lambda: calls.append(0)))
         tickets.append(stream.submit(lambda: calls.append(1), eager=True))
@@ -189,7 +163,7 @@ def test_an_interrupt_at_any_line_frees_the_stream(helping: bool) -> None:
 
 def close_at(at: int) -> int:
     """Interrupt a stream's closing at a line, then close it again. Return how many lines there were."""
-    stream, interrupter = HostStream("interrupted"), Interrupter(at)
+    stream, interrupter = HostStream("interrupted"), Interrupter(at, within=module.__file__)
     stream.submit(lambda: 1).wait(timeout=20.0)  # so that it has a worker, which closing waits for
     with contextlib.suppress(KeyboardInterrupt), interrupter:
         stream.close()

@@ -6,16 +6,13 @@ or saves a whole state, and the checkpoint of before can be read. ``ZERORT_STRID
 
 from __future__ import annotations
 
-import linecache
 import os
-import sys
 import threading
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
+from interrupter import Interrupter
 
 import zerort as zr
 from zerort import native
@@ -29,32 +26,6 @@ OURS = os.path.dirname(zr.__file__) + os.sep
 STRIDE = int(os.environ.get("ZERORT_STRIDE", "211"))
 OPTIONS = GroupOptions(timeout=20.0, staging_nbytes=64 * 1024)
 CASES = [("step", 0), ("step", 3), ("save", 3), ("load", 3)]  # a verb, and the stage of the plan
-
-
-class Interrupter:
-    """Raises KeyboardInterrupt at the n-th line that this thread runs in zerort while it is inside."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-        self.seen = 0
-
-    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(OURS):
-            return None
-        # Python looks for signals after calls and at jumps, never between the end of a block and what its `with` does
-        # there; a trace could interrupt it, and leave a lock locked.
-        at_with = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
-        if event in ("line", "call") and not at_with:
-            self.seen += 1
-            if self.seen == self.at:
-                raise KeyboardInterrupt
-        return self.trace
-
-    def __enter__(self) -> None:
-        sys.settrace(self.trace)
-
-    def __exit__(self, *exc: object) -> None:
-        sys.settrace(None)
 
 
 def run(directory: Path, verb: str, stage: int, at: int) -> int:
@@ -79,7 +50,7 @@ def run(directory: Path, verb: str, stage: int, at: int) -> int:
             for unit in units:
                 unit.reduce({unit.name: np.ones(500, np.float32)})
             verbs = {"step": rt.step, "save": lambda: rt.save(path), "load": lambda: rt.load(path)}
-            interrupter = Interrupter(at if rank == 0 else 0)
+            interrupter = Interrupter(at if rank == 0 else 0, within=OURS)
             try:
                 with interrupter:
                     verbs[verb]()
