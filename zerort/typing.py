@@ -1,11 +1,14 @@
-"""The protocols that the rooms share: what a device, a stream and an event must be able to do; `is_of` a package.
+"""The protocols that the rooms share: what a device, a stream and an event must be able to do.
 
 They are structural: the host fulfils them with NumPy and threads, a GPU with CuPy. The
-contract suites in `zerort.testing` say what an implementation must hold beyond its signatures.
+contract suites in `zerort.testing` say what an implementation must hold beyond its signatures. Values of packages that
+need not be installed are told apart here, too (`is_on_gpu`, `loaded_class`, `type_name`).
 """
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -14,7 +17,18 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Array", "Device", "DtypeLike", "Event", "HostMemorySource", "Memory", "Stream", "is_of"]
+__all__ = [
+    "Array",
+    "Device",
+    "DtypeLike",
+    "Event",
+    "HostMemorySource",
+    "Memory",
+    "Stream",
+    "is_on_gpu",
+    "loaded_class",
+    "type_name",
+]
 
 Array = npt.NDArray[Any]
 DtypeLike = npt.DTypeLike
@@ -22,13 +36,38 @@ DtypeLike = npt.DTypeLike
 T = TypeVar("T")
 
 
-def is_of(value: object, package: str) -> bool:
-    """Say whether a value is of a package, such as CuPy, by name alone: who does not use it need not have it.
+def is_on_gpu(array: object) -> bool:
+    """Say whether an array, NumPy's or CuPy's, lies on a GPU: whether its class has CUDA's array interface.
 
-    >>> is_of(1.5, "cupy"), is_of(1.5, "builtins")
-    (False, True)
+    >>> import numpy as np
+    >>> is_on_gpu(np.zeros(3))
+    False
     """
-    return type(value).__module__.partition(".")[0] == package
+    return hasattr(type(array), "__cuda_array_interface__")  # of its class: an array's own would look at streams
+
+
+class _NotLoaded:
+    """The class of nothing."""
+
+
+def loaded_class(module: str, name: str) -> type:
+    """Return a class of a module that somebody has imported; if nobody has, a class without instances.
+
+    >>> isinstance(1.5, loaded_class("builtins", "float")), isinstance(1.5, loaded_class("nobody.has.this", "Tensor"))
+    (True, False)
+    """
+    found: type = getattr(sys.modules.get(module), name, _NotLoaded)
+    return found
+
+
+def type_name(value: object) -> str:
+    """Return the class of a value as errors name it: with its module, unless it is one of Python's own.
+
+    >>> import numpy as np
+    >>> type_name(np.zeros(3)), type_name([1])
+    ('numpy.ndarray', 'list')
+    """
+    return inspect.formatannotation(type(value))
 
 
 class Memory(Protocol):

@@ -19,7 +19,7 @@ import numpy as np
 
 from zerort import native
 from zerort.errors import CallError
-from zerort.typing import Array, is_of
+from zerort.typing import Array, is_on_gpu
 
 __all__ = ["HEADER_NBYTES", "DeltaSize", "apply_delta", "delta_nbytes", "encode_delta", "measure_delta"]
 
@@ -52,7 +52,7 @@ def measure_delta(base: Array, now: Array, *, room: Array | None = None) -> Delt
         ValueError: If the arrays are not alike.
     """
     before, after = _bits(base), _bits(now)
-    if is_of(after, "cupy"):
+    if is_on_gpu(after):
         from zerort.codec import changes_cuda
 
         changed, gap_nbytes = changes_cuda.find_changes(before, after, room=room)
@@ -86,7 +86,7 @@ def encode_delta(
     way, changed, nbytes = measure_delta(base, now, room=room) if size is None else size
     before, after = _bits(base), _bits(now)
     count = after.size if way == _ALL else changed
-    if is_of(after, "cupy"):
+    if is_on_gpu(after):
         from zerort.codec import changes_cuda
 
         there = type(now)((nbytes,), np.uint8) if out is None else out
@@ -115,7 +115,7 @@ def apply_delta(target: Array, payload: Array, *, room: Array | None = None) -> 
             looks: nothing is written outside of ``target``.
     """
     bits = _bits(target)
-    if is_of(bits, "cupy"):
+    if is_on_gpu(bits):
         from zerort.codec import changes_cuda
 
         changes_cuda.apply_payload(bits, payload, is_delta=True, room=room)

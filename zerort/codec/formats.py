@@ -24,7 +24,7 @@ from zerort.codec.rounding import Stochastic
 from zerort.codec.summands import Coded, SummandFormat, codes_directly, kernels_for, pieces
 from zerort.errors import CallError
 from zerort.native.reference.blocks import BLOCKS, LIMITS, code_nbytes
-from zerort.typing import is_of
+from zerort.typing import is_on_gpu
 
 __all__ = ["BFLOAT16", "FORMATS", "INT4", "INT8", "Format", "find_format"]
 
@@ -100,7 +100,7 @@ class Format(SummandFormat):
 
     def encode_with_feedback(self, payload: Any, source: Any, residual: Any, *, start: int = 0) -> None:
         """Write ``source + residual`` into ``payload``, and what is lost into ``residual``: on GPUs in one pass."""
-        if not is_of(source, "cupy"):
+        if not is_on_gpu(source):
             SummandFormat.encode_with_feedback(self, payload, source, residual, start=start)
             return
         kernels, codes = kernels_for(source), self._codes(payload, source.size)
@@ -112,7 +112,7 @@ class Format(SummandFormat):
 
     def decode_sum(self, out: Any, summands: Sequence[Sequence[Coded]]) -> None:
         """Write the sum of several summands into ``out``: on GPUs in one pass, of a payload each."""
-        if not is_of(out, "cupy"):
+        if not is_on_gpu(out):
             SummandFormat.decode_sum(self, out, summands)
             return
         kernels_for(out).sum_payloads(out, [one.payload for (one,) in summands], bits=self.bits)

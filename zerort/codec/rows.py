@@ -18,7 +18,7 @@ import numpy as np
 from zerort.codec.formats import INT4, INT8, Format
 from zerort.codec.summands import kernels_for
 from zerort.errors import CallError
-from zerort.typing import is_of
+from zerort.typing import is_on_gpu
 
 __all__ = ["ROWS", "BlockRows"]
 
@@ -96,7 +96,7 @@ class BlockRows:
             CallError: ``rows`` is of another length.
         """
         table = self._table(rows, out.size)
-        if is_of(out, "cupy"):
+        if is_on_gpu(out):
             kernels_for(out).decode_rows(out, rows, bits=self.format.bits)
             return
         room = np.empty(self.format.nbytes(min(len(table) * self.numel, _TOGETHER)), np.uint8)

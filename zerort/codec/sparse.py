@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from zerort import native
-from zerort.typing import Array, is_of
+from zerort.typing import Array, is_on_gpu
 
 __all__ = ["decode_sparse", "encode_sparse", "sparse_nbytes", "write_sparse"]
 
@@ -30,7 +30,7 @@ def sparse_nbytes(elements: Array, *, room: Array | None = None) -> int:
     10
     """
     bits = _bits(elements)
-    if is_of(bits, "cupy"):
+    if is_on_gpu(bits):
         from zerort.codec import changes_cuda
 
         count, _ = changes_cuda.find_changes(None, bits, room=room)
@@ -56,7 +56,7 @@ def encode_sparse(elements: Array) -> Array | None:
 def write_sparse(payload: Array, elements: Array, *, room: Array | None = None) -> None:
     """Write an array into a payload, which is as long as `sparse_nbytes` says; ``room`` is that of `measure_delta`."""
     bits = _bits(elements)
-    if is_of(bits, "cupy"):
+    if is_on_gpu(bits):
         from zerort.codec import changes_cuda
 
         changes_cuda.write_sparse(payload, bits, room=room)
@@ -77,7 +77,7 @@ def decode_sparse(out: Array, payload: Array, *, room: Array | None = None) -> N
         ValueError: It holds something else. On a GPU nobody looks: nothing is written outside of ``out``.
     """
     bits = _bits(out)
-    if is_of(bits, "cupy"):
+    if is_on_gpu(bits):
         from zerort.codec import changes_cuda
 
         changes_cuda.apply_payload(bits, payload, is_delta=False, room=room)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from zerort import native
-from zerort.typing import is_of
+from zerort.typing import is_on_gpu
 
 __all__ = ["TOGETHER", "Coded", "SummandFormat", "codes_directly", "empty_like", "kernels_for", "pieces"]
 
@@ -149,7 +149,7 @@ def empty_like(array: Any, numel: int) -> Any:
 
 def kernels_for(array: Any) -> Any:
     """Return the kernels of an array's device."""
-    if is_of(array, "cupy"):
+    if is_on_gpu(array):
         from zerort.codec import kernels_cuda
 
         return kernels_cuda
@@ -158,4 +158,4 @@ def kernels_for(array: Any) -> Any:
 
 def codes_directly(array: Any) -> bool:
     """Say whether blocks of an array are coded and decoded without room for them as float32: on GPUs, always."""
-    return array.dtype.itemsize != 2 or is_of(array, "cupy")
+    return array.dtype.itemsize != 2 or is_on_gpu(array)

@@ -21,7 +21,7 @@ from zerort import native
 from zerort.codec.summands import Coded, SummandFormat, kernels_for, pieces
 from zerort.errors import CallError
 from zerort.native.reference.largest import largest_count
-from zerort.typing import is_of
+from zerort.typing import is_on_gpu
 
 __all__ = ["LARGEST_BLOCK", "LargestFormat"]
 
@@ -67,7 +67,7 @@ class LargestFormat(SummandFormat):
     def encode(self, payload: Any, source: Any, *, start: int = 0) -> None:
         """Write the largest elements of ``source`` into ``payload``; see `SummandFormat.encode`."""
         coded = Coded(source.size, payload)
-        if is_of(source, "cupy"):
+        if is_on_gpu(source):
             self._encode_there(coded, source, None, start=start)
             return
         for values, part in pieces(source):
@@ -80,14 +80,14 @@ class LargestFormat(SummandFormat):
 
     def encode_with_feedback(self, payload: Any, source: Any, residual: Any, *, start: int = 0) -> None:
         """Write ``source + residual`` into ``payload``, and what is not sent into ``residual``: on GPUs in one pass."""
-        if is_of(source, "cupy"):
+        if is_on_gpu(source):
             self._encode_there(Coded(source.size, payload), source, residual, start=start)
         else:
             SummandFormat.encode_with_feedback(self, payload, source, residual, start=start)
 
     def decode_sum(self, out: Any, summands: Sequence[Sequence[Coded]]) -> None:
         """Write the sum of several summands into ``out``: on GPUs in one pass, of a payload each."""
-        if is_of(out, "cupy"):
+        if is_on_gpu(out):
             payloads = [one.payload for (one,) in summands]
             kernels_for(out).sum_largest(out, payloads, block=LARGEST_BLOCK, keep=self.keep)
         else:

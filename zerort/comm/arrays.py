@@ -52,19 +52,18 @@ class Tensors(NamedTuple):
     """Returns an array as a tensor over the same memory."""
 
 
-_tensors: dict[str, Tensors] = {}  # by package
+_tensors: dict[type, Tensors] = {}
 
 
-def accept_tensors(package: str, tensors: Tensors) -> None:
-    """Have groups take the tensors of a framework from now on, given by the name of its package."""
-    _tensors[package] = tensors
+def accept_tensors(kind: type, tensors: Tensors) -> None:
+    """Have groups take a framework's tensors, instances of ``kind``, from now on."""
+    _tensors[kind] = tensors
 
 
 def tensors_like(*values: Any) -> Tensors | None:
     """Return what converts the first of ``values`` that is a framework's tensor; None if none is."""
     for value in values:
-        if not isinstance(value, np.ndarray) and value is not None:
-            found = _tensors.get(type(value).__module__.partition(".")[0])
-            if found is not None:
-                return found
+        for kind, tensors in _tensors.items():
+            if isinstance(value, kind):
+                return tensors
     return None

@@ -13,6 +13,7 @@ from zerort.config import Budget, Plan
 from zerort.engine.mesh import MeshShape
 from zerort.errors import CallError
 from zerort.optim import Optimizer, ParameterGroup
+from zerort.typing import loaded_class
 
 __all__ = ["check_nouns", "check_ranks"]
 
@@ -73,6 +74,6 @@ def _cure_of(optimizer: object) -> str:
     kind = optimizer if isinstance(optimizer, type) else type(optimizer)
     if issubclass(kind, Optimizer):
         return f" Make one of it: zr.{kind.__name__}(lr=1e-3)."
-    if kind.__module__.startswith("torch.optim"):
+    if issubclass(kind, loaded_class("torch.optim", "Optimizer")):
         return f" Let it work on shards: zerort_torch.optimizer(torch.optim.{kind.__name__}, lr=1e-3)."
     return ""

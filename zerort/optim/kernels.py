@@ -10,7 +10,7 @@ from typing import Any
 
 from zerort import native
 from zerort.buffer import HOST_KERNELS, BucketKernels
-from zerort.typing import Device, is_of
+from zerort.typing import Device, is_on_gpu
 
 __all__ = ["bucket_kernels_for", "kernels_for"]
 
@@ -22,7 +22,7 @@ def kernels_for(array: Any) -> Any:
     >>> kernels_for(np.ones(3)).__name__
     'zerort.native'
     """
-    if is_of(array, "cupy"):
+    if is_on_gpu(array):
         from zerort.optim import kernels_cuda
 
         return kernels_cuda

@@ -14,6 +14,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -320,7 +321,8 @@ def qualified_name(value: Callable[..., Any]) -> str:
     while isinstance(value, functools.partial):
         value = value.func
     named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}.{named.__qualname__}"
+    module = inspect.getmodule(named)
+    return f"{module.__name__}.{named.__qualname__}" if module else named.__qualname__
 
 
 def _as_json(value: Any) -> JSON:

@@ -41,7 +41,7 @@ from zerort.streaming.transfers import (
     slot_nbytes_of,
     spans_on_host,
 )
-from zerort.typing import Array, Device
+from zerort.typing import Array, Device, type_name
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -150,8 +150,7 @@ class Staging:
         for one in itertools.chain.from_iterable(chunks):
             if not (isinstance(one.array, np.ndarray) or self._device.owns(one.array)):
                 raise CallError(
-                    f"Expected arrays on the host (NumPy) or on {self._device.name} (CuPy), got "
-                    f"{type(one.array).__module__}.{type(one.array).__name__}."
+                    f"Expected arrays on the host (NumPy) or on {self._device.name} (CuPy), got {type_name(one.array)}."
                 )
         check_apart(chunks)
         needed = slot_nbytes_of(chunks, on=on)

@@ -76,7 +76,7 @@ def _host_array(tensor: torch.Tensor) -> Array:
     return array
 
 
-accept_tensors("torch", Tensors(_host_array, as_tensor))
+accept_tensors(torch.Tensor, Tensors(_host_array, as_tensor))
 
 
 def _plain_array(tensor: torch.Tensor, device: Device) -> Array:

@@ -19,7 +19,7 @@ from zerort.comm.geometry import Counts
 from zerort.comm.guard.call import Call
 from zerort.errors import CallError
 from zerort.native.dtypes import DTYPE_CODES, REDUCTION_CODES, numpy_dtype
-from zerort.typing import Array
+from zerort.typing import Array, type_name
 
 __all__ = [
     "Given",
@@ -221,7 +221,7 @@ def _result(call: Call, out: Any, numel: int, *, in_place: int | None, like: Any
     flat = _flat(call, out, "out")
     if isinstance(flat, np.ndarray) != isinstance(source, np.ndarray):
         raise CallError(
-            f"{call.op}: Expected a {_kind_name(source)} as out, like the source, got a {_kind_name(flat)}. Copy it."
+            f"{call.op}: Expected a {type_name(source)} as out, like the source, got a {type_name(flat)}. Copy it."
         )
     if not is_writeable(flat):
         raise CallError(f"{call.op}: Expected an out that can be written to, got a read-only array. Pass a copy.")
@@ -247,7 +247,7 @@ def _flat(call: Call, array: Any, what: str) -> Array:
     if not isinstance(array, np.ndarray) and (device is None or not device.owns(array)):
         other = "" if device is None else f" or a {device.title}"
         raise CallError(
-            f"{op}: Expected a numpy.ndarray{other} as {what}, got {_kind_name(array)}. "
+            f"{op}: Expected a numpy.ndarray{other} as {what}, got {type_name(array)}. "
             "Convert it without a copy: np.from_dlpack(x), or np.asarray(x)."
         )
     if not array.flags.c_contiguous:
@@ -262,10 +262,6 @@ def _flat(call: Call, array: Any, what: str) -> Array:
         raise CallError(f"{op}: Expected a {what} as this machine computes with it, got one {fault}. Pass a copy.")
     flat: Array = array if array.ndim == 1 else array.reshape(-1)
     return flat
-
-
-def _kind_name(array: Any) -> str:
-    return f"{type(array).__module__}.{type(array).__name__}"
 
 
 def _reduction(call: Call, reduction: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from zerort.buffer import unit_title
 from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
-from zerort.typing import Array, Device, is_of
+from zerort.typing import Array, Device, loaded_class, type_name
 
 __all__ = [
     "Frozen",
@@ -66,7 +66,7 @@ def declare(unit: str, params: Mapping[str, Array | TensorSpec]) -> dict[str, Te
 
 def _way_in(value: object) -> str:
     """Return how to register what is not NumPy's."""
-    if is_of(value, "torch"):
+    if isinstance(value, loaded_class("torch", "Tensor")):
         return "Tensors of torch come in with their model: zerort_torch.shard(model, rt)."
     if isinstance(value, (list, tuple, int, float)):
         return "Make it an array: np.array(value, np.float32)."
@@ -145,8 +145,7 @@ def check_gradient(
         return
     what = f"the gradient of {name!r} ({unit_title(unit)})"
     if not device.owns(gradient):
-        kind = f"{type(gradient).__module__}.{type(gradient).__qualname__}".removeprefix("builtins.")
-        raise CallError(f"Expected {what} as {device.arrays}, got {kind}.")
+        raise CallError(f"Expected {what} as {device.arrays}, got {type_name(gradient)}.")
     if gradient.shape != shape:
         raise CallError(f"Expected {what} in the parameter's shape {list(shape)}, got {list(gradient.shape)}.")
     names = " or ".join(dict.fromkeys(dtype.name for dtype in dtypes))

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from zerort.errors import CallError
 from zerort.optim.forms import masks
-from zerort.typing import is_of
+from zerort.typing import is_on_gpu
 
 __all__ = ["MASK", "Sparsity", "check_sparsity", "masks_for"]
 
@@ -100,7 +100,7 @@ def check_sparsity(value: object) -> None:
 
 def masks_for(array: Any) -> Any:
     """Return the module that decides about masks and applies them where an array lies: `masks`, or `masks_cuda`."""
-    if is_of(array, "cupy"):
+    if is_on_gpu(array):
         from zerort.optim.forms import masks_cuda
 
         return masks_cuda
