@@ -11,7 +11,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "train_oversize.py"
 
 
 def run(ranks, scratch, *words, **options):
-    return run_job(ranks, [EXAMPLE, "--steps", "2", "--scratch", scratch, *words], timeout=180, **options)
+    return run_job(ranks, [EXAMPLE, "--steps", "2", "--scratch", scratch, *words], timeout=400, **options)
 
 
 @pytest.mark.parametrize(

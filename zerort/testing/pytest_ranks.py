@@ -77,10 +77,10 @@ def _has_failed_anywhere(*, failed: bool) -> bool:
 
 @pytest.fixture(scope="session")
 def options() -> Iterator[GroupOptions]:
-    """Slabs of a few pages, so that small arrays already need rounds; a timeout that a broken test soon reaches."""
+    """Slabs of a few pages, so that small arrays already need rounds; a timeout that only a broken test reaches."""
     with tempfile.TemporaryDirectory() as flights:
         yield GroupOptions(
-            timeout=20.0,
+            timeout=90.0,
             staging_nbytes=64 * 1024,
             exchange_nbytes=64 * 1024,
             message_nbytes=16 * 1024,
