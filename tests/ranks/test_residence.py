@@ -1,6 +1,5 @@
 """The contracts of chunked arrays and parameters, in host memory and on a disk; ranks share memory, or do not."""
 
-import dataclasses
 import shutil
 import tempfile
 from collections import Counter
@@ -25,7 +24,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size > 4, reason="1 to 4
 def backings(request, options):
     where = WORLD.bcast(tempfile.mkdtemp() if WORLD.rank == 0 else None)
     small = zr.OffloadOptions(chunk_nbytes=8192, threads=2, retries=0)  # chunks of 2048 elements
-    with open_group(kind=request.param, options=dataclasses.replace(options, timeout=60.0)) as group:
+    with open_group(kind=request.param, options=options) as group:
         host = HostMemory(group)
         storage = StorageSession(group, scratch=where, options=small, traffic=Counter(), host=host)
         yield Backings(group, host, storage)

@@ -40,7 +40,7 @@ TRANSPORTS = {
 
 @pytest.fixture(scope="module")
 def group(request, options):
-    with TRANSPORTS[request.param](dataclasses.replace(options, timeout=60.0)) as group:
+    with TRANSPORTS[request.param](options) as group:
         yield group
 
 
