@@ -155,7 +155,7 @@ def shard(
     originals = [(one.full, weakref.ref(one.value)) for unit in found for one in unit.parameters]
     unregistered = list(kept_in_containers(model))
     guard_optimizers((one.full, one.value) for unit in found for one in unit.parameters)
-    _announce(binding, found, name=name)
+    _announce(binding, found, name=name, lazy=lazy)
     for one in found:
         made[one.name] = unit = _register(binding, one, name=name, init=init, broadcast=broadcast, lazy=lazy)
         gradients.add_unit(unit, spread=one.name == "" and len(found) > 1)
@@ -234,7 +234,7 @@ def _spec_of(value: torch.Tensor) -> TensorSpec:
     return TensorSpec(tuple(value.shape), str(value.dtype).removeprefix("torch."))
 
 
-def _announce(binding: Binding, found: Sequence[FoundUnit], *, name: str) -> None:
+def _announce(binding: Binding, found: Sequence[FoundUnit], *, name: str, lazy: bool) -> None:
     """Tell the runtime of all units before the first one comes, so that a budget is shared out over all of them."""
     values = {
         _full_name(name, one): {parameter.local: parameter.value for parameter in one.parameters}
@@ -247,6 +247,8 @@ def _announce(binding: Binding, found: Sequence[FoundUnit], *, name: str) -> Non
             full: {local for local, value in one.items() if not value.requires_grad}.__contains__
             for full, one in values.items()
         },
+        rows={_full_name(name, one): [each.local for each in one.parameters] for one in found if one.is_table},
+        lazy=lazy,
     )
 
 

@@ -150,6 +150,17 @@ def test_a_forecast_counts_tables_on_a_disk(options, shared, on_disk):
         assert getattr(counted, part) == getattr(told, part), part
 
 
+def test_a_rank_without_rows_meets_those_that_have_some(options, shared):
+    """Only the state is on disks, and one rank's state is nothing: all ranks still fail, or go on, together."""
+    ends, shapes = [], {"short": (1, 64)}
+    for places in ((), ("state",)):
+        with opened("mpi", options, shared, on_disk=places, shapes=shapes) as rt:
+            train(rt, range(3), shapes=shapes)
+            ends.append(weights(rt, shapes))
+            assert min(WORLD.allgather(rt.units["model"].sections[0].table.count)) == 0
+    assert_close(ends[1], ends[0])
+
+
 def test_checkpoints_feeds_and_new_cuts_hold_all_rows_up_to_date(options, shared):
     with opened("mpi", options, shared, on_disk=()) as rt:
         train(rt, range(3))

@@ -157,10 +157,17 @@ class Binding:
 
     # -- units -----------------------------------------------------------------------------------------------------
 
-    def expect(self, units: Mapping[str, Mapping[str, TensorSpec]], *, frozen: Mapping[str, Frozen]) -> None:
+    def expect(
+        self,
+        units: Mapping[str, Mapping[str, TensorSpec]],
+        *,
+        frozen: Mapping[str, Frozen],
+        rows: Mapping[str, Sequence[str]] | None = None,
+        lazy: bool = False,
+    ) -> None:
         """Announce all units before the first is registered; see `Runtime.expect`. Without a budget nothing happens."""
         if self.rt.context.budget is not None:
-            self.rt.expect(units, frozen=frozen)
+            self.rt.expect(units, frozen=frozen, rows=rows, lazy=lazy)
 
     def check_rows(self, name: str, tables: Mapping[str, TensorSpec], *, lazy: bool = False) -> None:
         """Refuse tables that cannot be registered with ``rows=``, before anything is. No communication.

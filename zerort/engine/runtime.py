@@ -100,6 +100,8 @@ class Runtime(Persistence):
         units: Mapping[str, Mapping[str, Array | TensorSpec]],
         *,
         frozen: Frozen | Mapping[str, Frozen] = False,
+        rows: Mapping[str, Sequence[str]] | None = None,
+        lazy: bool | Mapping[str, bool] = False,
     ) -> None:
         """Announce units that will be registered, so that a budget is shared out over all of them at once.
 
@@ -110,12 +112,14 @@ class Runtime(Persistence):
             units: Tensors by name, by unit, as they will be registered; values are not looked at. One array under two
                 names counts once. A `TensorSpec` does not say that: name what will be one array only once.
             frozen: Which parameters take no gradient: in all of these units, or by unit.
+            rows: Tables that will be registered with ``rows=``, by unit: ``{"embed": ("table",)}``.
+            lazy: The ``lazy=`` that they will be registered with: for all of these units, or by unit.
 
         Raises:
             PlanError: They do not fit into the budget; on every rank.
         """
         self.context.check_open("expect")
-        announce(self.world, self.context.planner, units, frozen=frozen)
+        announce(self.world, self.context.planner, units, frozen=frozen, rows=rows, lazy=lazy)
 
     def register(
         self,

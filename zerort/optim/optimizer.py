@@ -234,7 +234,9 @@ class ElementwiseOptimizer(Optimizer):
             )
 
 
-def row_blocks(columns: Sequence[Array], rows: Array, *, width: int) -> Iterator[tuple[slice, list[Array]]]:
+def row_blocks(
+    columns: Sequence[Array], rows: Array, *, width: int, write: bool = True
+) -> Iterator[tuple[slice, list[Array]]]:
     """Yield a few rows of some arrays at a time, to be changed: which of ``rows``, and copies of them.
 
     They are copied back when the next ones are asked for; until then they stay in a core's cache.
@@ -243,6 +245,7 @@ def row_blocks(columns: Sequence[Array], rows: Array, *, width: int) -> Iterator
         columns: Arrays of the host, of one length: rows one after the other.
         rows: Numbers of rows, int64, each once.
         width: Elements of a row.
+        write: Whether they are copied back.
     """
     most = max(min(_ROW_BLOCK // width, rows.size), 1)
     room = [np.empty(most * width, column.dtype) for column in columns]
@@ -253,7 +256,7 @@ def row_blocks(columns: Sequence[Array], rows: Array, *, width: int) -> Iterator
         for values, column in zip(found, columns, strict=True):
             take_rows(values, column, which, width)
         yield here, found
-        for values, column in zip(found, columns, strict=True):
+        for values, column in zip(found, columns, strict=True) if write else ():
             put_rows(column, values, which, width)
 
 

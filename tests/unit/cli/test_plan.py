@@ -511,3 +511,32 @@ def test_ties_and_how_micro_steps_are_summed_are_named(
     assert (told.buckets, told.gradient) == (counted[1]["buckets"], counted[1]["gradient"])
     assert main(["plan", params, "--tie", "tail=nope"]) == 2
     assert "Expected --tie UNIT=NAME" in capsys.readouterr().err
+
+
+def test_tables_by_rows_are_counted_as_a_runtime_counts_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model.json"
+    model.write_text(json.dumps({"embed": {"table": [40_000, 64]}, "line": {"w": [512, 512]}}))
+    out = tmp_path / "plan.json"
+    words = (str(model), "--ranks", "2", "--json", str(out))
+    code, lines = plan(capsys, *words, "--host", "10MiB", "--nvme", "1GiB", "--rows", "embed.table")
+    assert code == 0
+    assert "by rows: 2,560,000 parameters in 1 tables" in " ".join(" ".join(line) for line in lines)
+    specs = {"embed": {"table": zr.TensorSpec((40_000, 64))}, "line": {"w": zr.TensorSpec((512, 512))}}
+    budget = zr.Plan.fit(host="10MiB", nvme="1GiB")
+    told = zr.forecast(specs, plan=budget, optimizer=zr.AdamW(lr=1.0), size=2, rows={"embed": ("table",)})
+    shown = json.loads(out.read_text())["per_rank"][0]
+    for part in ("parameter", "gradient", "state", "buckets", "gathered", "streaming"):
+        assert shown["memory"][part] == getattr(told, part), part
+    assert sum(shown["nvme"].values()) == told.nvme > 0
+    _, lines = plan(capsys, *words, "--rows", "embed.table")
+    assert [*json.loads(out.read_text())["plans"]] == ["zero1", "zero2", "zero3"]
+    for odd in (
+        ("--rows", "embed"),
+        ("--rows", "embed.table", "--frozen", "table"),
+        ("--rows", "embed.table", "--stage", "0"),
+        ("--rows", "embed.table", "--optimizer", "adafactor"),
+    ):
+        assert main(["plan", *words, *odd]) == 2
+        assert "Expected --rows with" in capsys.readouterr().err

@@ -24,11 +24,29 @@ def nbytes(most):
 
 
 @st.composite
+def tables(draw, unit):
+    fixed = draw(nbytes(50_000))
+    return SectionSize(
+        unit=unit,
+        parameter=draw(nbytes(200_000)),
+        state=fixed + draw(nbytes(900_000)),
+        fixed=fixed,
+        numel=draw(st.integers(0, 9_000)),
+        columns={"parameter": (draw(st.sampled_from([2, 4])),), "gradient": (0,), "state": (4, 4, 4)},
+        row_width=draw(st.sampled_from([1, 70, 5_000])),
+        movable=frozenset({"parameter", "state"}),
+    )
+
+
+@st.composite
 def models(draw):
     sizes = []
     for unit in range(draw(st.integers(0, 5))):
         for _ in range(draw(st.integers(1, 2))):
             trained = draw(st.booleans())
+            if draw(st.sampled_from([False, False, True])):
+                sizes.append(draw(tables(str(unit))))
+                continue
             sizes.append(
                 SectionSize(
                     unit=str(unit),
@@ -70,7 +88,8 @@ def used(working, tiers):
     for size, one in zip(working.sizes, tiers, strict=True):
         for part in PARTS:
             nbytes, tier = getattr(size, part), getattr(one, part)
-            resident = one.state_resident_nbytes if part == "state" and tier is not Tier.DEVICE else 0
+            fixed = size.fixed * (part == "state")
+            resident = fixed + (one.state_resident_nbytes if part == "state" and tier is not Tier.DEVICE else 0)
             assert 0 <= resident <= nbytes
             assert part in size.movable or tier is Tier.DEVICE
             found[Tier.DEVICE] += resident
@@ -158,6 +177,29 @@ def test_the_hottest_rests_highest_and_state_is_cut():
     first, second = decide(Capacity(STREAM + 550 * MIB, 0, 10**10), working=working)
     assert first == replace(WHOLE, state=Tier.NVME, state_resident_nbytes=150 * MIB)
     assert second == replace(WHOLE, state=Tier.NVME)
+
+
+def test_tables_by_rows_leave_memory_before_anything_else_and_what_is_kept_of_their_rows_stays():
+    columns = {"parameter": (4,), "gradient": (0,), "state": (4, 4)}
+    table = SectionSize(
+        unit="embed",
+        parameter=100 * MIB,
+        state=250 * MIB,
+        fixed=50 * MIB,
+        numel=50,
+        columns=columns,
+        row_width=5,
+        movable=frozenset({"parameter", "state"}),
+    )
+    working = WorkingMemory(sizes=[table, block("a")])
+    pages = 4096 * 3  # of parameter and two moments
+    with_all, without, least = (pages + mib * MIB for mib in (950, 850, 849))
+    first, second = decide(Capacity(with_all, 0, 10**10), working=working)
+    assert (first, second) == (replace(WHOLE, state=Tier.NVME, state_resident_nbytes=4096), WHOLE)
+    first, second = decide(Capacity(without, 0, 10**10), working=working)
+    assert (first.parameter, first.state, second) == (Tier.NVME, Tier.NVME, WHOLE)
+    first, second = decide(Capacity(least + STREAM, 0, 10**10), working=working)
+    assert (first.parameter, first.state, second.state) == (Tier.NVME, Tier.NVME, Tier.NVME)
 
 
 def test_what_the_device_leaves_goes_to_the_host_first():

@@ -267,7 +267,6 @@ def test_sums_over_ranks_are_independent_of_their_order():
 
 UNFIT = {
     "zero0": ({"plan": zr.Plan.zero(0)}, "with sharded state"),
-    "budget": ({"plan": zr.Plan.fit(host="1GiB")}, "got Plan.fit"),
     "adafactor": ({"optimizer": zr.Adafactor(lr=0.1)}, "got Adafactor, which looks at whole tensors"),
     "int8": ({"optimizer": zr.AdamW(lr=0.1, moments="int8")}, "with state of full width"),
     "sparsity": ({"param_groups": [zr.ParameterGroup("*", sparsity=zr.Sparsity(0.5))]}, "without a Sparsity"),

@@ -88,6 +88,13 @@ def add_plan(commands: Commands) -> None:
         help="a unit that uses another one's tensor, too: head=embed.table; may be repeated",
     )
     one.add_argument(
+        "--rows",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a table of which batches touch few rows, by its full name: embed.table; may be repeated",
+    )
+    one.add_argument(
         "--micro-steps", type=parse_count(1), default=1, metavar="N", help="gradients that a step sums (default: 1)"
     )
     one.add_argument(

@@ -10,19 +10,19 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from zerort.buffer import Leaves
 from zerort.cli.arguments import UsageError
 from zerort.cli.plan.models import Model, read_model
+from zerort.cli.plan.named import frozen_in, rows_in, ties_of
 from zerort.cli.plan.predicted import show_predictions
 from zerort.cli.screen import Screen, new_table
 from zerort.config import ZERO, Budget, Plan, format_bytes
 from zerort.config.offload import OffloadOptions
 from zerort.engine.model.frozen import check_frozen_format, rows_of
-from zerort.engine.model.tensors import full_name
 from zerort.engine.options import accumulation
 from zerort.engine.report import MemoryReport
 from zerort.engine.residence.choose import reach
@@ -66,7 +66,7 @@ def run_plan(options: argparse.Namespace) -> int:
     disk = _disk(options)
     for line in _head(options, model):
         screen.print(line)
-    for unit, tensors in _ties(options, model).items():
+    for unit, tensors in ties_of(options, model).items():
         for full, (home, name) in tensors.items():
             nbytes = math.prod(model[home][name].shape) * itemsize(model[home][name].dtype)
             screen.print(
@@ -122,7 +122,9 @@ def _under_every_plan(screen: Screen, options: argparse.Namespace, model: Model)
     """Show what the model takes of memory under each plan, and return it for JSON."""
     found = {}
     plans = {f"zero{stage}": Plan.zero(stage) for stage in (ZERO if options.stage is None else (options.stage,))}
-    if "zero3" in plans and options.machines > 1 and not options.on_gpus:
+    if options.rows and options.stage is None:
+        del plans["zero0"]  # tables by rows have sharded state
+    if "zero3" in plans and options.machines > 1 and not (options.on_gpus or options.rows):
         plans["zero3-secondary"] = Plan.zero(3, secondary="host")
     for name, plan in plans.items():
         forecasts = _forecasts(options, model, plan)
@@ -177,15 +179,16 @@ def _forecasts(options: argparse.Namespace, model: Model, plan: Plan | Budget) -
         plan=placements,
         optimizer=_optimizer(options),
         size=options.ranks,
-        frozen=_frozen(options, model),
+        frozen=frozen_in(options, model),
         gradient_dtype=options.gradient_dtype,
         equal_shards=options.on_gpus,
         over_nccl=options.on_gpus,
         micro_steps=options.micro_steps,
         accumulate=options.accumulate if is_sharded else None,
         virtual_shards=options.virtual_shards,
-        ties=_ties(options, model),
+        ties=ties_of(options, model),
         frozen_format=options.frozen_format,
+        rows=rows_in(options, model),
     )
     memory_forecast = MemoryForecast.of(
         model_spec,
@@ -204,20 +207,6 @@ def _forecasts(options: argparse.Namespace, model: Model, plan: Plan | Budget) -
         )
         for rank in range(options.ranks)
     ]
-
-
-def _ties(options: argparse.Namespace, model: Model) -> dict[str, dict[str, tuple[str, str]]]:
-    """Return which units use tensors that others hold, as the user says."""
-    places = {full_name(unit, name): (unit, name) for unit, tensors in model.items() for name in tensors}
-    found: dict[str, dict[str, tuple[str, str]]] = {}
-    for text in options.tie:
-        unit, sign, full = text.partition("=")
-        if not sign or full not in places:
-            raise UsageError(
-                f"Expected --tie UNIT=NAME with a tensor's full name, such as {next(iter(places))!r}; got {text!r}."
-            )
-        found.setdefault(unit, {})[full] = places[full]
-    return found
 
 
 def _summed(options: argparse.Namespace, stage: int) -> str:
@@ -244,12 +233,6 @@ def _offload() -> OffloadOptions:
         return OffloadOptions.from_environment()
     except CallError as error:
         raise UsageError(str(error)) from error
-
-
-def _frozen(options: argparse.Namespace, model: Model) -> Callable[[str], bool]:
-    """Return which names are not trained: as the user says, and what no optimizer can train."""
-    untrainable = {name for tensors in model.values() for name, spec in tensors.items() if spec.dtype not in TRAINABLE}
-    return lambda name: name in untrainable or any(fnmatch.fnmatchcase(name, glob) for glob in options.frozen)
 
 
 def _optimizer(options: argparse.Namespace) -> Optimizer:
@@ -318,6 +301,13 @@ def _head(options: argparse.Namespace, model: Model) -> list[str]:
         f"training: {options.optimizer}{form}{stage}{summed} on {ranks}, {options.machines} "
         f"machine{'s' * (options.machines > 1)}{', a GPU each' if options.on_gpus else ''}",
     ]
+    if options.rows:
+        tables = [model[unit][name] for unit, names in rows_in(options, model).items() for name in names]
+        count = sum(math.prod(spec.shape) for spec in tables)
+        lines.append(
+            f"by rows: {count:,} parameters in {len(tables)} tables; what a step gathers, reduces, reads and writes of "
+            "them depends on its batch, and is not counted"
+        )
     return lines if options.frozen_format is None else [*lines, _at_rest(options, model)]
 
 
@@ -327,7 +317,7 @@ def _at_rest(options: argparse.Namespace, model: Model) -> str:
     Raises:
         UsageError: They cannot.
     """
-    is_frozen, coded = _frozen(options, model), []
+    is_frozen, coded = frozen_in(options, model), []
     try:
         check_frozen_format(options.frozen_format)
         for tensors in model.values():

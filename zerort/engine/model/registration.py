@@ -93,8 +93,12 @@ def register_unit(
     places = {local: unit.place_of(other) for local, (unit, other) in ties.items()}
     named = {local: (home.name, home.local_name(full)) for local, (home, full) in places.items()}
     with context.planner.transaction():
-        context.planner.expect({name: apart}, frozen=cold.__contains__, ties={name: named}, more=True)
-        return _make_unit(context, units, name, declared, values, cold=cold, aliases=aliases, ties=ties)
+        context.planner.expect(
+            {name: apart}, frozen=cold.__contains__, ties={name: named}, rows={name: rows}, lazy=lazy, more=True
+        )
+        return _make_unit(
+            context, units, name, declared, values, cold=cold, aliases=aliases, ties=ties, rows=rows, lazy=lazy
+        )
 
 
 def _make_unit(
@@ -107,8 +111,8 @@ def _make_unit(
     cold: Collection[str],
     aliases: Mapping[str, str],
     ties: Ties,
-    rows: Sequence[str] = (),
-    lazy: bool = False,
+    rows: Sequence[str],
+    lazy: bool,
 ) -> Unit:
     """Make a unit that all ranks have agreed on, on all of them or on none."""
     own = {full_name(name, local): spec for local, spec in declared.items() if local not in aliases}

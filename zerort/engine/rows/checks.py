@@ -96,7 +96,6 @@ def _check_runtime(context: Context, what: str) -> None:
         "on hosts, got a runtime on GPUs. Open it with device='host', or leave them out of rows=": (
             not context.device.in_host_memory
         ),
-        "under a plan with tiers, got Plan.fit. Name the plan: zr.Plan.zero(3)": context.budget is not None,
         f"with sharded state, got {plan}. Use zr.Plan.zero(1), 2 or 3": (plan.state.placement is not Placement.SHARDED),
         "without secondary=, got a plan that keeps a second copy. Use zr.Plan.zero(3): only rows are gathered": (
             plan.secondary is not None

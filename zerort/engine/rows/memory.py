@@ -1,4 +1,9 @@
-"""`RowsInMemory`: rows of this rank that lie in memory: looked at, brought up to date and updated where they are."""
+"""`RowsInMemory`: rows of this rank that lie in memory: looked at, brought up to date and updated where they are.
+
+Rows that are looked at are brought up to date where they lie: that costs no more than a copy, and the update need not
+do it again. Not with copies of the model, whose ranks look at different rows and stay equal to the bit, and not within
+a budget, which may have the same rows on a disk with another number of ranks (decision 0193).
+"""
 
 from __future__ import annotations
 
@@ -25,14 +30,20 @@ class RowsInMemory:
         state: The same of every kind of state, and of master weights (``master``) if there are any.
         width: Elements of a row.
         optimizer: What updates them.
+        in_place: Whether rows that are looked at are brought up to date where they lie.
     """
 
-    in_place = True
-    """Whether rows that are looked at are brought up to date where they lie."""
-
     def __init__(
-        self, parameter: Array, state: Mapping[str, Array], *, width: int, optimizer: ElementwiseOptimizer
+        self,
+        parameter: Array,
+        state: Mapping[str, Array],
+        *,
+        width: int,
+        optimizer: ElementwiseOptimizer,
+        in_place: bool = True,
     ) -> None:
+        self.in_place = in_place
+        """Whether rows that are looked at are brought up to date where they lie."""
         self._parameter = parameter
         self._master = state.get("master")
         self._target = parameter if self._master is None else self._master  # what an update changes
@@ -50,12 +61,21 @@ class RowsInMemory:
 
         Args:
             rows: Counted from this rank's first, int64.
-            late: Not used: what rows have missed is made up for before.
-            ages: None: none has missed anything.
+            late: What makes up for updates that they have missed; nothing is written.
+            ages: How many each has missed; None: none.
         """
-        assert ages is None
         found = np.empty((rows.size, self._width), self._parameter.dtype)
         take_rows(found.reshape(-1), self._parameter, rows, self._width)
+        if ages is not None and late is not None:
+            behind = np.flatnonzero(ages)
+            columns = [self._target, *self._state.values()]
+            for here, copies in row_blocks(columns, rows[behind], width=self._width, write=False):
+                target, *state = (one.reshape(-1, self._width) for one in copies)
+                late.catch_up_(target, dict(zip(self._state, state, strict=True)), ages[behind[here]])
+                if self._master is not None:
+                    target = np.empty(target.shape, found.dtype)
+                    kernels_for(copies[0]).round_master(target.reshape(-1), copies[0])
+                found[behind[here]] = target
         return found
 
     def change(

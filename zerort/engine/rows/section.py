@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from zerort.buffer import PLAIN, RangeGather
 from zerort.comm.agreed import agreed, raise_together
+from zerort.config import Tier
 from zerort.engine.model.section import Section
 from zerort.engine.rows.bucket import RowBucket, RowGradient
 from zerort.engine.rows.exchange import RowExchange
@@ -81,7 +82,14 @@ class RowSection(Section):
             )
         numel = parameter.size // width * width  # without what evens ranges out
         arrays = {kind: column.memory[:numel] for kind, column in state.items()}
-        return RowsInMemory(parameter.memory[:numel], arrays, width=width, optimizer=optimizer)
+        context = self._context
+        return RowsInMemory(
+            parameter.memory[:numel],
+            arrays,
+            width=width,
+            optimizer=optimizer,
+            in_place=context.budget is None and context.mesh.replicate is None,
+        )
 
     def swap_parts(self, other: Section) -> None:
         """Exchange what `recut` has made for what was there, rows and what moves them included."""
@@ -95,7 +103,7 @@ class RowSection(Section):
     @property
     def is_stored(self) -> bool:
         """Whether parameters or state rest on a disk; the same on every rank."""
-        return isinstance(self.table.where, StoredRows)
+        return Tier.NVME in (self.tiers.parameter, self.tiers.state)  # also on a rank without rows
 
     def _gather(self) -> RangeGather:
         """Return how the whole table is gathered: as it is, as its rows are, whatever `wire=` says (decision 0187)."""

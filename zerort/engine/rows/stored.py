@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from zerort.device import joined
-from zerort.engine.residence.chunked_array import ChunkedArray
+from zerort.engine.residence.chunked_array import LEAST_NUMEL, ChunkedArray
 from zerort.engine.rows.exchange import unique_rows
 from zerort.native import put_rows, take_rows
 from zerort.optim import ElementwiseOptimizer
@@ -56,7 +56,8 @@ def window_numel(numel: int, width: int, itemsizes: Sequence[int], *, chunk_nume
     """
     granule = granule_of(itemsizes)
     row = (width // granule + 2) * granule
-    return min(max(chunk_numel // granule * granule, row), -(-numel // granule) * granule)
+    most = chunk_numel // LEAST_NUMEL * LEAST_NUMEL  # whatever the dtypes: fewer arrays never need a larger window
+    return min(max(most, row), -(-numel // granule) * granule)
 
 
 class _Pages(NamedTuple):

@@ -1,6 +1,7 @@
 """`decide`: from what each section takes and what there is of each memory to what rests where. Integers only.
 
     from hot to cold    all parameters, all gradients, all state; each in the order of registration
+                        behind them parameters and state of tables by rows: a batch touches little of them
                         ├───── device ─────┼───── host ─────┼───── nvme ─────┤
     beside the device's    what computing and moving values take: less, the less is below it
 
@@ -82,11 +83,13 @@ class _List:
         self.capacity, self.working, self.settled = capacity, working, settled
         sizes = working.sizes
         items = [(at, part) for part in PARTS for at in range(len(sizes)) if at not in settled]
-        self.items = sorted(items, key=lambda item: item[1] in sizes[item[0]].movable)  # stable
+        items.sort(key=lambda item: sizes[item[0]].row_width > 0)  # stable
+        self.items = sorted(items, key=lambda item: item[1] in sizes[item[0]].movable)
         self.pinned = sum(part not in sizes[at].movable for at, part in items)
-        self.nbytes: list[int] = [getattr(sizes[at], part) for at, part in self.items]
+        self.nbytes = [getattr(sizes[at], part) - sizes[at].fixed * (part == "state") for at, part in self.items]
         placed, self.on_host, self.on_disk = _placed(working, settled)
-        self.sums = [*accumulate(self.nbytes, initial=placed)]
+        fixed = sum(size.fixed for at, size in enumerate(sizes) if at not in settled)
+        self.sums: list[int] = [*accumulate(self.nbytes, initial=placed + fixed)]
         """What the device holds if it has the first items and what is settled there; by how many items."""
 
     def tiers_at(self, line: int, *, below: int = 0, resident: int = 0) -> tuple[SectionResidence, ...]:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from zerort.buffer import unit_title
 from zerort.config import Budget, Plan, Tier, Wire
 from zerort.config.offload import OffloadOptions
 from zerort.engine.model.frozen import check_frozen_format
@@ -21,7 +20,7 @@ from zerort.engine.options import Accumulate
 from zerort.engine.report import MemoryReport
 from zerort.engine.residence.choose import SectionResidence, reach
 from zerort.engine.sizing.budget import Capacity, decide
-from zerort.engine.sizing.requirements import ModelSpec, Ties
+from zerort.engine.sizing.requirements import ModelSpec, Rows, Ties, checked_rows
 from zerort.engine.sizing.section_size import PARTS, SectionSize
 from zerort.engine.sizing.working import WorkingMemory
 from zerort.engine.wire.coding import Coding
@@ -48,7 +47,7 @@ def forecast(
     virtual_shards: int | None = None,
     digest: bool | None = None,
     ties: Ties | None = None,
-    rows: Mapping[str, Sequence[str]] | None = None,
+    rows: Rows | None = None,
     lazy: bool = False,
     wire: Wire | None = None,
     replicate: int = 1,
@@ -131,7 +130,7 @@ def forecast(
         hosts=tuple(range(size)) if on_gpus else _checked_hosts(hosts, size=size, one_memory=one_memory),
         replicate=replicate,
         frozen_format=frozen_format,
-        rows=_checked_rows(rows or {}, units),
+        rows=checked_rows(rows, units),
         lazy=lazy,
     )
     settings = {
@@ -252,20 +251,6 @@ def _checked(ties: Any) -> Ties:
             )
     found: Ties = ties
     return found
-
-
-def _checked_rows(
-    rows: Mapping[str, Sequence[str]], units: Mapping[str, Mapping[str, TensorSpec]]
-) -> Mapping[str, Sequence[str]]:
-    """Return tables that are gathered by rows, or say which is none."""
-    for unit, names in rows.items():
-        tables = [name for name, spec in units.get(unit, {}).items() if len(spec.shape) == 2]
-        odd = [names] if isinstance(names, str) else [name for name in names if name not in tables]
-        if odd:
-            raise CallError(
-                f"Expected rows by unit and table, rows={{'embed': ('table',)}}; got {odd[0]!r} of {unit_title(unit)}."
-            )
-    return rows
 
 
 def _tiers_under(plan: Plan, size: SectionSize) -> SectionResidence:

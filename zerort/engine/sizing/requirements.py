@@ -30,10 +30,16 @@ from zerort.layout.flat import ALIGNMENT
 from zerort.optim import Optimizer, ParameterGroup, resolve
 from zerort.optim.late import late_updates
 
-__all__ = ["ModelSpec", "Ties", "UnitTies"]
+__all__ = ["Lazy", "ModelSpec", "Rows", "Ties", "UnitTies", "checked_rows", "lazy_in"]
 
 Ties = Mapping[str, Mapping[str, tuple[str, str]]]
 """Parameters that another unit holds: the unit and the name there, by unit and name."""
+
+Rows = Mapping[str, Sequence[str]]
+"""Tables that are gathered and updated by rows, by unit: ``{"embed": ("table",)}``."""
+
+Lazy = bool | Mapping[str, bool]
+"""Whether rows of tables stay as they are without a gradient: in every unit, or by unit."""
 
 
 class UnitTies(NamedTuple):
@@ -89,10 +95,10 @@ class ModelSpec:
     """For each rank, a number that tells its host; empty: each has one of its own."""
     frozen_format: str | None = None
     """What frozen parameters rest in; None: as they are."""
-    rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Tables that are gathered and updated by rows, by unit: ``{"embed": ("table",)}``."""
-    lazy: bool | Mapping[str, bool] = False
-    """Whether their rows stay as they are without a gradient: in every unit, or by unit."""
+    rows: Rows = field(default_factory=dict)
+    """Tables that are gathered and updated by rows."""
+    lazy: Lazy = False
+    """Whether their rows stay as they are without a gradient."""
 
     def sections(self, *, rank: int | None = None) -> list[SectionSize]:
         """Return what each section takes on ``rank``; None: the most that it takes on any."""
@@ -149,7 +155,7 @@ class ModelSpec:
             resolve=lambda name, shape: resolve(self.optimizer, self.param_groups, name, shape),
             frozen_format=self.frozen_format,
             tables={full_name(unit, local) for local in self.rows.get(unit, ())},
-            lazy=self.lazy if isinstance(self.lazy, bool) else self.lazy.get(unit, False),
+            lazy=lazy_in(unit, self.lazy),
         )
 
     def _size(self, unit: str, part: Division, ranks: Sequence[int]) -> SectionSize:
@@ -343,3 +349,26 @@ class ModelSpec:
 
     def _is_sharded(self, part: str) -> bool:
         return getattr(self.plan, part).placement is Placement.SHARDED
+
+
+def lazy_in(unit: str, lazy: Lazy) -> bool:
+    """Return whether rows of a unit's tables stay as they are without a gradient."""
+    return lazy if isinstance(lazy, bool) else lazy.get(unit, False)
+
+
+def checked_rows(rows: Rows | None, units: Mapping[str, Mapping[str, TensorSpec]]) -> dict[str, tuple[str, ...]]:
+    """Return tables that are gathered by rows, or say which is none.
+
+    Raises:
+        CallError: There is one.
+    """
+    if not isinstance(rows, (Mapping, type(None))):
+        raise CallError(f"Expected rows by unit and table, rows={{'embed': ('table',)}}; got {rows!r}.")
+    for unit, names in (rows or {}).items():
+        tables = [name for name, spec in units.get(unit, {}).items() if len(spec.shape) == 2]
+        odd = [names] if isinstance(names, str) else [name for name in names if name not in tables]
+        if odd:
+            raise CallError(
+                f"Expected rows by unit and table, rows={{'embed': ('table',)}}; got {odd[0]!r} of {unit_title(unit)}."
+            )
+    return {unit: tuple(dict.fromkeys(names)) for unit, names in (rows or {}).items()}
