@@ -68,6 +68,7 @@ PLANS = {
     "zero1": (zr.Plan.zero(1), {"micro_steps": 2}, False),
     "zero2": (zr.Plan.zero(2), {"micro_steps": 2, "accumulate": "sharded"}, False),
     "zero3": (zr.Plan.zero(3), {}, False),
+    "copies": (zr.Plan.zero(3), {"mesh": zr.mesh(replicate=WORLD.size)}, False),
     "on-disk": (zr.Plan.zero(3, parameter="nvme", state="nvme"), {}, True),
     "budget": (zr.Plan.fit(host="640KiB", nvme="1MiB"), {}, True),  # 160 KiB for each table's missed updates
 }

@@ -270,7 +270,6 @@ UNFIT = {
     "adafactor": ({"optimizer": zr.Adafactor(lr=0.1)}, "got Adafactor, which looks at whole tensors"),
     "int8": ({"optimizer": zr.AdamW(lr=0.1, moments="int8")}, "with state of full width"),
     "sparsity": ({"param_groups": [zr.ParameterGroup("*", sparsity=zr.Sparsity(0.5))]}, "without a Sparsity"),
-    "copies": ({"mesh": zr.mesh(replicate=2)}, "in one copy of the model"),
 }
 
 

@@ -65,6 +65,8 @@ class Parameters(ABC):
     """Whether `start` writes into its room before it has met the other ranks; the same on every rank."""
     is_gathered_apart = False
     """Whether its room is this rank's own, where ranks share memory, too."""
+    is_copied_out = False
+    """Whether who asks for the whole gets a copy of it, where it is at rest, too (`ShardedParameters.hold`)."""
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class Parameters(ABC):
     @property
     def is_resident(self) -> bool:
         """Whether the whole is always there, at one address: no gather of it begins when somebody asks for it."""
-        return not self.needs_room
+        return not (self.needs_room or self.is_copied_out)
 
     @property
     def host_copy(self) -> Array | None:
@@ -342,6 +344,11 @@ class ShardedParameters(Parameters):
             self._written.on(self._group.device.named_stream("copy in"))
         here = self.array.read(0, mine)
         return joined([here, self._gather(mine, out=out, brought=here)], result=out)
+
+    def hold(self, whole: Array) -> None:
+        """Have a whole that was gathered by other means, until `release`: 1-D."""
+        self._place = whole
+        self._begun = self._whole = Done(whole)
 
     def local_error(self) -> StorageError | None:
         """Wait for this rank's range, if it is read from a disk, and return what went wrong."""

@@ -100,7 +100,6 @@ def _check_runtime(context: Context, what: str) -> None:
         "without secondary=, got a plan that keeps a second copy. Use zr.Plan.zero(3): only rows are gathered": (
             plan.secondary is not None
         ),
-        "in one copy of the model, got a mesh with several. Leave replicate= out": context.mesh.replicate is not None,
     }
     for text, is_so in refused.items():
         if is_so:

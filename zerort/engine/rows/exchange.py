@@ -2,6 +2,7 @@
 
     fetch     who asks ── rows ──> owners ── values ──> who asks      up to date
     sum       gradients ── rows, values ──> owners, who sum them      in an order that does not depend on the ranks
+              with copies of the model: those of all copies, each owner the same
 
 Both begin with how many rows go from each rank to each other; a rank that cannot go on says so there. A row travels
 once from a rank to another, however often it is named.
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from zerort.comm import Group
-from zerort.comm.agreed import agreed, raise_together
+from zerort.comm.agreed import agreed, passed_on, raise_together
 from zerort.errors import StorageError
 from zerort.typing import Array
 
@@ -34,10 +35,23 @@ class RowExchange:
         width: Elements of a row.
         name: What to call it in errors and traces.
         traffic: Where moved bytes are counted, by collective.
+        copies: The ranks that hold the same rows of other copies of the model; None: there is one.
+        others: All ranks, for what those of other copies have to hear, too; None: there are none.
     """
 
-    def __init__(self, group: Group, bounds: Array, *, width: int, name: str, traffic: Counter[str]) -> None:
+    def __init__(
+        self,
+        group: Group,
+        bounds: Array,
+        *,
+        width: int,
+        name: str,
+        traffic: Counter[str],
+        copies: Group | None = None,
+        others: Group | None = None,
+    ) -> None:
         self._group = group
+        self._copies, self._others = copies, others
         self._bounds = bounds
         self._width = width
         self._name = name[:50]
@@ -65,7 +79,8 @@ class RowExchange:
         counts = self._counts(wanted, error)
         asked = self._travel(wanted.astype(self._index), counts, name=f"rows of {self._name}")
         mine: Array = wanted  # of no use to anybody if reading fails
-        with agreed(self._group, f"rows of {self._name}", catching=StorageError) if can_fail else nullcontext():
+        together = agreed(self._group, f"rows of {self._name}", catching=StorageError, others=self._others)
+        with together if can_fail else nullcontext():
             mine = values_of(asked - self._first)
         found = self._travel(mine.reshape(-1), counts.T * self._width, name=f"rows of {self._name}")
         values = found.reshape(-1, self._width)
@@ -77,7 +92,8 @@ class RowExchange:
         told = self._group.all_gather(mine.astype(np.int64), name=f"rows of {self._name}").wait()
         told = told.reshape(self._group.size, -1)
         if told[:, -1].any():
-            raise_together(self._group, error, name=f"rows of {self._name}")
+            with passed_on(self._others):
+                raise_together(self._group, error, name=f"rows of {self._name}")
         return told[:, :-1]
 
     def sum(self, rows: Array, values: Array, *, summed_in: np.dtype[Any]) -> tuple[Array, Array]:
@@ -93,9 +109,23 @@ class RowExchange:
         """
         counts = self._counts(rows, None)
         came = self._travel(rows.astype(self._index), counts, name=f"gradient rows of {self._name}")
-        sums = self._travel(values.reshape(-1), counts * self._width, name=f"gradient rows of {self._name}")
-        wide = sums.reshape(-1, self._width).astype(summed_in, copy=False)
+        summands = self._travel(values.reshape(-1), counts * self._width, name=f"gradient rows of {self._name}")
+        if self._copies is not None:
+            came, summands = self._of_copies(self._copies, came, summands)
+        wide = summands.reshape(-1, self._width).astype(summed_in, copy=False)
         return summed_over_ranks(came - self._first, wide)
+
+    def _of_copies(self, copies: Group, rows: Array, values: Array) -> tuple[Array, Array]:
+        """Return what the owners of these rows have got in all copies of the model, the same on each.
+
+        Not summed yet: so the sums have the bits of a mesh of any shape.
+        """
+        name = f"copies of {self._name}"
+        counts = copies.all_gather(np.array([rows.size]), name=name).wait()
+        self._traffic["all_gather"] += int(counts.sum()) * (rows.itemsize + self._width * values.itemsize)
+        every = copies.all_gather(rows, counts=counts.tolist(), name=name)
+        summands = copies.all_gather(values, counts=(self._width * counts).tolist(), name=name)
+        return every.wait(), summands.wait()
 
     @property
     def _first(self) -> int:

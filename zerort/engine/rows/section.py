@@ -12,10 +12,13 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from zerort.buffer import PLAIN, RangeGather
 from zerort.comm.agreed import agreed, raise_together
 from zerort.config import Tier
 from zerort.engine.model.section import Section
+from zerort.engine.residence.parameters import ShardedParameters
 from zerort.engine.rows.bucket import RowBucket, RowGradient
 from zerort.engine.rows.exchange import RowExchange
 from zerort.engine.rows.memory import RowsInMemory
@@ -42,6 +45,7 @@ class RowSection(Section):
         """Make its shard and state, and when each row was last up to date."""
         super().make_parts(before)
         self.parameters.is_gathered_apart = True
+        self.parameters.is_copied_out = self._context.mesh.replicate is not None
         assert self._optimizers is not None
         assert self.state is not None
         (extent,) = self.layout.extents
@@ -64,7 +68,13 @@ class RowSection(Section):
             now=0 if old is None else old.now,
         )
         self._exchange = RowExchange(
-            self._group, self.table.bounds, width=width, name=extent.name, traffic=self._context.ledger.moved
+            self._group,
+            self.table.bounds,
+            width=width,
+            name=extent.name,
+            traffic=self._context.ledger.moved,
+            copies=self._context.mesh.replicate,
+            others=self._context.mesh.beyond,
         )
 
     def _make_rows(self, width: int, optimizer: ElementwiseOptimizer) -> RowsInMemory | StoredRows:
@@ -147,8 +157,14 @@ class RowSection(Section):
     def gather_whole(self) -> Array:
         """Return the whole table, up to date, until `release`: read-only. Every rank calls this.
 
-        Where ranks share no memory, or it is on disks, it takes that of the whole table, which no slot is kept for.
+        Where ranks share no memory, or it is on disks, it takes that of the whole table, which no slot is kept for; so
+        it does with copies of the model, of which one alone may ask for it: what is there stays as it is.
         """
+        (extent,) = self.layout.extents
+        if self.parameters.is_copied_out:
+            assert isinstance(self.parameters, ShardedParameters)
+            self.parameters.hold(self.gather_rows(np.arange(self.table.rows)).reshape(-1))
+            return self.parameters.view(extent.name)
         with self._failing_together():
             self.table.catch_up()
         if self.parameters.needs_room:
@@ -162,7 +178,6 @@ class RowSection(Section):
                 raise
         else:
             self._group.barrier(name=self.name[:60]).wait()  # all have written their rows
-        (extent,) = self.layout.extents
         return self.parameters.view(extent.name)
 
     @contextlib.contextmanager
