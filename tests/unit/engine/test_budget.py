@@ -192,7 +192,7 @@ def test_tables_by_rows_leave_memory_before_anything_else_and_what_is_kept_of_th
         movable=frozenset({"parameter", "state"}),
     )
     working = WorkingMemory(sizes=[table, block("a")])
-    pages = 4096 * 3  # of parameter and two moments
+    pages = 4096 * 6  # of parameter and two moments, and copies of their rows
     with_all, without, least = (pages + mib * MIB for mib in (950, 850, 849))
     first, second = decide(Capacity(with_all, 0, 10**10), working=working)
     assert (first, second) == (replace(WHOLE, state=Tier.NVME, state_resident_nbytes=4096), WHOLE)

@@ -2,11 +2,11 @@
 
     elements   ├─ page ─┼─ page ─┼─ page ─┼─ page ─┼─ page ─┼ …        whatever the width of a row
     rows              [  3  ]                   [ 11  ][ 12  ]
-    window     │ page │ page │ page │ page │                           read, changed, written back: these, and no others
+    window     │ page │ page │ page │ page │ row 3 │ row 11 │ row 12 │  read, changed, written back: these, and no others
 
 What rows need of each array comes as pages into a window of bounded size, in one operation of the store, and their rows
-from there into small arrays that are computed with. Rows that are only looked at are brought up to date there, and
-nothing is written (decision 0186). Arrays that are in memory have their rows taken where they lie.
+from there to its other half, where they are computed with. Rows that are only looked at are brought up to date there,
+and nothing is written (decision 0186). Arrays that are in memory have their rows copied there from where they lie.
 """
 
 # not-gpu: between the host and a disk
@@ -27,10 +27,13 @@ from zerort.optim.kernels import kernels_for
 from zerort.optim.late import LateUpdates
 from zerort.typing import Array
 
-__all__ = ["PAGE_NBYTES", "StoredRows", "window_numel"]
+__all__ = ["PAGE_NBYTES", "StoredRows", "window_nbytes", "window_numel"]
 
 PAGE_NBYTES: Final = 4096
 """What a disk reads, checks and writes at least; cuts of chunks are multiples of it for every dtype."""
+
+_BLOCK: Final = 1 << 15
+"""Elements that are copied through temporaries at once, so that these are in no need of being counted."""
 
 
 def granule_of(itemsizes: Sequence[int]) -> int:
@@ -58,6 +61,17 @@ def window_numel(numel: int, width: int, itemsizes: Sequence[int], *, chunk_nume
     row = (width // granule + 2) * granule
     most = chunk_numel // LEAST_NUMEL * LEAST_NUMEL  # whatever the dtypes: fewer arrays never need a larger window
     return min(max(most, row), -(-numel // granule) * granule)
+
+
+def window_nbytes(stored: Sequence[int], copied: Sequence[int], *, numel: int) -> int:
+    """Return the bytes of a window: pages of arrays that are on a disk, and rows of all that are computed with.
+
+    Args:
+        stored: Bytes per element of each array that is on a disk.
+        copied: Those of each whose rows are copied.
+        numel: Elements of each: `window_numel`.
+    """
+    return numel * (sum(stored) + sum(copied))  # rows are apart: no more elements than their pages have
 
 
 class _Pages(NamedTuple):
@@ -136,11 +150,14 @@ class StoredRows:
             here = behind[which]
             assert late is not None
             self._catch_up(columns, late, old[here])
-            values = columns[self._exact]
-            if self._exact == "master":
-                values = np.empty(values.shape, found.dtype)
-                kernels_for(values).round_master(values.reshape(-1), columns["master"].reshape(-1))
-            found[here] = values
+            if self._exact == "parameter":
+                found[here] = columns["parameter"]
+                continue
+            for some in self._few(here.size):
+                exact = columns["master"][some].reshape(-1)
+                values = np.empty(exact.size, found.dtype)
+                kernels_for(exact).round_master(values, exact)
+                found[here[some]] = values.reshape(-1, self._width)
         return found if places is None else found[places]
 
     def change(
@@ -183,12 +200,14 @@ class StoredRows:
         exact, state = columns[self._exact], {kind: columns[kind] for kind in self._state}
         if behind.size == ages.size:
             late.catch_up_(exact, state, ages)
-        elif behind.size:
-            some, old = exact[behind], {kind: one[behind] for kind, one in state.items()}
-            late.catch_up_(some, old, ages[behind])
-            exact[behind] = some
+            return
+        for few in self._few(behind.size):
+            which = behind[few]
+            some, old = exact[which], {kind: one[which] for kind, one in state.items()}
+            late.catch_up_(some, old, ages[which])
+            exact[which] = some
             for kind, one in old.items():
-                state[kind][behind] = one
+                state[kind][which] = one
 
     def _blocks(
         self, rows: Array, kinds: Sequence[str], *, write: bool = False
@@ -201,20 +220,28 @@ class StoredRows:
             yield slice(0, rows.size), {kind: self._taken(kind, rows) for kind in kinds}
             assert not write, "rows in memory alone are changed where they lie"
             return
-        sizes = [self._numel * self._columns[kind].dtype.itemsize for kind in stored]
-        with self._window(sum(sizes)) as memory:
-            places = np.split(memory, np.cumsum(sizes)[:-1])
-            rooms = {kind: one.view(self._columns[kind].dtype) for kind, one in zip(stored, places, strict=True)}
+        widths = [[self._columns[kind].dtype.itemsize for kind in some] for some in (stored, kinds)]
+        with self._window(window_nbytes(*widths, numel=self._numel)) as memory:
+            ends = np.cumsum([self._numel * width for width in (*widths[0], *widths[1])])
+            places = [
+                one.view(self._columns[kind].dtype)
+                for kind, one in zip((*stored, *kinds), np.split(memory, ends[:-1]), strict=True)
+            ]
+            rooms = dict(zip(stored, places, strict=False))
+            copies = dict(zip(kinds, places[len(stored) :], strict=True))
             for pages in self._pages(rows):
                 some = rows[pages.which]
                 windows = {kind: room[: pages.numel] for kind, room in rooms.items()}
                 joined(
                     [self._columns[kind].read_parts(pages.parts, one) for kind, one in windows.items()], result=0
                 ).wait()
-                found = {
-                    kind: self._at_any(windows[kind])[pages.offsets] if kind in windows else self._taken(kind, some)
-                    for kind in kinds
-                }
+                found = {kind: one[: some.size * self._width].reshape(-1, self._width) for kind, one in copies.items()}
+                for kind, one in found.items():
+                    if kind not in windows:
+                        take_rows(one.reshape(-1), self._in_memory(kind), some, self._width)
+                        continue
+                    for few in self._few(some.size):
+                        one[few] = self._at_any(windows[kind])[pages.offsets[few]]
                 yield pages.which, found
                 if write:
                     for kind, values in found.items():
@@ -230,6 +257,11 @@ class StoredRows:
         found = np.empty((rows.size, self._width), self._columns[kind].dtype)
         take_rows(found.reshape(-1), self._in_memory(kind), rows, self._width)
         return found
+
+    def _few(self, count: int) -> Iterator[slice]:
+        """Yield slices of so many rows, a few at a time."""
+        most = max(_BLOCK // self._width, 1)
+        return (slice(first, min(first + most, count)) for first in range(0, count, most))
 
     def _in_memory(self, kind: str) -> Array:
         """Return the rows of an array that is in memory, without what evens ranges out."""

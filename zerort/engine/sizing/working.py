@@ -9,7 +9,7 @@
                 what is decoded from codes that rest, and these, unless they are in reach: part of the unit
     host_copy   whole parameters that stay on each host between gathers     once for all of its ranks
     streaming   what passes through on its way from a disk and back         `depth` slots of a chunk
-                pages of tables that are updated by rows                    one window of a chunk
+                pages of tables that are updated by rows, and these rows    one window of a chunk
                 on GPUs also what passes between them and their hosts       3 slots of a chunk
 
 All of it shrinks, if it changes at all, when more rests on the device.
@@ -30,7 +30,7 @@ from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.chunked_array import cut_chunks
 from zerort.engine.residence.folded import folding_room_nbytes
 from zerort.engine.residence.gradients import room_nbytes
-from zerort.engine.rows.stored import window_numel
+from zerort.engine.rows.stored import window_nbytes, window_numel
 from zerort.engine.sizing.requirements import UnitTies
 from zerort.engine.sizing.section_size import PARTS, SectionSize
 from zerort.streaming.transfers import ArrayTransfer, StoreTransfer
@@ -181,12 +181,14 @@ class WorkingMemory:
         return 0 if size.row_width else self._chunk(size, parts, alignment=StoreTransfer.alignment)
 
     def window(self, size: SectionSize, tiers: SectionResidence) -> int:
-        """Return what pages of a table take in memory on their way from a disk and back; 0 if it is no such table."""
+        """Return what pages of a table and copies of their rows take in memory; 0 if none of it is on a disk."""
         parts = [part for part in ("parameter", "state") if getattr(tiers, part) is Tier.NVME]
-        widths = [int(width) for part in parts for width in size.columns.get(part, ())]
-        if not (size.row_width and widths):
+        stored = [int(width) for part in parts for width in size.columns.get(part, ())]
+        if not (size.row_width and stored):
             return 0
-        return sum(widths) * window_numel(size.numel, size.row_width, widths, chunk_numel=self.chunk_numel)
+        copied = [int(width) for part in ("parameter", "state") for width in size.columns[part]]
+        numel = window_numel(size.numel, size.row_width, stored, chunk_numel=self.chunk_numel)
+        return window_nbytes(stored, copied, numel=numel)
 
     def staged(self, size: SectionSize, tiers: SectionResidence) -> int:
         """Return what a chunk takes on its way between a GPU and its host; 0 if nothing of it does."""
