@@ -2,7 +2,7 @@
 
     elements   ├─ page ─┼─ page ─┼─ page ─┼─ page ─┼─ page ─┼ …        whatever the width of a row
     rows              [  3  ]                   [ 11  ][ 12  ]
-    window     │ page │ page │ page │ page │ row 3 │ row 11 │ row 12 │  read, changed, written back: these, and no others
+    window     │ page │ page │ page │ page │ row 3 │ row 11 │ row 12 │  read, changed, written back: only these
 
 What rows need of each array comes as pages into a window of bounded size, in one operation of the store, and their rows
 from there to its other half, where they are computed with. Rows that are only looked at are brought up to date there,
