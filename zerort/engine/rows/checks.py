@@ -97,6 +97,9 @@ def _check_runtime(context: Context, what: str) -> None:
             not context.device.in_host_memory
         ),
         f"with sharded state, got {plan}. Use zr.Plan.zero(1), 2 or 3": (plan.state.placement is not Placement.SHARDED),
+        "in one copy of the model on GPUs, got a mesh with several. Leave replicate= out": (
+            context.mesh.replicate is not None and not context.device.in_host_memory
+        ),
         "without secondary=, got a plan that keeps a second copy. Use zr.Plan.zero(3): only rows are gathered": (
             plan.secondary is not None
         ),
