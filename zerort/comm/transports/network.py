@@ -43,7 +43,7 @@ class Network:
     latency: float
     """Seconds until a short message has come, and one from there has gone."""
     overhead: float
-    """Seconds for each further message at the same time."""
+    """Seconds for each further message at the same time (decision 0195 says how both are taken)."""
     bandwidth: float
     """Bytes per second of a long message."""
 

@@ -6,7 +6,8 @@
       all_reduce       a part of equal size; then its sum to all               two exchanges  2 (hosts - 1) / hosts · S
 
 Which way is the same on all ranks: it follows from what messages cost, which all have agreed on (network.py, decision
-0169). The call is compared with the first message of each host, as always.
+0169). The call is compared with the first message of each host, as always. Where hosts greet each other directly, up to
+1 MiB is small (decision 0195).
 """
 
 from __future__ import annotations
