@@ -12,6 +12,7 @@ from zerort.comm import Group
 from zerort.comm.bootstrap.opening import best_transport
 from zerort.comm.transports import small_calls, wire
 from zerort.comm.transports.hosts_shortcut import HostsShortcut
+from zerort.config import GroupOptions
 from zerort.errors import CollectiveMismatchError
 
 WORLD = MPI.COMM_WORLD
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size == 1, reason="one h
 
 WHOLE = {"whole_sums": 2**40, "whole_scatters": 2**40}
 CUT = {"whole_sums": 0, "whole_scatters": 0}
+ROUNDS = {"room": 0, "sums": 0, "scatters": 0}
 COUNTS = [3, 0, 5, 1, 2, 4, 1, 7]
 
 
@@ -146,3 +148,104 @@ def test_a_sum_that_is_cut_moves_no_more_than_the_bound(options, monkeypatch):
         for _ in range(3):  # in Python, then natively
             assert sent(lambda: group.reduce_scatter(array)) == (hosts - 1) * array.nbytes
             assert sent(lambda: group.all_reduce(array)) == 2 * (hosts - 1) * array.nbytes
+
+
+# -- up to a mebibyte: still in one exchange, where hosts greet each other directly ------------------------------------
+
+
+@pytest.fixture
+def roomy(options, monkeypatch):
+    """Messages and slabs as they are outside of tests; hosts that greet each other directly, whatever was measured."""
+    monkeypatch.setattr(small_calls, "is_direct", lambda network, hosts: True)
+    return GroupOptions(timeout=options.timeout, flight_dir=options.flight_dir)
+
+
+def results_of(group, dtype):
+    """Make calls of some hundred kilobytes, four times each; return all that came of them."""
+    n, rank, made = group.size, group.rank, []
+    counts = [20_000 + 3 * r for r in range(n)]
+    given, shard = group.zeros(sum(counts), dtype), group.zeros(counts[rank], dtype)
+    given[:] = np.random.default_rng(rank).standard_normal(given.size)
+    shard[:] = given[: shard.size]
+    total, part, whole = (np.empty(size, dtype) for size in (given.size, shard.size, given.size))
+    plain = given.copy()
+    for _ in range(4):
+        group.all_reduce(given, out=total).wait()
+        group.reduce_scatter(given, counts=counts, out=part).wait()
+        group.all_gather(shard, counts=counts, out=whole).wait()
+        made += [one.tobytes() for one in (total, part, whole)]
+        made.append(group.all_reduce(plain).wait().tobytes())
+    return made
+
+
+@pytest.mark.parametrize("kind", ["hierarchical", "mpi"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_one_exchange_gives_the_bits_of_rounds(roomy, dtype, kind):
+    with open_hosts(roomy, kind=kind) as group, open_hosts(roomy, kind=kind, **ROUNDS) as slow:
+        assert results_of(group, dtype) == results_of(slow, dtype)
+        if kind == "hierarchical" and native.AVAILABLE:
+            assert shortcuts(group) >= {"all_gather", "all_reduce", "reduce_scatter"}
+        assert not shortcuts(slow)
+
+
+def test_a_call_of_some_hundred_kilobytes_is_one_message_to_each_other_host(roomy, monkeypatch):
+    monkeypatch.setattr(wire, "_find_library", lambda comm: None)  # every message passes where it can be counted
+    sent = []
+    start = wire.Wire.start
+
+    def counted(self, sends, receives, *, tag):
+        sent.extend(array.nbytes for _, array in sends)
+        return start(self, sends, receives, tag=tag)
+
+    with open_hosts(roomy) as group:
+        monkeypatch.setattr(wire.Wire, "start", counted)
+        members = group._transport.topology.members
+        others, leads = len(members) - 1, group.rank in [ranks[0] for ranks in members]
+        array = np.ones(16_384 * group.size, np.float32)
+        expected = {
+            "all_gather": (lambda: group.all_gather(array[:16_384]), others),
+            "reduce_scatter": (lambda: group.reduce_scatter(array), others),
+            # On two hosts whole sums are as long as parts and their sums; on more they are cut by host.
+            "all_reduce": (lambda: group.all_reduce(array), others if others == 1 else 2 * others),
+        }
+        for op, (call, messages) in expected.items():
+            sent.clear()
+            call().wait()
+            assert len(sent) == (messages if leads else 0), op
+            per_host = sum(sent) - 24 * len(sent)
+            moved = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}[op] * others * array.nbytes
+            assert WORLD.allreduce(per_host) == moved, op
+
+
+def test_shards_that_are_too_unequal_for_one_exchange_take_rounds(roomy):
+    with open_hosts(roomy) as group:
+        small = group._transport.small
+        counts = [small.each // 4 + 1, *[0] * (group.size - 1)]
+        shard = np.full(counts[group.rank], 3.0, np.float32)
+        whole = np.empty(sum(counts), np.float32)
+        source = np.ones(sum(counts), np.float32)
+        for _ in range(3):
+            group.all_gather(shard, counts=counts, out=whole).wait()
+            assert (whole == 3.0).all()
+            assert (group.reduce_scatter(source, counts=counts).wait() == group.size).all()
+        assert not shortcuts(group)
+
+
+def test_calls_that_differ_are_told_whichever_of_them_takes_rounds(roomy):
+    with open_hosts(roomy) as group:
+        arrays = [np.ones(numel, np.float32) for numel in (1_000, 100_000, 1_000_000)]  # whole, in parts, in rounds
+
+        def total(which):
+            return group.all_reduce(arrays[which], out=arrays[which]).wait()
+
+        def agree():
+            for which in range(3):
+                arrays[which][:] = 1
+                assert (total(which) == group.size).all()
+
+        agree()
+        for mine, theirs in ((0, 1), (1, 2), (2, 1), (1, 0)):
+            with pytest.raises(CollectiveMismatchError) as told:
+                total(mine if group.rank == group.size - 1 else theirs)
+            assert str(told.value).count("test_small_calls_between_hosts.py:") >= 2
+            agree()

@@ -39,7 +39,7 @@ class GroupOptions:
     eager_nbytes: int = 1024**2
     """Bytes. Collectives up to this size run on the caller's thread while the stream is idle; 0: only barriers do.
 
-    Between hosts, and wherever ranks talk over MPI, at most 64 KiB: what travels in one exchange."""
+    Between hosts, and wherever ranks talk over MPI, at most 64 KiB: a network takes longer for more."""
 
     staging_nbytes: int = STAGING_NBYTES
     """Bytes of one rank's staging slab in the node's shared window; a multiple of 64.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zerort.comm.guard.call import Call
-from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, small_nbytes
+from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, direct_nbytes, small_nbytes
 from zerort.comm.transports.network import Network, is_direct, largest_sum, measure
 from zerort.testing.counted_post import CountedPost
 
@@ -102,6 +102,19 @@ def test_the_way_and_the_largest_sum_follow_from_what_messages_cost():
     assert largest_sum(lan, 2, scattered=False) > 2**40  # on two hosts both move as much
     assert small_nbytes(4, slab_nbytes=2**22, message_nbytes=2**30) == 64 * 1024
     assert small_nbytes(1024, slab_nbytes=2**22, message_nbytes=2**30) == 1024
+
+
+def test_direct_greetings_carry_more_but_no_more_than_one_rank_should_read_or_one_message_holds():
+    def sizes(hosts, *, ranks=2, slab=2**22, message=2**30):
+        return direct_nbytes(hosts, ranks=ranks, slab_nbytes=slab, message_nbytes=message)
+
+    assert [sizes(hosts) for hosts in (2, 4, 8)] == [(2**20, 2**20), (2**20, 2**19), (2**20, 2**18)]
+    assert sizes(4, ranks=16) == (2**18, 2**17)  # 16 arrays of 256 KiB are 4 MiB
+    assert sizes(4, ranks=1024) == (2**16, 2**16)  # never less than where greetings are passed on
+    assert sizes(4, slab=2**17) == (2**17, 2**16)
+    whole, each = sizes(8, message=16 * 1024)
+    assert each + 24 <= 16 * 1024
+    assert whole // 8 <= each
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])

@@ -44,6 +44,9 @@ _BUSY_FOR = 0.005
 _NAP = 50e-6
 """Between two looks at what has no end yet, when a group closes."""
 
+_IDLE_NAP = 1e-3
+"""Between two looks at what others have yet to begin."""
+
 _LONG_NBYTES = 256 * 1024
 """Messages of this size and more take longer than a nap, and polling would take the core from who computes."""
 
@@ -114,12 +117,19 @@ class Exchange:
         with _kept(under_way, *memory):
             self._wait(under_way, sequence=sequence)
 
-    def all_gather_bytes(self, mine: bytes, *, sequence: int) -> list[bytes]:
-        """Return every rank's bytes; all give equally many."""
+    def all_gather_bytes(self, mine: bytes, *, sequence: int, is_idle: bool = False) -> list[bytes]:
+        """Return every rank's bytes; all give equally many.
+
+        Args:
+            mine: This rank's.
+            sequence: The call that they belong to.
+            is_idle: The others will take a while, and want the cores: look seldom.
+        """
         everyone = np.empty((self.size, len(mine)), np.uint8)
         request = self.comm.Iallgather([np.frombuffer(mine, np.uint8), MPI.BYTE], [everyone, MPI.BYTE])
+        requests = Requests([request], nap=_IDLE_NAP) if is_idle else Requests([request])
         with _kept(request, mine, everyone):
-            self._wait(Requests([request]), sequence=sequence)
+            self._wait(requests, sequence=sequence, busy_for=0.0 if is_idle else _BUSY_FOR)
         return [row.tobytes() for row in everyone]
 
     def start(self, sends: Iterable[tuple[int, Array]], receives: Iterable[tuple[int, Array]]) -> Messages:

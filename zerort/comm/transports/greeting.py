@@ -23,13 +23,19 @@ from zerort.native.rendezvous import AGREED_BYTES
 from zerort.native.wire import plan_greeting
 from zerort.typing import Array
 
-__all__ = ["DIFFERS", "GREETING_NBYTES", "NEW_PLACE", "Greeter", "digest_of", "small_nbytes"]
+__all__ = ["DIFFERS", "GREETING_NBYTES", "NEW_PLACE", "Greeter", "digest_of", "direct_nbytes", "small_nbytes"]
 
 DIFFERS, NEW_PLACE = 1, 2
 """Flags: calls differ, or one cannot be made; some rank calls from a place that the others have not heard of."""
 
 _SMALL_NBYTES = 64 * 1024
-"""Of the largest array whose data travels with the greeting."""
+"""Of the largest array whose data travels with the greeting, where that is passed on."""
+
+_DIRECT_NBYTES = 1024**2
+"""The same where each host greets all others: beyond, it pays to sum and copy while other pieces are on the wire."""
+
+_READ_NBYTES = 4 * 1024**2
+"""What one rank of a host may read of arrays for all others there: of longer ones each should read a part."""
 
 _MOST_NBYTES = 1024**2
 """Of the data of all hosts together."""
@@ -63,6 +69,24 @@ def small_nbytes(hosts: int, *, slab_nbytes: int, message_nbytes: int) -> int:
     """
     room = min(_SMALL_NBYTES, slab_nbytes, _MOST_NBYTES // hosts, (message_nbytes - GREETING_NBYTES) // hosts)
     return max(0, room) // 64 * 64
+
+
+def direct_nbytes(hosts: int, *, ranks: int, slab_nbytes: int, message_nbytes: int) -> tuple[int, int]:
+    """Return the bytes of the largest array whose data travels with direct greetings, and what each of them may carry.
+
+    A greeting has room for twice an equal share of the array: hosts may have more ranks than others, and ranks larger
+    shards.
+
+    Args:
+        hosts: How many.
+        ranks: Of the largest host.
+        slab_nbytes: What a host's ranks can stage of an array.
+        message_nbytes: The largest single message.
+    """
+    least = small_nbytes(hosts, slab_nbytes=slab_nbytes, message_nbytes=message_nbytes)
+    whole = max(least, min(_DIRECT_NBYTES, _READ_NBYTES // ranks, slab_nbytes) // 64 * 64)
+    each = max(least, min(2 * whole // hosts, message_nbytes - GREETING_NBYTES) // 64 * 64)
+    return max(least, min(whole, each * hosts // 2)), each
 
 
 class Greeter:

@@ -200,6 +200,7 @@ class HierarchicalTransport(MpiTransport):
             tails=[tails[rank] for rank in self._here],
             plan=plan,
             is_cut=is_cut,
+            wire_seconds=call.nbytes / self.network.bandwidth,
         )
         return HostsShortcut(self, native_call, tails=tails, key=key, wire_nbytes=wire_nbytes)
 

@@ -26,6 +26,10 @@ from zerort.typing import Array
 __all__ = ["Caller", "HostsShortcut", "make_native"]
 
 
+_PATIENCE, _SLOWER = 2e-3, 4
+"""Seconds that the native step waits for others, and how many times as long as the network takes when it is alone."""
+
+
 class Caller(Protocol):
     """The transport whose calls take shortcuts."""
 
@@ -107,6 +111,7 @@ def make_native(
     tails: Sequence[bytes],
     plan: Any,
     is_cut: bool,
+    wire_seconds: float,
 ) -> Any:
     """Return the native form of a small ``call``.
 
@@ -124,6 +129,7 @@ def make_native(
         tails: What headers of this host's ranks end with.
         plan: How the leader greets other hosts; None for the others.
         is_cut: Whether it is a sum that is cut by host.
+        wire_seconds: About what the network takes for it.
     """
     table, width = call.geometry, 1 if call.out is None else call.out.itemsize
     reduces = call.op == "all_reduce" or (table is not None and table.reduces)
@@ -150,4 +156,5 @@ def make_native(
         shards=[[(place * width, count * width) for place, count in ranges] for ranges in shards],
         scattered=table is not None,
         host=host,
+        patience=_PATIENCE + _SLOWER * wire_seconds,
     )

@@ -85,15 +85,16 @@ class MpiTransport(Transport):
         self._left = False
         self.listened_at = 0.0
         """When this rank last looked for alarms of others that gave up or failed, after a greeting."""
-        leaders, hosts_count = [ranks[0] for ranks in self.topology.members], self.topology.count
+        leaders = [ranks[0] for ranks in self.topology.members]
         self._leads = self.rank in leaders
         self.network = self._measure(leaders)
         """What messages between hosts cost; on every rank the same, and so is what follows."""
-        room = small_nbytes(hosts_count, slab_nbytes=slab, message_nbytes=options.message_nbytes)
-        self.eager_nbytes = min(options.eager_nbytes, room)  # a larger call takes several exchanges: not on the caller
-        self.small = SmallCalls.of(self.network, hosts_count, room=room)
+        sizes = {"slab_nbytes": slab, "message_nbytes": options.message_nbytes}
+        # A larger call takes the wire longer than a thread should wait that could compute.
+        self.eager_nbytes = min(options.eager_nbytes, small_nbytes(len(leaders), **sizes))
+        self.small = SmallCalls.of(self.network, self.topology.members, **sizes)
         self._greeter = (
-            Greeter(leaders, self.rank, room=room, direct=self.small.is_direct, trade=self._trade)
+            Greeter(leaders, self.rank, room=self.small.each, direct=self.small.is_direct, trade=self._trade)
             if self._leads
             else None
         )
@@ -119,7 +120,7 @@ class MpiTransport(Transport):
         try:
             if self._leads and len(leaders) > 1:
                 costs[:] = measure(leaders, self.rank, self._trade).costs()
-            told = self._exchange.all_gather_bytes(costs.tobytes(), sequence=self._sequence)
+            told = self._exchange.all_gather_bytes(costs.tobytes(), sequence=self._sequence, is_idle=not self._leads)
         except Interrupted:
             self._give_up(Call(op="open", site=call_site(), sequence=self._sequence))
         latency, overhead, per_byte = map(float, np.frombuffer(b"".join(told)).reshape(-1, 3).max(0))

@@ -11,7 +11,6 @@ also be cut by host, which moves as little as rounds do (small_calls.py).
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,10 +24,13 @@ __all__ = ["Network", "is_direct", "largest_sum", "largest_whole", "measure"]
 Trade = Callable[[Sequence[tuple[int, Array]], Sequence[tuple[int, Array]]], None]
 
 _TRIES, _LONG_TRIES = 12, 4
-"""How often each figure is taken; the best counts. Short messages take little time, and others' work much of theirs."""
+"""How often each figure is taken. Short messages take little time, and others' work much of theirs."""
 
 _LATENCIES_OF_A_ROUND = 4
 """What an exchange in rounds costs without its bytes: meetings of the host's ranks before and after it, and Python."""
+
+_WHOLE_NBYTES = 16 * 1024
+"""Of the largest sum that travels whole where it need not: others' work may have made a latency look long."""
 
 _SHORT_NBYTES, _LONG_NBYTES = 64, 256 * 1024
 _MOST_AT_ONCE = 8
@@ -41,7 +43,7 @@ class Network:
     latency: float
     """Seconds until a short message has come, and one from there has gone."""
     overhead: float
-    """Seconds for each further message at the same time."""
+    """Seconds for each further message at the same time (decision 0195 says how both are taken)."""
     bandwidth: float
     """Bytes per second of a long message."""
 
@@ -60,23 +62,33 @@ def measure(ranks: Sequence[int], rank: int, trade: Trade) -> Network:
     """
     count, me = len(ranks), ranks.index(rank)
 
-    def seconds(others: int, nbytes: int, tries: int = _TRIES) -> float:
-        sent, best = np.zeros(nbytes, np.uint8), math.inf
-        rooms = [np.zeros(nbytes, np.uint8) for _ in range(others)]
-        ahead = [ranks[(me + step) % count] for step in range(1, others + 1)]
-        behind = [ranks[(me - step) % count] for step in range(1, others + 1)]
-        for _ in range(tries):
-            began = time.perf_counter()
-            trade([(other, sent) for other in ahead], list(zip(behind, rooms, strict=True)))
-            best = min(best, time.perf_counter() - began)
-        return best
+    def seconds(nbytes: int, *steps: int) -> float:
+        """Return how long an exchange takes with the hosts that are so many steps ahead and behind."""
+        sends = [(ranks[(me + step) % count], sent[:nbytes]) for step in steps]
+        receives = [(ranks[(me - step) % count], room[:nbytes]) for step, room in zip(steps, rooms, strict=False)]
+        began = time.perf_counter()
+        trade(sends, receives)
+        return time.perf_counter() - began
 
     several = min(count - 1, _MOST_AT_ONCE)
-    latency = seconds(1, _SHORT_NBYTES)
-    overhead = (seconds(several, _SHORT_NBYTES) - latency) / (several - 1) if several > 1 else 0.0
-    long = seconds(1, _LONG_NBYTES, _LONG_TRIES)
+    sent, rooms = np.zeros(_LONG_NBYTES, np.uint8), np.zeros((several, _LONG_NBYTES), np.uint8)
+    in_turn, at_once = [], []
+    for _ in range(_TRIES):  # both ways in turn, so that others' work slows down both
+        in_turn.append(sum(seconds(_SHORT_NBYTES, 2**k) for k in range(_rounds(count))))
+        at_once.append(seconds(_SHORT_NBYTES, *range(1, several + 1)))
+    latency = _usual(in_turn) / _rounds(count)
+    overhead = (_usual(at_once) - latency) / (several - 1) if several > 1 else 0.0
+    long = min(seconds(_LONG_NBYTES, 1) for _ in range(_LONG_TRIES))
     # A latency that was measured beside others' work may be as long as a long message: no more than half is taken off.
     return Network(latency, max(overhead, 0.0), _LONG_NBYTES / max(long - latency, long / 2))
+
+
+def _usual(seconds: list[float]) -> float:
+    """Return what an exchange takes when others' work does not hold it up.
+
+    Not the shortest: whoever comes last finds what the others have sent, and takes that for a network without latency.
+    """
+    return sorted(seconds)[len(seconds) // 4]
 
 
 def is_direct(network: Network, hosts: int) -> bool:
@@ -124,7 +136,7 @@ def largest_whole(network: Network, hosts: int, *, scattered: bool) -> int:
     """
     exchanges = 1 if scattered else 2
     surplus = (hosts - 1) * (1 - exchanges / hosts)  # times S: what is spared
-    return int(network.latency * network.bandwidth / surplus) if surplus else 2**62
+    return min(_WHOLE_NBYTES, int(network.latency * network.bandwidth / surplus)) if surplus else 2**62
 
 
 def _rounds(hosts: int) -> int:

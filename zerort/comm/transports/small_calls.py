@@ -6,7 +6,8 @@
       all_reduce       a part of equal size; then its sum to all               two exchanges  2 (hosts - 1) / hosts · S
 
 Which way is the same on all ranks: it follows from what messages cost, which all have agreed on (network.py, decision
-0169). The call is compared with the first message of each host, as always.
+0169). The call is compared with the first message of each host, as always. Where hosts greet each other directly, up to
+1 MiB is small (decision 0195).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from zerort import native, trace
 from zerort.comm.geometry import even_part
 from zerort.comm.guard.call import Call
-from zerort.comm.transports.greeting import DIFFERS, Greeter
+from zerort.comm.transports.greeting import DIFFERS, Greeter, direct_nbytes, small_nbytes
 from zerort.comm.transports.network import Network, is_direct, largest_sum, largest_whole
 from zerort.typing import Array
 
@@ -36,6 +37,8 @@ class SmallCalls:
     """Each host greets all others at once; else what was heard is passed on."""
     room: int
     """Of the largest array that travels with a greeting."""
+    each: int
+    """What a host may send another with it."""
     sums: int
     """Of the largest all_reduce that does."""
     scatters: int
@@ -45,23 +48,30 @@ class SmallCalls:
     whole_scatters: int
     """Of the largest of the others that is not."""
 
+    members: Sequence[Sequence[int]]
+    """The ranks of each host."""
+
     @staticmethod
-    def of(network: Network, hosts: int, *, room: int) -> SmallCalls:
+    def of(network: Network, members: Sequence[Sequence[int]], *, slab_nbytes: int, message_nbytes: int) -> SmallCalls:
         """Return what is fastest on a network.
 
         Args:
             network: What messages cost.
-            hosts: How many.
-            room: Bytes that each may send with a greeting.
+            members: The ranks of each host.
+            slab_nbytes: What a host's ranks can stage of an array.
+            message_nbytes: The largest single message.
         """
+        hosts, ranks = len(members), max(map(len, members))
         direct = is_direct(network, hosts)
         if direct:  # cut by host, what moves is what moves in rounds, but in fewer exchanges
+            room, each = direct_nbytes(hosts, ranks=ranks, slab_nbytes=slab_nbytes, message_nbytes=message_nbytes)
             sums = scatters = room
-            whole_sums, whole_scatters = (largest_whole(network, hosts, scattered=one) for one in (False, True))
+            whole = tuple(min(each, largest_whole(network, hosts, scattered=one)) for one in (False, True))
         else:
+            room = each = small_nbytes(hosts, slab_nbytes=slab_nbytes, message_nbytes=message_nbytes)
             sums, scatters = (min(room, largest_sum(network, hosts, scattered=one)) for one in (False, True))
-            whole_sums = whole_scatters = room
-        return SmallCalls(direct, room, sums, scatters, whole_sums, whole_scatters)
+            whole = (room, room)
+        return SmallCalls(direct, room, each, sums, scatters, whole[0], whole[1], members)
 
     def has(self, call: Call) -> bool:
         """Say whether a call's data travels with the greeting: so for all ranks alike, or their calls differ."""
@@ -71,10 +81,17 @@ class SmallCalls:
         if table is None:
             return out.nbytes <= self.sums
         if table.reduces:
-            return call.numel * source.itemsize <= self.scatters
-        # Passed on, a broadcast takes as much room as everybody's data.
-        most = self.room if self.is_direct or call.op != "broadcast" else self.scatters
-        return table.alike and out.nbytes <= most
+            nbytes, most, ranges = call.numel * source.itemsize, self.scatters, table.gives
+        else:
+            # Passed on, a broadcast takes as much room as everybody's data.
+            most = self.room if self.is_direct or call.op != "broadcast" else self.scatters
+            nbytes, ranges = out.nbytes, table.takes
+        if nbytes > most or not (table.reduces or table.alike):
+            return False
+        width = source.itemsize
+        return nbytes <= self.each or all(
+            sum(ranges[rank][1] for rank in ranks) * width <= self.each for ranks in self.members
+        )
 
     def cuts(self, call: Call) -> bool:
         """Say whether a small call is a sum that is cut by host: each sends to each what that one sums."""

@@ -36,10 +36,11 @@ class Requests:
 
     Args:
         requests: Its requests.
+        nap: Seconds between looks when they have taken long.
     """
 
-    def __init__(self, requests: list[Any]) -> None:
-        self._requests = requests
+    def __init__(self, requests: list[Any], *, nap: float = _NAP) -> None:
+        self._requests, self._nap = requests, nap
 
     def wait(self, seconds: float, busy: float, /) -> bool:
         """Poll as `UnderWay` says."""
@@ -49,7 +50,7 @@ class Requests:
             if waited >= seconds:
                 return False
             # Yield at first, for the other side may need this core to answer; later leave it alone for longer.
-            time.sleep(0 if waited < busy else _NAP)
+            time.sleep(0 if waited < busy else self._nap)
         return True
 
 

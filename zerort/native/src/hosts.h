@@ -153,6 +153,7 @@ struct Piece {
 struct HostsRoute : RouteBase {
   std::size_t whole_nbytes, first;  // of the result of all; where this rank's begins in it
   char* notes;                      // in the host's window: flags in its first line, then the result
+  double patience;                  // seconds; whoever must wait longer for a host's ranks, or messages, goes on from Python
   // Of the leader only.
   std::vector<std::vector<char>> tails;  // what headers of this host's ranks end with, as all hosts know
   std::vector<std::vector<Piece>> shards;  // of each host, in order: what it gives to a copy, or sums of a sum that is cut by host
@@ -174,16 +175,16 @@ class HostsShortcut : public ShortcutBase<HostsRoute> {
   int run(std::uint64_t sequence) {
     const Away away(kLong);  // what crosses the wire takes longer than a hand-over of the GIL
     show(sequence);
-    const Status met = come<StillAway>(true);
+    const Status met = come<StillAway>(true, route_.patience);
     if (met != Status::met) return kMeeting + int(met);
     if (greeting_) {
       greet(sequence);
       do {
-        if (!greeting_->wait(kPatience, kBusy)) return kGreeting;
+        if (!greeting_->wait(route_.patience, kBusy)) return kGreeting;
       } while (!hear());
       if (now_ns() >= listen_at) return kListening;
     }
-    const Status parted = come<StillAway>(false);
+    const Status parted = come<StillAway>(false, route_.patience);
     if (parted != Status::met) return kParting + int(parted);
     if (flags() != 0) return kConcluding;
     deliver();

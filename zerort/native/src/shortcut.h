@@ -91,11 +91,11 @@ class ShortcutBase {
 
   // Come to a meeting (`comparing`) or a parting; in `Pause`, which is made from kLong, while others are late.
   template <typename Pause>
-  Status come(bool comparing) {
+  Status come(bool comparing, double patience = kPatience) {
     peers_.arrive(comparing);
     if (peers_.glance()) return peers_.compare();
     const Pause pause(kLong);
-    return peers_.wait(kPatience);
+    return peers_.wait(patience);
   }
 
   Peers& peers_;
