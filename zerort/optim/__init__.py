@@ -6,6 +6,7 @@
     kernels.py        which kernels serve an array: the host's, or those of a GPU (kernels_cuda.py)
     adafactor.py      Adafactor: factored second moments; pieces.py cuts a shard of a matrix into rectangles
     late.py           updates that rows without a gradient have missed, made up for at once
+    rows/             kernels over rows of tables, on hosts and GPUs
     exact.py          sums whose bits do not depend on how tensors are cut over ranks
     groups.py         ParameterGroup: settings by name; resolve, settings_of, unmatched, warn_of_unmatched
     schedules.py      constant, warmup_linear, warmup_cosine; any callable will do

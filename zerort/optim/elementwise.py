@@ -16,7 +16,7 @@ from zerort.errors import CallError
 from zerort.optim.checks import check_bool, check_choice, check_lr, check_number, check_pair
 from zerort.optim.forms.moments import format_of, rounding_keys
 from zerort.optim.forms.sparsity import Sparsity, check_sparsity
-from zerort.optim.kernels import kernels_for
+from zerort.optim.kernels import kernels_for, row_kernels_for
 from zerort.optim.optimizer import ElementwiseOptimizer, Schedule, StateSpec
 from zerort.typing import Array
 
@@ -113,7 +113,7 @@ class AdamW(ElementwiseOptimizer):
     def update_rows_(self, param: Array, grad: Array, state: Mapping[str, Array], rows: Array, **how: Any) -> None:
         """Update some rows where they lie; see `ElementwiseOptimizer.update_rows_`."""
         moments = state["exp_avg"], state["exp_avg_sq"]
-        kernels_for(param).adamw_rows_(param, grad, *moments, rows, **self._settings(**how))
+        row_kernels_for(param).adamw_rows_(param, grad, *moments, rows, **self._settings(**how))
 
     def _settings(self, **update: Any) -> dict[str, Any]:
         """Return what kernels are told: of this optimizer, and of one update."""

@@ -10,7 +10,7 @@ on its own values and on its *age*, how many updates it has missed, and for each
 The numbers of all ages are kept up with every update (`advance`), from the learning rate it had, in float64 and from
 factors that are rounded as the kernels round them. AdamW's series converges where eps is small beside √v. The first
 term that is left out bounds the error, so each row has as many terms as it needs, mostly one or two; elements for which
-all of them are not enough are updated step by step (decision 0155).
+all of them are not enough are updated step by step (decision 0155). The arithmetic is in `rows/`, for hosts and GPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zerort.errors import CallError
 from zerort.native.dtypes import numpy_dtype
 from zerort.native.scalars import adamw_scalars, lion_scalars, sgd_scalars
 from zerort.optim.elementwise import SGD, AdamW, Lion
-from zerort.optim.kernels import kernels_for
+from zerort.optim.kernels import row_kernels_for
 from zerort.optim.optimizer import Optimizer
 from zerort.typing import Array
 
@@ -33,9 +33,6 @@ __all__ = ["MOST_MISSED", "LateUpdates", "late_updates"]
 
 MOST_MISSED: Final = 1024
 """Updates that a row may miss: numbers are kept for no more ages. Whoever keeps rows brings older ones up to date."""
-
-_BLOCK: Final = 1 << 15
-"""Elements that are computed at once, so that temporaries stay in a core's cache."""
 
 _TERMS: Final = 6
 """Of AdamW's series. With six, eps may be 1/600 of √v in float64, and 1/20 in float32."""
@@ -66,27 +63,15 @@ class LateUpdates(abc.ABC):
             step: How many updates the tensor has had, this one included.
         """
 
+    @abc.abstractmethod
     def catch_up_(self, param: Array, state: Mapping[str, Array], ages: Array) -> None:
-        """Bring rows up to date in place.
+        """Bring rows up to date in place, on the host or on a GPU.
 
         Args:
-            param: 2-D, a row for each age: parameters, or their master weights.
+            param: 2-D, contiguous, a row for each age: parameters, or their master weights.
             state: The same of each kind of state, by name.
-            ages: 1-D, int64, from 0 to `MOST_MISSED`: updates that each row has missed.
+            ages: 1-D, int64, of the host, from 0 to `MOST_MISSED`: updates that each row has missed.
         """
-        rows = max(_BLOCK // max(param.shape[1], 1), 1)
-        for first in range(0, len(ages), rows):
-            here = slice(first, first + rows)
-            with np.errstate(all="ignore"):  # NaN and infinity stay what they are
-                self._catch_up_(param[here], {kind: values[here] for kind, values in state.items()}, ages[here])
-
-    def _by_row(self, numbers: Array) -> Array:
-        """Return a number for each row as what rows are multiplied by."""
-        return numbers.astype(self._type)[..., np.newaxis]
-
-    @abc.abstractmethod
-    def _catch_up_(self, param: Array, state: Mapping[str, Array], ages: Array) -> None:
-        """Bring a few rows up to date in place."""
 
 
 class _LateAdamW(LateUpdates):
@@ -117,59 +102,21 @@ class _LateAdamW(LateUpdates):
         self._updates[:, 1:] = self._updates[:, :-1].copy()
         self._updates[:, 0] = decay, size, root
 
-    def _catch_up_(self, param: Array, state: Mapping[str, Array], ages: Array) -> None:
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
-        left = kernels_for(param).late_adamw_(
-            *(one.reshape(-1) for one in (param, mean, square)),
+    def catch_up_(self, param: Array, state: Mapping[str, Array], ages: Array) -> None:
+        """Bring rows up to date in place."""
+        row_kernels_for(param).late_adamw_(
+            param,
+            state["exp_avg"],
+            state["exp_avg_sq"],
             ages,
             decays=self._decay,
             means=self._mean,
             squares=self._square,
             terms=self._terms,
+            updates=self._updates,
             eps=self._eps,
             error=self._error,
         )
-        if left.any():
-            rows = np.flatnonzero(left)
-            old = ages[rows]
-            param[rows] = self._by_element(param[rows], mean[rows], square[rows], old, self._terms[:, old])
-            mean[rows] *= self._by_row(self._mean[old])
-            square[rows] *= self._by_row(self._square[old])
-
-    def _by_element(self, param: Array, mean: Array, square: Array, ages: Array, terms: Array) -> Array:
-        """Return rows of which some elements have all terms of the series, and others are updated step by step."""
-        wide = [array.astype(np.float64) for array in (param, mean, square)]
-        param, mean, square = wide
-        root = np.sqrt(square)
-        ratio, x = mean / root, self._eps / root
-        series = terms[_TERMS - 1, :, np.newaxis] * -x
-        for term in terms[_TERMS - 2 : 0 : -1, :, np.newaxis]:
-            series = (series + term) * -x
-        moved = (series + terms[0, :, np.newaxis]) * ratio
-        moved[mean == 0.0] = 0.0
-        found: Array = param * self._decay[ages, np.newaxis] - moved
-        missing = np.abs(ratio) * x**_TERMS * terms[_TERMS, :, np.newaxis]
-        replayed = ~(missing <= self._error * (np.abs(found) + np.abs(moved))) & (mean != 0.0)
-        if replayed.any():
-            older = np.broadcast_to(ages[:, np.newaxis], replayed.shape)[replayed]
-            found[replayed] = self._replayed(param[replayed], mean[replayed], square[replayed], older)
-        return found
-
-    def _replayed(self, param: Array, mean: Array, square: Array, ages: Array) -> Array:
-        """Return elements after every update that they have missed, one after the other."""
-        order = np.argsort(-ages, kind="stable")  # the oldest first: those that an update changes are a beginning
-        ages = ages[order]
-        p, m, v = param[order], mean[order], square[order]
-        beta1, beta2 = self._mean[1], self._square[1]
-        for missed in range(int(ages[0]), 0, -1):
-            decay, size, root = self._updates[:, missed - 1]
-            old = slice(int(np.searchsorted(-ages, -missed, side="right")))
-            m[old] *= beta1
-            v[old] *= beta2
-            p[old] = p[old] * decay - m[old] * size / (np.sqrt(v[old]) * root + self._eps)
-        found = np.empty_like(p)
-        found[order] = p
-        return found
 
 
 class _LateSGD(LateUpdates):
@@ -194,17 +141,9 @@ class _LateSGD(LateUpdates):
         self._matrix[0, :, 1:] = param - rate * direction
         self._matrix[1, :, 1:] = running
 
-    def _catch_up_(self, param: Array, state: Mapping[str, Array], ages: Array) -> None:
-        matrix = self._by_row(self._matrix[:, :, ages])
-        if not state:
-            param *= matrix[0, 0]
-            return
-        running = state["momentum_buffer"]
-        before = param * matrix[1, 0]
-        param *= matrix[0, 0]
-        param += running * matrix[0, 1]
-        running *= matrix[1, 1]
-        running += before
+    def catch_up_(self, param: Array, state: Mapping[str, Array], ages: Array) -> None:
+        """Bring rows up to date in place."""
+        row_kernels_for(param).late_sgd_(param, state.get("momentum_buffer"), ages, matrix=self._matrix)
 
 
 class _LateLion(LateUpdates):
@@ -225,14 +164,12 @@ class _LateLion(LateUpdates):
         self._decay[1:] = self._decay[:-1] * decay
         self._moved[1:] = self._moved[:-1] * decay + rate * (beta1 > 0.0) * (self._mean[:-1] > 0.0)
 
-    def _catch_up_(self, param: Array, state: Mapping[str, Array], ages: Array) -> None:
-        mean = state["exp_avg"]
-        param *= self._by_row(self._decay[ages])
-        param -= np.sign(mean) * self._by_row(self._moved[ages])
-        faded, least = mean * self._by_row(self._mean[ages]), np.finfo(self._type).tiny
-        if self._mean[1] > 0.5:  # products of the kernel never round to zero then, so that the sign stays
-            np.copyto(faded, np.copysign(least, mean), where=(np.abs(faded) < least) & (mean != 0))
-        mean[:] = faded
+    def catch_up_(self, param: Array, state: Mapping[str, Array], ages: Array) -> None:
+        """Bring rows up to date in place."""
+        kernels = row_kernels_for(param)
+        kernels.late_lion_(
+            param, state["exp_avg"], ages, decays=self._decay, moved=self._moved, means=self._mean
+        )
 
 
 _LATE: Final[Mapping[type[Optimizer], Callable[[Any, np.dtype[Any]], LateUpdates]]] = {

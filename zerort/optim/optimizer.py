@@ -24,9 +24,9 @@ import numpy as np
 
 from zerort.errors import CallError
 from zerort.layout import itemsize
-from zerort.native import put_rows, take_rows
 from zerort.optim.checks import check_number
 from zerort.optim.forms.sparsity import MASK, Sparsity
+from zerort.optim.kernels import row_kernels_for
 from zerort.typing import Array
 
 __all__ = [
@@ -41,9 +41,6 @@ __all__ = [
     "qualified_name",
     "row_blocks",
 ]
-
-_ROW_BLOCK: Final = 1 << 15
-"""Elements of rows that are copied out, changed and copied back at once."""
 
 JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 """What a JSON file can hold."""
@@ -242,22 +239,23 @@ def row_blocks(
     They are copied back when the next ones are asked for; until then they stay in a core's cache.
 
     Args:
-        columns: Arrays of the host, of one length: rows one after the other.
+        columns: Arrays of the host or of a GPU, of one length: rows one after the other.
         rows: Numbers of rows, int64, each once.
         width: Elements of a row.
         write: Whether they are copied back.
     """
-    most = max(min(_ROW_BLOCK // width, rows.size), 1)
-    room = [np.empty(most * width, column.dtype) for column in columns]
+    kernels = row_kernels_for(columns[0])
+    most = max(min(kernels.ROW_BLOCK // width, rows.size), 1)
+    room = [kernels.empty(most * width, column.dtype) for column in columns]
     for first in range(0, rows.size, most):
         here = slice(first, min(first + most, rows.size))
         which = rows[here]
         found = [one[: which.size * width] for one in room]
         for values, column in zip(found, columns, strict=True):
-            take_rows(values, column, which, width)
+            kernels.take_rows(values, column, which, width)
         yield here, found
         for values, column in zip(found, columns, strict=True) if write else ():
-            put_rows(column, values, which, width)
+            kernels.put_rows(column, values, which, width)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import pytest
 import zerort as zr
 from zerort.errors import CallError
 from zerort.optim.late import MOST_MISSED, late_updates
+from zerort.optim.rows import kernels
 
 ROWS, WIDTH = 60, 4
 
@@ -116,7 +117,7 @@ def test_elements_far_above_eps_are_not_replayed(monkeypatch):
     """The series is what makes catching up cheap: a run with ordinary gradients does without replays."""
     optimizer = zr.AdamW(lr=0.01)
     late = late_updates(optimizer, "float32")
-    monkeypatch.setattr(late, "_replayed", None)
+    monkeypatch.setattr(kernels._Series, "_replayed", None)
     table = Table(optimizer, "float32", late=late)
     lot = np.random.default_rng(6)
     for step in range(1, 60):

@@ -38,8 +38,8 @@ def save(context: Context, units: Units, path: str | Path, *, progress: Any, com
         context.update_stream.check_written()
         _expect_settled_residuals(context, units)
     wait_for_gathers(context, units.trained_sections())
-    _wait_for_caller(context)
     _bring_up_to_date(context, units)
+    _wait_for_caller(context)
     values = [
         *(snapshot.over_world(context, value) for value in snapshot.values_of(context, units)),
         *saved_residuals(context, units.sections()),
@@ -84,7 +84,6 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
         snapshot.check_loadable(context, units, manifest, optimizer=optimizer)
     discard_gradients(context, units)
     wait_for_gathers(context, units.sections())  # frozen ones, too: they are written to
-    _wait_for_caller(context)
     with context.guard.changing("a load", state=optimizer, begun=False) as change:
         try:
             if context.is_partially_updated:
@@ -95,6 +94,7 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
             if any(section.table is not None for section in units.sections()):
                 with agreed(context.world, "load", catching=StorageError):  # one rank's disk may fail
                     snapshot.bring_up_to_date(units, restart=True)  # state, too, that is not loaded
+            _wait_for_caller(context)
             meta = manifest.meta if optimizer else {}
             residuals = LoadedResiduals(context, units, senders=int(meta.get("senders", 0)))
             values = [*snapshot.values_of(context, units, optimizer=optimizer, loading=manifest), *residuals.values()]
@@ -146,8 +146,8 @@ def feed_of(context: Context, units: Units, where: str | Path, *, dtype: str | N
             context.update_stream.wait_written()
             context.update_stream.check_written()
         wait_for_gathers(context, units.trained_sections())
-        _wait_for_caller(context)
         _bring_up_to_date(context, units)
+        _wait_for_caller(context)
         return [snapshot.over_world(context, value) for value in snapshot.published_values(context, units)]
 
     @contextlib.contextmanager

@@ -289,6 +289,7 @@ def measure(gradients: Sequence[SummedGradient], *, block: int | None, device: D
         block: Elements over which squares are summed; None: all.
         device: Of those that are in memory.
     """
-    in_memory = [one.column.memory for one in gradients if one.sums is None]
+    known = [one.sums for one in gradients]
+    in_memory = [one.column.memory for one, sums in zip(gradients, known, strict=True) if sums is None]
     found = iter(square_sums_of(in_memory, block, device=device))
-    return [next(found) if one.sums is None else one.sums for one in gradients]
+    return [next(found) if sums is None else sums for sums in known]

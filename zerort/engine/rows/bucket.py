@@ -6,23 +6,26 @@
 Rows travel once per step, whatever the micro-steps; those that no rank has a gradient of do not travel. With
 `virtual_shards` each micro-step's gradients travel apart, and the owner of a row sums all of them in the order of their
 values: the same sums on any number of ranks (decision 0172). It has the
-verbs of a `GradientBucket`, as far as units and steps use them. Its memory is that of the rows in it.
+verbs of a `GradientBucket`, as far as units and steps use them. Its memory is that of the rows in it. Numbers of rows
+are arrays of the host, values lie where they were computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import SupportsInt
 
 import numpy as np
 
 from zerort.engine.residence.chunked_array import ChunkedArray
-from zerort.engine.rows.exchange import RowExchange, coalesced
+from zerort.engine.rows.exchange import RowExchange, cast_rows, coalesced, taken_rows
 from zerort.errors import CallError
 from zerort.layout import FlatLayout
-from zerort.native import square_sum
 from zerort.native.dtypes import numpy_dtype
-from zerort.typing import Array
+from zerort.optim import square_sums_of
+from zerort.optim.kernels import bucket_kernels_for, kernels_for, row_kernels_for
+from zerort.typing import Array, Device
 
 __all__ = ["RowBucket", "RowGradient"]
 
@@ -38,32 +41,36 @@ class RowGradient:
     numel: int
     """Elements of this rank's range."""
     name: str
+    device: Device
+    """Of the values."""
     block: int | None = None
     """Elements over which squares are summed, counted from this rank's first; None: all."""
 
     @property
     def column(self) -> ChunkedArray:
         """This rank's range as it would be with zeros in all other rows: for somebody who wants to look at it."""
-        whole = np.zeros(self.numel, self.values.dtype)
         width = self.values.shape[1]
-        end = (int(self.rows[-1]) + 1) * width if self.rows.size else 0
-        whole[:end].reshape(-1, width)[self.rows] = self.values
-        return ChunkedArray(self.name, (0, self.numel), whole)
+        whole = self.device.scratch(self.numel, self.values.dtype)
+        whole.view(np.uint8).fill(0)
+        row_kernels_for(whole).put_rows(whole[: self.numel // width * width], self.values.reshape(-1), self.rows, width)
+        return ChunkedArray(self.name, (0, self.numel), whole, device=self.device)
 
     @property
     def sums(self) -> Array:
         """The sum of its squares, or those of each block: a row belongs to the block that it begins in."""
+        width = self.values.shape[1]
+        (found,) = square_sums_of([self.values.reshape(-1)], self.block and width, device=self.device)
         if self.block is None:
-            return np.array([square_sum(self.values.reshape(-1))])
-        by_row = np.square(self.values, dtype=np.float64).sum(axis=1)
-        blocks = self.rows * self.values.shape[1] // self.block
-        found = np.bincount(blocks, weights=by_row, minlength=-(-self.numel // self.block))
-        return found.astype(np.float64, copy=False)  # of no rows it counts whole numbers
+            return found
+        blocks = self.rows * width // self.block
+        by_block = np.bincount(blocks, weights=found, minlength=-(-self.numel // self.block))
+        return by_block.astype(np.float64, copy=False)  # of no rows it counts whole numbers
 
     def first_nonfinite(self) -> int:
         """Return the first element that is NaN or infinite, or -1."""
-        found = np.argwhere(~np.isfinite(self.values))
-        return int(self.rows[found[0, 0]]) * self.values.shape[1] + int(found[0, 1]) if found.size else -1
+        at: int = kernels_for(self.values).first_nonfinite(self.values.reshape(-1))
+        row, column = divmod(at, self.values.shape[1])
+        return -1 if at < 0 else int(self.rows[row]) * self.values.shape[1] + column
 
 
 class RowBucket:
@@ -73,6 +80,7 @@ class RowBucket:
         layout: Of the table alone, in the dtype that gradients travel in.
         numel: Elements of this rank's range.
         exchange: Moves rows between the ranks.
+        device: Where gradients are computed.
         block: Elements over which squares are summed; None: all of this rank's.
         leaves: How many of a step's micro-steps are virtual shards of this rank's, whose gradients travel apart; one
             more repeats the last, and is dropped. None: there are none, and micro-steps are summed here.
@@ -88,6 +96,7 @@ class RowBucket:
         *,
         numel: int,
         exchange: RowExchange,
+        device: Device,
         block: int | None = None,
         leaves: int | None = None,
     ) -> None:
@@ -95,6 +104,7 @@ class RowBucket:
         (self._extent,) = layout.extents
         self._numel = numel
         self._exchange = exchange
+        self._device = device
         self._block = block
         self._leaves = leaves
         self._dtype = numpy_dtype(layout.dtype)
@@ -110,8 +120,12 @@ class RowBucket:
         self.filling = False
         self.seen: set[str] = set()
         """The table's name, if this rank has a gradient of it."""
-        self.nonfinite: str | None = None
-        """The table's name, if that holds NaN or infinity."""
+        self._nonfinite: list[SupportsInt] = []  # where the first element is that is not finite, or the promise of it
+
+    @property
+    def nonfinite(self) -> str | None:
+        """The table's name, if a gradient of this rank's own holds NaN or infinity."""
+        return self._extent.name if any(int(promise) >= 0 for promise in self._nonfinite) else None
 
     def recut(self, *, numel: int, exchange: RowExchange) -> None:
         """Go on with another range of this rank; there are no gradients now."""
@@ -126,9 +140,9 @@ class RowBucket:
         """
         self.filling = True
         self.seen = {self._extent.name}
-        kept = coalesced(rows.astype(np.int64), values.astype(self._summed_in))
-        if not np.isfinite(kept[1]).all():
-            self.nonfinite = self._extent.name
+        wide = cast_rows(self._device.flat(values).reshape(values.shape), self._summed_in, device=self._device)
+        kept = coalesced(rows.astype(np.int64), wide)
+        self._nonfinite.append(bucket_kernels_for(self._device).look_for_nonfinite(kept[1].reshape(-1)))
         self._pending.append(kept)
 
     def views(self) -> dict[str, Array]:
@@ -168,10 +182,11 @@ class RowBucket:
         """Return the sum, of this rank's rows. Every rank calls this."""
         if self._sum is None:
             rows, values = self._of_all_micro_steps()
-            with np.errstate(over="ignore"):  # an infinity is found when gradients are measured, on all ranks
-                sent = values.astype(self._dtype, copy=False)
+            sent = cast_rows(values, self._dtype, device=self._device)  # an infinity is found when they are measured
             mine, sums = self._exchange.sum(rows, sent, summed_in=self._summed_in)
-            self._sum = RowGradient(mine, sums, self._numel, self._extent.name, self._block)
+            self._sum = RowGradient(
+                mine.astype(np.int64, copy=False), sums, self._numel, self._extent.name, self._device, self._block
+            )
         return self._sum
 
     def _of_all_micro_steps(self) -> tuple[Array, Array]:
@@ -182,16 +197,20 @@ class RowBucket:
             return self._summed(self._pending)
         rows, values = self._joined(self._pending)
         order = np.argsort(rows, kind="stable")
-        return rows[order], values[order]
+        return rows[order], taken_rows(values, order, device=self._device)
 
     def _summed(self, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
         return coalesced(*self._joined(parts))
 
     def _joined(self, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-        width = self._extent.shape[1]
+        width, kernels = self._extent.shape[1], bucket_kernels_for(self._device)
         rows = np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in parts)])
-        values = np.concatenate([np.zeros((0, width), self._summed_in), *(one for _, one in parts)])
-        return rows, values
+        values = self._device.scratch(rows.size * width, self._summed_in)
+        begin = 0
+        for some, one in parts:
+            kernels.cast_into(values[begin : begin + some.size * width], one.reshape(-1))
+            begin += some.size * width
+        return rows, values.reshape(-1, width)
 
     def close(self) -> None:
         """Give the memory back."""

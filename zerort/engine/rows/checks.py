@@ -14,7 +14,7 @@ from zerort.errors import CallError, PlanError
 from zerort.layout import Placement
 from zerort.optim import ElementwiseOptimizer, resolve
 from zerort.optim.late import late_updates
-from zerort.typing import Array
+from zerort.typing import Array, Device, is_on_gpu, type_name
 
 __all__ = ["check_gradient_rows", "check_indices", "check_rows", "check_tables", "declared_rows"]
 
@@ -93,8 +93,10 @@ def _check_runtime(context: Context, what: str) -> None:
     """Refuse what a runtime was opened with and rows cannot have."""
     plan = context.plan
     refused = {
-        "on hosts, got a runtime on GPUs. Open it with device='host', or leave them out of rows=": (
+        "with parameters and state in the memory of the GPU, got a plan with other tiers. Use zr.Plan.zero(3), or open "
+        "it with device='host'": (
             not context.device.in_host_memory
+            and not {plan.parameter.tier, plan.state.tier} <= context.backings.reach
         ),
         f"with sharded state, got {plan}. Use zr.Plan.zero(1), 2 or 3": (plan.state.placement is not Placement.SHARDED),
         "in one copy of the model on GPUs, got a mesh with several. Leave replicate= out": (
@@ -131,6 +133,8 @@ def check_indices(unit: str, name: str, indices: Any, *, rows: int) -> Array:
         CallError: They are no whole numbers in one dimension, or one is out of range.
     """
     what = f"indices of rows of {name!r} ({unit_title(unit)})"
+    if is_on_gpu(indices):
+        raise CallError(f"Expected {what} on the host, got {type_name(indices)}. Copy them: indices.get().")
     try:
         found = np.asarray(indices)
     except ValueError as error:  # lists of different lengths
@@ -148,7 +152,7 @@ def check_indices(unit: str, name: str, indices: Any, *, rows: int) -> Array:
 
 
 def check_gradient_rows(
-    unit: str, name: str, given: Any, *, shape: tuple[int, ...], dtypes: Sequence[np.dtype[Any]]
+    unit: str, name: str, given: Any, *, shape: tuple[int, ...], dtypes: Sequence[np.dtype[Any]], device: Device
 ) -> tuple[Array, Array]:
     """Return indices and gradients of rows, or say why they are none.
 
@@ -159,8 +163,8 @@ def check_gradient_rows(
     if not isinstance(given, tuple) or len(given) != 2:
         raise CallError(f"Expected {what} as (indices, values), got {type(given).__name__}.")
     indices, values = check_indices(unit, name, given[0], rows=shape[0]), given[1]
-    if not isinstance(values, np.ndarray):
-        raise CallError(f"Expected the values of {what} as a NumPy array, got {type(values).__name__}.")
+    if not device.owns(values):
+        raise CallError(f"Expected the values of {what} as {device.arrays}, got {type_name(values)}.")
     if values.shape != (indices.size, shape[1]):
         raise CallError(
             f"Expected the values of {what} in the shape {[indices.size, shape[1]]}, a row for each index; got "

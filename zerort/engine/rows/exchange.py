@@ -5,10 +5,10 @@
               with copies of the model: those of all copies, each owner the same
 
 Both begin with how many rows go from each rank to each other; a rank that cannot go on says so there. A row travels
-once from a rank to another, however often it is named.
+once from a rank to another, however often it is named. Numbers of rows travel between arrays of the host, values where
+they lie: between GPUs over NCCL.
 """
 
-# not-gpu: rows are refused on GPUs
 from __future__ import annotations
 
 from collections import Counter
@@ -21,9 +21,10 @@ import numpy as np
 from zerort.comm import Group
 from zerort.comm.agreed import agreed, passed_on, raise_together
 from zerort.errors import StorageError
-from zerort.typing import Array
+from zerort.optim.kernels import bucket_kernels_for, row_kernels_for
+from zerort.typing import Array, Device
 
-__all__ = ["RowExchange", "coalesced", "summed_over_ranks", "unique_rows"]
+__all__ = ["RowExchange", "cast_rows", "coalesced", "summed_over_ranks", "taken_rows", "unique_rows"]
 
 
 class RowExchange:
@@ -84,11 +85,12 @@ class RowExchange:
             mine = values_of(asked - self._first)
         found = self._travel(mine.reshape(-1), counts.T * self._width, name=f"rows of {self._name}")
         values = found.reshape(-1, self._width)
-        return values if places is None else values[places]
+        return values if places is None else taken_rows(values, places, device=self._group.device)
 
     def _counts(self, rows: Array, error: Exception | None) -> Array:
         """Return how many rows go from each rank to each owner, given this rank's, ascending; or raise on all ranks."""
         mine = np.append(np.diff(np.searchsorted(rows, self._bounds)), error is not None)
+        # not-gpu: between arrays of the host
         told = self._group.all_gather(mine.astype(np.int64), name=f"rows of {self._name}").wait()
         told = told.reshape(self._group.size, -1)
         if told[:, -1].any():
@@ -112,7 +114,7 @@ class RowExchange:
         summands = self._travel(values.reshape(-1), counts * self._width, name=f"gradient rows of {self._name}")
         if self._copies is not None:
             came, summands = self._of_copies(self._copies, came, summands)
-        wide = summands.reshape(-1, self._width).astype(summed_in, copy=False)
+        wide = cast_rows(summands.reshape(-1, self._width), summed_in, device=self._group.device)
         return summed_over_ranks(came - self._first, wide)
 
     def _of_copies(self, copies: Group, rows: Array, values: Array) -> tuple[Array, Array]:
@@ -121,11 +123,11 @@ class RowExchange:
         Not summed yet: so the sums have the bits of a mesh of any shape.
         """
         name = f"copies of {self._name}"
-        counts = copies.all_gather(np.array([rows.size]), name=name).wait()
+        counts = copies.all_gather(np.array([rows.size]), name=name).wait()  # not-gpu: between arrays of the host
         self._traffic["all_gather"] += int(counts.sum()) * (rows.itemsize + self._width * values.itemsize)
         every = copies.all_gather(rows, counts=counts.tolist(), name=name)
         summands = copies.all_gather(values, counts=(self._width * counts).tolist(), name=name)
-        return every.wait(), summands.wait()
+        return every.wait(), summands.wait()  # not-gpu: copies of the model have no rows on GPUs
 
     @property
     def _first(self) -> int:
@@ -133,10 +135,43 @@ class RowExchange:
 
     def _travel(self, source: Array, counts: Array, *, name: str) -> Array:
         """Give each rank its part, and return what came; counts the bytes that a rank gets on average."""
-        if self._group.size == 1:
+        group = self._group
+        if group.size == 1:
             return source
-        self._traffic["all_to_all"] += int(counts.sum()) * source.itemsize // self._group.size
-        return self._group.all_to_all(np.ascontiguousarray(source), counts=counts.tolist(), name=name).wait()
+        self._traffic["all_to_all"] += int(counts.sum()) * source.itemsize // group.size
+        out = row_kernels_for(source).empty(int(counts[:, group.rank].sum()), source.dtype)
+        ticket = group.all_to_all(source, out=out, counts=counts.tolist(), name=name)
+        found: Array = group.device.order_after(ticket)  # gpu-wait: rows_come_before_what_is_computed_with_them
+        return found
+
+
+def taken_rows(values: Array, rows: Array, *, device: Device) -> Array:
+    """Return some rows, in any order, also twice, in new memory of a device.
+
+    Args:
+        values: 2-D.
+        rows: Which, int64, of the host.
+        device: Of ``values``.
+    """
+    width = values.shape[1]
+    out: Array = device.scratch(rows.size * width, values.dtype)
+    row_kernels_for(values).take_rows(out, device.flat(values), rows, width)
+    return out.reshape(-1, width)
+
+
+def cast_rows(values: Array, dtype: np.dtype[Any], *, device: Device) -> Array:
+    """Return rows in another dtype, infinite where it has no such number; themselves if they have it.
+
+    Args:
+        values: 2-D.
+        dtype: The same, or float32 on one side.
+        device: Of ``values``.
+    """
+    if values.dtype == dtype:
+        return values
+    out: Array = device.scratch(values.size, dtype)
+    bucket_kernels_for(device).cast_into(out, device.flat(values))
+    return out.reshape(values.shape)
 
 
 def unique_rows(rows: Array) -> tuple[Array, Array | None]:
@@ -163,12 +198,9 @@ def coalesced(rows: Array, values: Array) -> tuple[Array, Array]:
            [4.]]))
     """
     order = np.argsort(rows, kind="stable")
-    rows, values = rows[order], values[order]
+    rows = rows[order]
     starts = _starts(rows)
-    if starts.size == rows.size:
-        return rows, values
-    with np.errstate(all="ignore"):
-        return rows[starts], np.add.reduceat(values, starts, axis=0)
+    return rows[starts], row_kernels_for(values).sum_rows(values, order, starts)
 
 
 def summed_over_ranks(rows: Array, values: Array) -> tuple[Array, Array]:
@@ -183,19 +215,7 @@ def summed_over_ranks(rows: Array, values: Array) -> tuple[Array, Array]:
     order = np.argsort(rows, kind="stable")
     rows = rows[order]
     starts = _starts(rows)
-    repeats = np.diff(starts, append=rows.size)
-    sums = values[order[starts]]
-    for count in np.unique(repeats[repeats > 1]):
-        which = np.flatnonzero(repeats == count)
-        summands = values[order[starts[which, np.newaxis] + np.arange(count)]]  # row, sender, element
-        if count > 2:
-            summands = np.sort(summands, axis=1)
-        total = summands[:, 0].copy()
-        with np.errstate(all="ignore"):  # a sum that is not finite is found where the norm is
-            for at in range(1, count):
-                total += summands[:, at]
-        sums[which] = total
-    return rows[starts], sums
+    return rows[starts], row_kernels_for(values).sum_rows_by_value(values, order, starts)
 
 
 def _starts(rows: Array) -> Array:

@@ -5,7 +5,6 @@ bucket      a `RowBucket` instead of a `GradientBucket`
 table       this rank's rows; the step calls its `update_` instead of the update of chunks
 """
 
-# not-gpu: rows are refused on GPUs
 from __future__ import annotations
 
 import contextlib
@@ -98,6 +97,7 @@ class RowSection(Section):
             arrays,
             width=width,
             optimizer=optimizer,
+            device=self._device,
             in_place=context.budget is None and context.mesh.replicate is None,
         )
 
@@ -134,6 +134,7 @@ class RowSection(Section):
             replace(self.layout, dtype=self._summed_in),
             numel=self.partition.counts[self._group.rank],
             exchange=self._exchange,
+            device=self._device,
             block=self._context.norm_block,
             leaves=None if leaves is None else len(leaves.of(self._context.rank)),
         )
@@ -144,14 +145,15 @@ class RowSection(Section):
         self.bucket.add_rows(rows, values)
 
     def gather_rows(self, rows: Array, *, error: Exception | None = None) -> Array:
-        """Return some rows, up to date, in the order given: read-only, in new memory. Every rank calls this.
+        """Return some rows, up to date, in the order given: in new memory, NumPy's read-only. Every rank calls this.
 
         Args:
             rows: Which.
             error: What is wrong with this rank's: raised on every rank.
         """
         found = self._exchange.fetch(rows, self.table.values, error=error, can_fail=self.is_stored)
-        found.flags.writeable = False
+        if isinstance(found, np.ndarray):
+            found.flags.writeable = False
         return found
 
     def gather_whole(self) -> Array:
@@ -172,11 +174,12 @@ class RowSection(Section):
                 self.parameters.start(self._device.scratch(self.layout.numel, self.parameters.dtype))
                 if self.parameters.can_fail:
                     raise_together(self._group, self.parameters.local_error(), name=self.name[:60])
-                self.parameters.finish().wait()
+                self._device.order_after(self.parameters.finish())  # gpu-wait: a_whole_table_comes_before_it_is_used
             except BaseException:  # else the next gather would get this one's Ticket
                 self.parameters.release()
                 raise
         else:
+            # not-gpu: GPUs share no memory
             self._group.barrier(name=self.name[:60]).wait()  # all have written their rows
         return self.parameters.view(extent.name)
 

@@ -19,6 +19,7 @@ from zerort.engine.residence.chunked_array import ChunkedArray
 from zerort.engine.rows.memory import RowsInMemory
 from zerort.engine.rows.stored import StoredRows
 from zerort.layout import Partition
+from zerort.optim.kernels import row_kernels_for
 from zerort.optim.late import MOST_MISSED, LateUpdates
 from zerort.typing import Array
 
@@ -165,10 +166,12 @@ class RowTable:
         """Update all rows of this rank, those that are not named with a gradient of zeros."""
         for first in range(0, self.count, self.where.most):
             every = np.arange(first, min(first + self.where.most, self.count))
-            whole = np.zeros((every.size, self.width), gradients.dtype)
+            kernels = row_kernels_for(gradients)
+            whole = kernels.empty(every.size * self.width, gradients.dtype)
+            whole.view(np.uint8).fill(0)
             here = slice(*np.searchsorted(rows, [first, first + every.size]))
-            whole[rows[here] - first] = gradients[here]
-            self.where.change(every, gradients=whole, **settings)
+            kernels.put_rows(whole, gradients[here].reshape(-1), rows[here] - first, self.width)
+            self.where.change(every, gradients=whole.reshape(-1, self.width), **settings)
 
     def _sweep(self, step: int) -> None:
         """Bring the rows up to date whose turn it is: each once in `MOST_MISSED` updates, whichever rank holds it."""

@@ -162,7 +162,12 @@ class UnitGradients:
                 section = self._tables[name]
                 shape = section.layout.extents[0].shape
                 indices, values = check_gradient_rows(
-                    self.name, name, rows[name], shape=shape, dtypes=section.gradient_dtypes
+                    self.name,
+                    name,
+                    rows[name],
+                    shape=shape,
+                    dtypes=section.gradient_dtypes,
+                    device=self._context.device,
                 )
                 if late or not self._context.run.join.drops():
                     section.add_rows(indices, values)
