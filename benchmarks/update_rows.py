@@ -20,6 +20,7 @@ import numpy as np
 
 import zerort as zr
 from zerort.config import format_bytes, parse_bytes
+from zerort.device import HostDevice
 from zerort.engine.rows.memory import RowsInMemory
 from zerort.engine.rows.table import RowTable
 from zerort.layout import Partition
@@ -50,7 +51,7 @@ def main() -> None:
         shape,
         Partition.of_counts((shape[0] * shape[1],)),
         0,
-        where=RowsInMemory(values["parameter"], state, width=shape[1], optimizer=optimizer),
+        where=RowsInMemory(values["parameter"], state, width=shape[1], optimizer=optimizer, device=HostDevice()),
         late=late_updates(optimizer, "float32"),
     )
     dense = filled(rng, shape)

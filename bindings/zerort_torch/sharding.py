@@ -12,7 +12,7 @@ import torch
 
 from zerort import Runtime, TensorSpec
 from zerort.engine.binding import Attachment, Binding
-from zerort.errors import CallError, ZerortError
+from zerort.errors import CallError, PlanError, ZerortError
 from zerort_torch.backward.gradients import gradients_of
 from zerort_torch.backward.hooks import carry_over, check_hooks, hooks_of
 from zerort_torch.backward.saved import SavedWeights
@@ -221,6 +221,11 @@ def _check_tables(binding: Binding, found: Sequence[FoundUnit], *, name: str, la
         raise CallError(
             "Expected lazy=True for a model that has a trainable nn.Embedding(sparse=True), got one without. Leave it "
             "out."
+        )
+    if tables and not binding.rt.device.in_host_memory:
+        raise PlanError(
+            "Expected embeddings with sparse=True on hosts, got a runtime on GPUs. Build them without sparse=True: "
+            "they are gathered whole then."
         )
     for one in tables:
         specs = {parameter.local: _spec_of(parameter.value) for parameter in one.parameters}

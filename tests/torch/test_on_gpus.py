@@ -10,6 +10,7 @@ from training import LR, assert_same, make_wide, train_plain, train_sharded
 import zerort as zr
 import zerort_torch as zt
 from zerort.comm import open_group
+from zerort.errors import PlanError
 from zerort_torch.parameters.memory import torch_device
 
 pytestmark = pytest.mark.mpi
@@ -39,3 +40,11 @@ def test_losses_and_weights(group, plan, optimizer):
             weights = zt.full_state_dict(model, root=None)
             with zt.gathered(model.head):
                 assert torch.equal(weights["head.weight"], model.head.weight)
+
+
+@pytest.mark.skipif(not GPUS, reason="on GPUs")
+def test_sparse_embeddings_are_refused_on_gpus(group):
+    with zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=LR), group=group) as rt:
+        model = torch.nn.Embedding(9, 4, sparse=True, device=torch_device(rt.device))
+        with pytest.raises(PlanError, match="sparse=True on hosts, got a runtime on GPUs"):
+            zt.shard(model, rt)

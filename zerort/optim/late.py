@@ -167,9 +167,7 @@ class _LateLion(LateUpdates):
     def catch_up_(self, param: Array, state: Mapping[str, Array], ages: Array) -> None:
         """Bring rows up to date in place."""
         kernels = row_kernels_for(param)
-        kernels.late_lion_(
-            param, state["exp_avg"], ages, decays=self._decay, moved=self._moved, means=self._mean
-        )
+        kernels.late_lion_(param, state["exp_avg"], ages, decays=self._decay, moved=self._moved, means=self._mean)
 
 
 _LATE: Final[Mapping[type[Optimizer], Callable[[Any, np.dtype[Any]], LateUpdates]]] = {

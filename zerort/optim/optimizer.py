@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Final, TypeAlias
 
-import numpy as np
-
 from zerort.errors import CallError
 from zerort.layout import itemsize
 from zerort.optim.checks import check_number

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
 from zerort.engine.model.apart import ApartGathers
 from zerort.engine.model.unit import Unit
 from zerort.optim import Optimizer
@@ -141,7 +143,8 @@ class BoundUnit:
         with self._around(), self._unit.gathered(rows=indices) as found:
             rows = {local: found[local] for local in indices}
         for values in rows.values():
-            values.flags.writeable = True  # nobody else has them: rows are gathered into new memory
+            if isinstance(values, np.ndarray):
+                values.flags.writeable = True  # nobody else has them: rows are gathered into new memory
         return rows
 
     # -- values ----------------------------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ class RowsInMemory:
     @property
     def most(self) -> int:
         """Rows that are best changed at once, if all are."""
-        return max(row_kernels_for(self._parameter).ROW_BLOCK // self._width, 1)
+        elements: int = row_kernels_for(self._parameter).ROW_BLOCK
+        return max(elements // self._width, 1)
 
     def take(self, rows: Array, *, late: LateUpdates | None, ages: Array | None) -> Array:
         """Return the parameters of some rows, in any order, also twice: a row for each, in new memory.

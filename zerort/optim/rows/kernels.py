@@ -106,7 +106,9 @@ def late_adamw_(
     for here in _blocks(param):
         p, m, v, old = param[here], mean[here], square[here], ages[here]
         left = native.late_adamw_(
-            *(one.reshape(-1) for one in (p, m, v)),
+            p.reshape(-1),
+            m.reshape(-1),
+            v.reshape(-1),
             old,
             decays=decays,
             means=means,
