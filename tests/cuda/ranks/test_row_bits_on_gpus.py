@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("cupy")
 
+import cupy
+
 import zerort as zr
 from zerort.comm import open_group
 
@@ -80,10 +82,29 @@ def test_any_number_of_gpus_has_the_bits_of_one_host(gpus, case):
     with open_group(kind="solo") as solo:
         expected = run(solo, virtual_shards=SHARDS, **alone)
     hardware.reseed(3 + gpus.size)
-    found = run(gpus, virtual_shards=SHARDS, **case)
+    with cupy.cuda.Stream(non_blocking=True):  # the caller's own
+        found = run(gpus, virtual_shards=SHARDS, **case)
     hardware.reseed(0)
     assert found == expected
     assert len(set(expected[:STEPS])) == (1 if case.get("digest") is False else STEPS)
+
+
+def test_rows_that_have_moved_are_there_for_the_next_gather(gpus):
+    """Nothing of the group's comes between the two, and the caller has a stream of its own."""
+    hardware.reseed(9 + gpus.size)
+    table = lot(4).standard_normal((300, 70))
+    with (
+        cupy.cuda.Stream(non_blocking=True),
+        zr.open(
+            zr.Plan.zero(3), OPTIMIZERS["adamw"], group=gpus, shard_weights=[1 + r for r in range(gpus.size)]
+        ) as rt,
+    ):
+        unit = rt.register("embed", {"table": table}, rows=("table",))
+        for weights in (None, [3 - (rank > 0) for rank in range(gpus.size)]):
+            rt.rebalance(shard_weights=weights)
+            with unit.gathered(rows={"table": np.arange(0, 300, 7)}) as p:
+                np.testing.assert_array_equal(rt.device.fetch(p["table"]), table[::7])
+    hardware.reseed(0)
 
 
 def digests(group, *, rows, optimizer, looks=False):

@@ -60,7 +60,7 @@ def move(
         return None
     if most is None:
         counts = _counts(ranges, after)
-        # not-gpu: whatever uses it on a GPU comes behind a later call of the group
+        # gpu-wait: rows_that_have_moved_are_there_for_the_next_gather
         group.all_to_all(old.memory, out=new.memory, counts=counts, name=name).wait()
         return None
     each = max(most // group.size, LEAST_NUMEL)
