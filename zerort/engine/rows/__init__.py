@@ -11,5 +11,6 @@ checks.py     what can be declared, gathered and reduced as rows, and what canno
 A table is a section of its own, sharded over the ranks under every ZeRO stage, and cut between rows: each row has one
 owner (decision 0156). What a row misses while nobody touches it is made up for when it is next needed
 (`zerort.optim.late`, decision 0155). No bit depends on the ranks with `virtual_shards` (decision 0172).
-Where every step has a digest, rows miss nothing (decision 0185).
+Where every step has a digest, rows miss nothing (decision 0185). On GPUs numbers of rows are arrays of the host, and
+values are on the GPU (decision 0192).
 """
