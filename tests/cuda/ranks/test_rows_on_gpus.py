@@ -334,6 +334,7 @@ def test_a_forecast_counts_rows_on_gpus(gpus, lazy):
 ELSEWHERE = "in the memory of the GPU, got a plan with other tiers"
 UNFIT = {
     "state-on-the-host": ({"plan": zr.Plan.zero(3, state="host")}, ELSEWHERE),
+    "budget": ({"plan": zr.Plan.fit(host="1GiB")}, ELSEWHERE),
     "parameters-on-nvme": ({"plan": zr.Plan.zero(3, parameter="nvme")}, ELSEWHERE),
     "zero0": ({"plan": zr.Plan.zero(0)}, "with sharded state"),
     "int8": ({"optimizer": zr.AdamW(lr=0.1, moments="int8")}, "with state of full width"),

@@ -95,7 +95,8 @@ def _check_runtime(context: Context, what: str) -> None:
     refused = {
         "with parameters and state in the memory of the GPU, got a plan with other tiers. Use zr.Plan.zero(3), or open "
         "it with device='host'": (
-            not context.device.in_host_memory and not {plan.parameter.tier, plan.state.tier} <= context.backings.reach
+            not context.device.in_host_memory
+            and (context.budget is not None or not {plan.parameter.tier, plan.state.tier} <= context.backings.reach)
         ),
         f"with sharded state, got {plan}. Use zr.Plan.zero(1), 2 or 3": (plan.state.placement is not Placement.SHARDED),
         "in one copy of the model on GPUs, got a mesh with several. Leave replicate= out": (
