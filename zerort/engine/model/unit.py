@@ -100,7 +100,8 @@ class Unit(UnitGradients):
 
         Args:
             rows: Indices of the rows to bring, of each of its tables that were registered so; None: all rows. A table
-                is then ``(len(indices), width)``, in the order given. Ranks name rows of their own.
+                is then ``(len(indices), width)``, in the order given. Ranks name rows of their own, by arrays or lists
+                of the host.
         """
         self._move("gather")
         prefetcher, differences = self._context.prefetcher, self._context.mesh.shard.differences

@@ -122,8 +122,9 @@ class UnitGradients:
 
         Args:
             gradients: By name; None or some of them if others came by `gradients` or `contribute`.
-            rows: Of tables that were registered so, by name: ``(indices, values)``, a row of values for each index. Of
-                a row that is named twice, they are summed.
+            rows: Of tables that were registered so, by name: ``(indices, values)``, a row of values for each index,
+                indices on the host and values where the runtime computes. Of a row that is named twice, they are
+                summed.
         """
         self._expect_room_for_gradients()
         if not isinstance(gradients, (Mapping, type(None))):
