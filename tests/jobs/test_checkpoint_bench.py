@@ -20,7 +20,7 @@ def test_it_measures_and_cleans_up(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=400,
     )
     assert answer.returncode == 0, answer.stderr
     document = json.loads((tmp_path / "r.json").read_text())

@@ -22,7 +22,7 @@ def doctor(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=400,
     )
 
 

@@ -16,7 +16,7 @@ SMALL = ("--width", "32", "--layers", "1", "--batch", "16", "--sample", "8")
 
 def train(ranks, *words, script="train_torch.py", steps=40, **options):
     """Run an example on some ranks and return what it wrote."""
-    result = run_job(ranks, [EXAMPLES / script, "--steps", str(steps), *SMALL, *words], timeout=200, **options)
+    result = run_job(ranks, [EXAMPLES / script, "--steps", str(steps), *SMALL, *words], timeout=400, **options)
     assert result.code == 0, result.output
     return result.output
 
@@ -56,7 +56,7 @@ def test_train_in_sixteen_bits():
 
 
 def test_train_refuses_nonsense(tmp_path):
-    result = run_job(1, [EXAMPLES / "train_torch.py", "--width", "30"], timeout=100, cwd=tmp_path)
+    result = run_job(1, [EXAMPLES / "train_torch.py", "--width", "30"], timeout=400, cwd=tmp_path)
     assert result.code not in (0, 124)
     assert "argument --width: expected a multiple of the 4 heads, got 30" in result.output
 
@@ -79,6 +79,6 @@ def test_hugging_face_tells_two_classes_apart():
 
 def test_hugging_face_missing_is_said_at_once(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['transformers'] = None")
-    result = run_job(2, [EXAMPLES / "train_hf.py"], timeout=100, env={"PYTHONPATH": str(tmp_path)})
+    result = run_job(2, [EXAMPLES / "train_hf.py"], timeout=400, env={"PYTHONPATH": str(tmp_path)})
     assert result.code not in (0, 124)
     assert "train_hf.py needs transformers, which is not installed: pip install transformers" in result.output

@@ -103,7 +103,7 @@ def test_a_fault_at_any_operation_costs_one_step(tmp_path: Path, ranks: int, str
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=400,
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "points" in answer.stdout

@@ -21,7 +21,7 @@ def bench(*words: object, env: dict[str, str] | None = None) -> subprocess.Compl
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=400,
         env={**os.environ, **(env or {})},
     )
 

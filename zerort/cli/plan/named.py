@@ -67,9 +67,13 @@ def rows_in(options: argparse.Namespace, model: Model) -> dict[str, list[str]]:
             )
         unit, name = places[full]
         found.setdefault(unit, []).append(name)
+    if found and options.on_gpus:
+        raise UsageError(
+            "Expected --rows without --device cuda, which this command has no tables of; got both. "
+            "zr.forecast(…, rows=, device='cuda') says what they take on GPUs."
+        )
     refused = {
         "--stage 0": options.stage == 0,
-        "--device cuda": options.on_gpus,
         "--optimizer adafactor": options.optimizer == "adafactor",
         "--moments int8": options.moments == "int8",
         "--master remainder": options.master == "remainder",
