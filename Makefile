@@ -150,7 +150,7 @@ test-torch-ranks: $(VENV)/.torch
 test-torch-jobs: $(VENV)/.torch
 	$(BIN)/python -m pytest -q tests/jobs/test_*_torch.py
 
-test-zoo: $(VENV)/.torch ## Run every model, feature and way to compile of the torch binding's tests (hours on 2 cores)
+test-zoo: $(VENV)/.torch ## Run every model, feature and way to compile of the torch binding's tests (half an hour)
 	ZERORT_ZOO=1 $(BIN)/python -m zerort.testing 2 3 -- -p no:hypothesispytest tests/torch/test_zoo.py tests/torch/test_compile.py
 
 test-cpu: $(VENV)/.torch ## Run some numerical tests as the oldest CPU would compute them (part of make test)
