@@ -174,7 +174,13 @@ def test_a_unit_is_registered_with_the_rows_that_it_was_announced_with(group, sh
             with pytest.raises(CallError, match="rows= and lazy= that it was announced with"):
                 rt.register("tables", params, **given)
         rt.register("tables", params, rows=("users",), lazy=True)
-        for odd in ({"rows": {"more": ("w",)}}, {"rows": ("w",)}, {"rows": {"more": ("t",)}, "lazy": 3}):
+        for odd in (
+            {"rows": {"more": ("w",)}},
+            {"rows": ("w",)},
+            {"rows": {"more": 3}},
+            {"rows": {"more": ("t",)}, "lazy": 3},
+            {"rows": {"more": ("t",)}, "lazy": {"more": np.bool_(True)}},
+        ):
             with pytest.raises(CallError, match=r"^Expected (rows by unit and table|lazy=True)"):
                 rt.expect({"more": {"t": zr.TensorSpec((4, 4))}}, **odd)
         if group.size > 1:

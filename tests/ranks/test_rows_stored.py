@@ -206,6 +206,24 @@ def test_a_disk_that_refuses_is_heard_of_on_every_rank(options, shared):
         assert_close(weights(rt), expected)
 
 
+def test_a_whole_gather_that_fails_at_a_second_table_leaves_none_of_the_first(options, shared):
+    shapes = {"first": (60, 3), "second": (50, 4)}
+    slopes = {name: ([0, 41], np.ones((2, width))) for name, (_, width) in shapes.items()}
+
+    def trained(*, on_disk, reads):
+        with opened("mpi", options, shared, on_disk=on_disk, shapes=shapes) as rt:
+            for number in reads:
+                weights(rt, shapes)  # rows are up to date now: what follows reads each table once
+                if on_disk:
+                    with breaking(0, f"eio@{number}:times=all:op=read"), pytest.raises(StorageError, match="rank 0"):
+                        weights(rt, shapes)
+                rt.units["model"].reduce(rows=slopes)  # and gathers nothing
+                rt.step()
+            return weights(rt, shapes)
+
+    assert_close(trained(on_disk=BOTH, reads=(1, 2)), trained(on_disk=(), reads=(1, 2)))
+
+
 @contextlib.contextmanager
 def breaking(rank, fault):
     """Break the disk of one rank."""

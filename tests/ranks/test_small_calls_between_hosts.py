@@ -221,13 +221,16 @@ def test_shards_that_are_too_unequal_for_one_exchange_take_rounds(roomy):
     with open_hosts(roomy) as group:
         small = group._transport.small
         counts = [small.each // 4 + 1, *[0] * (group.size - 1)]
-        shard = np.full(counts[group.rank], 3.0, np.float32)
-        whole = np.empty(sum(counts), np.float32)
-        source = np.ones(sum(counts), np.float32)
+        shard, whole, source, sums = (
+            group.zeros(numel, np.float32)
+            for numel in (counts[group.rank], sum(counts), sum(counts), counts[group.rank])
+        )
+        shard[:], source[:] = 3.0, 1.0
         for _ in range(3):
             group.all_gather(shard, counts=counts, out=whole).wait()
             assert (whole == 3.0).all()
-            assert (group.reduce_scatter(source, counts=counts).wait() == group.size).all()
+            group.reduce_scatter(source, counts=counts, out=sums).wait()
+            assert (sums == group.size).all()
         assert not shortcuts(group)
 
 

@@ -228,6 +228,14 @@ def test_beside_coded_parameters_rows_travel_as_they_are(group):
         assert rt.step().wire == "gather int8; rows of users.weight, items.weight, tags.weight travel uncoded"
 
 
+def test_tensors_of_the_host_are_indices(group):
+    table = np.arange(12.0).reshape(6, 2)
+    with zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=LR), group=group) as rt:
+        unit = rt.register("embed", {"table": table}, rows=("table",))
+        with unit.gathered(rows={"table": torch.tensor([4, 1])}) as p:
+            assert np.array_equal(p["table"], table[[4, 1]])
+
+
 def test_wrong_indices_and_a_rank_that_stays_away_are_told(group):
     with zr.open(plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=LR), group=group) as rt:
         model = zt.shard(make_wide(sparse_shop), rt)

@@ -536,6 +536,7 @@ def test_tables_by_rows_are_counted_as_a_runtime_counts_them(
         ("--rows", "embed"),
         ("--rows", "embed.table", "--frozen", "table"),
         ("--rows", "embed.table", "--stage", "0"),
+        ("--rows", "embed.table", "--tie", "head=embed.table"),
         ("--rows", "embed.table", "--optimizer", "adafactor"),
     ):
         assert main(["plan", *words, *odd]) == 2

@@ -5,9 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from zerort.comm.geometry import of_all_gather, of_reduce_scatter
 from zerort.comm.guard.call import Call
 from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, direct_nbytes, small_nbytes
 from zerort.comm.transports.network import Network, is_direct, largest_sum, measure
+from zerort.comm.transports.small_calls import SmallCalls
 from zerort.testing.counted_post import CountedPost
 
 SIZES = [2, 3, 8, 13, 32]
@@ -115,6 +117,29 @@ def test_direct_greetings_carry_more_but_no_more_than_one_rank_should_read_or_on
     whole, each = sizes(8, message=16 * 1024)
     assert each + 24 <= 16 * 1024
     assert whole // 8 <= each
+
+
+def test_calls_in_which_one_host_has_more_than_a_message_holds_take_rounds():
+    members = [[0, 1], [2], [3]]
+    small = SmallCalls.of(Network(1e-4, 0.0, 1e9), members, slab_nbytes=2**22, message_nbytes=2**30)
+    assert small.is_direct
+    assert small.each < small.room
+
+    def is_small(*counts):
+        gather = Call("all_gather", "train.py:7", geometry=of_all_gather(counts, 2), numel=counts[2], dtype="float32")
+        gather.source, gather.out = np.empty(counts[2], np.float32), np.empty(sum(counts), np.float32)
+        scatter = Call(
+            "reduce_scatter", "train.py:7", geometry=of_reduce_scatter(counts, 2), numel=sum(counts), dtype="float32"
+        )
+        scatter.source, scatter.out = gather.out, gather.source
+        assert small.has(gather) == small.has(scatter)
+        return small.has(gather)
+
+    most = small.each // 4
+    assert is_small(most // 2, most // 2, 0, 1)
+    assert not is_small(most // 2, most // 2 + 1, 0, 1)  # of the two ranks of one host
+    assert not is_small(0, 0, most + 1, 0)
+    assert not is_small(*[small.room // 16 + 1] * 4)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])

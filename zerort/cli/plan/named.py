@@ -65,6 +65,10 @@ def rows_in(options: argparse.Namespace, model: Model) -> dict[str, list[str]]:
                 f"Expected --rows with the full name of a table that is trained, such as "
                 f"{next(iter(tables), 'embed.table')!r}; got {full!r}."
             )
+        if any(text.partition("=")[2] == full for text in options.tie):
+            raise UsageError(
+                f"Expected --rows without --tie of the same table, got both for {full!r}. It is gathered whole."
+            )
         unit, name = places[full]
         found.setdefault(unit, []).append(name)
     if found and options.on_gpus:

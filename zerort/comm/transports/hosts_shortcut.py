@@ -29,6 +29,9 @@ __all__ = ["Caller", "HostsShortcut", "make_native"]
 _PATIENCE, _SLOWER = 2e-3, 4
 """Seconds that the native step waits for others, and how many times as long as the network takes when it is alone."""
 
+_MOST_PATIENCE = 50e-3
+"""Seconds. Meanwhile nobody hears of a rank that has failed, however slow the network seemed to be."""
+
 
 class Caller(Protocol):
     """The transport whose calls take shortcuts."""
@@ -156,5 +159,5 @@ def make_native(
         shards=[[(place * width, count * width) for place, count in ranges] for ranges in shards],
         scattered=table is not None,
         host=host,
-        patience=_PATIENCE + _SLOWER * wire_seconds,
+        patience=min(_PATIENCE + _SLOWER * wire_seconds, _MOST_PATIENCE),
     )

@@ -113,6 +113,8 @@ class Unit(UnitGradients):
                 with self._context.ledger.waiting():
                     unit.form.acquire()
                 undo.callback(unit.form.release)
+            for table in self._tables.values():
+                undo.callback(table.release)  # those before one that cannot be gathered
             with self._context.ledger.stall("gather") if self._tables else contextlib.nullcontext():
                 tables = {
                     local: table.gather_whole() if indices is None else table.gather_rows(indices[local], error=error)

@@ -14,7 +14,7 @@ from zerort.errors import CallError, PlanError
 from zerort.layout import Placement
 from zerort.optim import ElementwiseOptimizer, resolve
 from zerort.optim.late import late_updates
-from zerort.typing import Array, Device, is_on_gpu, type_name
+from zerort.typing import Array, Device, loaded_class, type_name
 
 __all__ = ["check_gradient_rows", "check_indices", "check_rows", "check_tables", "declared_rows"]
 
@@ -133,7 +133,7 @@ def check_indices(unit: str, name: str, indices: Any, *, rows: int) -> Array:
         CallError: They are no whole numbers in one dimension, or one is out of range.
     """
     what = f"indices of rows of {name!r} ({unit_title(unit)})"
-    if is_on_gpu(indices):
+    if isinstance(indices, loaded_class("cupy", "ndarray")):
         raise CallError(f"Expected {what} on the host, got {type_name(indices)}. Copy them: indices.get().")
     try:
         found = np.asarray(indices)

@@ -87,6 +87,18 @@ class RowExchange:
         values = found.reshape(-1, self._width)
         return values if places is None else taken_rows(values, places, device=self._group.device)
 
+    def fetch_all(self, values_of: Callable[[Array], Array], *, can_fail: bool) -> Array:
+        """Return all rows, 1-D: new memory, which is nobody else's. Every rank calls this; see `fetch`."""
+        mine: Array = self._bounds  # of no use to anybody if reading fails
+        together = agreed(self._group, f"rows of {self._name}", catching=StorageError, others=self._others)
+        with together if can_fail else nullcontext():
+            mine = values_of(np.arange(self._bounds[self._group.rank + 1] - self._first))
+        counts = np.diff(self._bounds) * self._width
+        self._traffic["all_gather"] += int(counts.sum()) * mine.itemsize
+        ticket = self._group.all_gather(mine.reshape(-1), counts=counts.tolist(), name=f"rows of {self._name}")
+        found: Array = ticket.wait()  # not-gpu: copies of the model have no rows on GPUs
+        return found
+
     def _counts(self, rows: Array, error: Exception | None) -> Array:
         """Return how many rows go from each rank to each owner, given this rank's, ascending; or raise on all ranks."""
         mine = np.append(np.diff(np.searchsorted(rows, self._bounds)), error is not None)
@@ -139,7 +151,9 @@ class RowExchange:
         if group.size == 1:
             return source
         self._traffic["all_to_all"] += int(counts.sum()) * source.itemsize // group.size
-        out = row_kernels_for(source).empty(int(counts[:, group.rank].sum()), source.dtype)
+        numel = int(counts[:, group.rank].sum())
+        on_host = isinstance(source, np.ndarray)
+        out = np.empty(numel, source.dtype) if on_host else group.device.scratch(numel, source.dtype)
         ticket = group.all_to_all(source, out=out, counts=counts.tolist(), name=name)
         found: Array = group.device.order_after(ticket)  # gpu-wait: rows_come_before_what_is_computed_with_them
         return found

@@ -165,7 +165,9 @@ class RowSection(Section):
         (extent,) = self.layout.extents
         if self.parameters.is_copied_out:
             assert isinstance(self.parameters, ShardedParameters)
-            self.parameters.hold(self.gather_rows(np.arange(self.table.rows)).reshape(-1))
+            whole = self._exchange.fetch_all(self.table.values, can_fail=self.is_stored)
+            whole.flags.writeable = False
+            self.parameters.hold(whole)
             return self.parameters.view(extent.name)
         with self._failing_together():
             self.table.catch_up()

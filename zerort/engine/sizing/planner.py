@@ -159,7 +159,7 @@ def announce(
             declared[unit] = {name: spec for name, spec in tensors.items() if name not in aliases}
             cold[unit] = [name for name in declared[unit] if is_frozen(frozen_in(unit, frozen), name)]
         by_rows = checked_rows(rows, declared)
-        if not isinstance(lazy, (bool, Mapping)):
+        if not all(isinstance(one, bool) for one in (lazy.values() if isinstance(lazy, Mapping) else [lazy])):
             raise CallError(f"Expected lazy=True, False, or one of them by unit; got {lazy!r}.")
     facts = {name: {key: [list(one.shape), one.dtype] for key, one in of.items()} for name, of in declared.items()}
     told = {unit: [sorted(names), lazy_in(unit, lazy)] for unit, names in by_rows.items()}

@@ -8,7 +8,7 @@ weights included.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -365,6 +365,10 @@ def checked_rows(rows: Rows | None, units: Mapping[str, Mapping[str, TensorSpec]
     if not isinstance(rows, (Mapping, type(None))):
         raise CallError(f"Expected rows by unit and table, rows={{'embed': ('table',)}}; got {rows!r}.")
     for unit, names in (rows or {}).items():
+        if not isinstance(names, Collection):
+            raise CallError(
+                f"Expected rows by unit and table, rows={{'embed': ('table',)}}; got {names!r} for {unit!r}."
+            )
         tables = [name for name, spec in units.get(unit, {}).items() if len(spec.shape) == 2]
         odd = [names] if isinstance(names, str) else [name for name in names if name not in tables]
         if odd:

@@ -38,7 +38,7 @@ SOURCE = Path(__file__).with_suffix(".cu")
 OPTIONS = ("--fmad=false", "--ftz=false", "--std=c++17")
 """What NVRTC is told: as for the kernels of dense updates."""
 
-ROW_BLOCK: Final = 1 << 22
+ROW_BLOCK: Final = 1 << 19
 """Elements that are copied out, computed with and copied back at once: enough for a GPU, and bounded memory."""
 
 _THREADS: Final = 256
