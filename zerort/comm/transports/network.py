@@ -29,8 +29,10 @@ _TRIES, _LONG_TRIES = 12, 4
 _LATENCIES_OF_A_ROUND = 4
 """What an exchange in rounds costs without its bytes: meetings of the host's ranks before and after it, and Python."""
 
-_WHOLE_NBYTES = 16 * 1024
-"""Of the largest sum that travels whole where it need not: others' work may have made a latency look long."""
+_WHOLE_NBYTES, _WHOLE_SCATTERED_NBYTES = 16 * 1024, 2048
+"""Of the largest sum that travels whole where it need not: others' work may have made a latency look long.
+
+One of which each rank needs a part takes one exchange either way: whole it spares copies of its parts, no more."""
 
 _SHORT_NBYTES, _LONG_NBYTES = 64, 256 * 1024
 _MOST_AT_ONCE = 8
@@ -132,11 +134,12 @@ def largest_whole(network: Network, hosts: int, *, scattered: bool) -> int:
 
     >>> lan = Network(latency=100e-6, overhead=20e-6, bandwidth=125e6)
     >>> largest_whole(lan, 4, scattered=False), largest_whole(lan, 4, scattered=True)
-    (8333, 5555)
+    (8333, 2048)
     """
     exchanges = 1 if scattered else 2
     surplus = (hosts - 1) * (1 - exchanges / hosts)  # times S: what is spared
-    return min(_WHOLE_NBYTES, int(network.latency * network.bandwidth / surplus)) if surplus else 2**62
+    most = _WHOLE_SCATTERED_NBYTES if scattered else _WHOLE_NBYTES
+    return min(most, int(network.latency * network.bandwidth / surplus)) if surplus else 2**62
 
 
 def _rounds(hosts: int) -> int:
