@@ -400,7 +400,7 @@ def test_what_makes_no_sense_is_refused(device, pinned):
             "touch what others write, got 40 bytes of chunk 1",
         ),
         ([[ArrayTransfer(there[:50])], [ArrayTransfer(there[49:], write=False)]], "got 4 bytes of chunk 1"),
-        ([[ArrayTransfer([1, 2])]], r"on the host \(NumPy\) or on cuda:0 \(CuPy\), got builtins.list"),
+        ([[ArrayTransfer([1, 2])]], r"on the host \(NumPy\) or on cuda:0 \(CuPy\), got list"),
     ]
     with Staging(device, slot_nbytes=256) as staging:
         for chunks, message in cases:
