@@ -31,7 +31,7 @@ from zerort_torch.parameters.memory import (
     share_memory,
     torch_device,
 )
-from zerort_torch.parameters.released import ReleasedParameter, pickling_refusal
+from zerort_torch.parameters.released import ReleasedParameter, pickling_error
 from zerort_torch.parameters.strays import Strays, kept_in_containers
 from zerort_torch.parameters.table import TableUnit
 from zerort_torch.parameters.turns import Turns, places_of
@@ -303,7 +303,7 @@ class _Hook:
         return self  # as a function would: the model's parameters say what is wrong
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise pickling_refusal("the model")
+        raise pickling_error("the model")
 
 
 def _hook_model(model: torch.nn.Module, sharding: Sharding, begin: Callable[[], None], turns: Turns | None) -> None:

@@ -39,7 +39,7 @@ def refuse_new_optimizer(name: str, caller: FrameType | None) -> None:
     if caller is not None and caller.f_code.co_name == "add_param_group":
         optimizer = caller.f_locals.get("self")
         if isinstance(optimizer, torch.optim.Optimizer) and not _steps_the_runtime(optimizer):
-            raise _refusal(optimizer, name, what="")
+            raise _foreign_optimizer_error(optimizer, name, what="")
 
 
 def _check(optimizer: Any, args: object, kwargs: object) -> None:
@@ -48,14 +48,14 @@ def _check(optimizer: Any, args: object, kwargs: object) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter in _taken:
-                raise _refusal(optimizer, _taken[parameter], what=".step()")
+                raise _foreign_optimizer_error(optimizer, _taken[parameter], what=".step()")
 
 
 def _steps_the_runtime(optimizer: torch.optim.Optimizer) -> bool:
     return getattr(optimizer, "steps_the_runtime", False)
 
 
-def _refusal(optimizer: torch.optim.Optimizer, name: str, *, what: str) -> CallError:
+def _foreign_optimizer_error(optimizer: torch.optim.Optimizer, name: str, *, what: str) -> CallError:
     kind = type(optimizer).__name__
     return CallError(
         f"Expected sharded parameters to be updated by rt.step(), got {kind}{what} over {name!r}. Open the runtime "

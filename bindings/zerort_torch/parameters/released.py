@@ -125,7 +125,7 @@ class ReleasedParameter(torch.nn.Parameter):
 
     def _set_requires_grad(self, requires_grad: Any = True) -> ReleasedParameter:  # noqa: FBT002 (torch's signature)
         if requires_grad and not self.trainable:
-            raise frozen_refusal(self.full_name)
+            raise frozen_error(self.full_name)
         self.mirror_requires_grad(requires_grad=bool(requires_grad))
         if self.live is not None:
             self.live.requires_grad_(bool(requires_grad))
@@ -151,10 +151,10 @@ class ReleasedParameter(torch.nn.Parameter):
         )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise pickling_refusal(repr(self.full_name))
+        raise pickling_error(repr(self.full_name))
 
 
-def pickling_refusal(what: str) -> CallError:
+def pickling_error(what: str) -> CallError:
     """Return the error for ``torch.save(model)`` and its like."""
     return CallError(
         f"Expected a sharded model to stay in its process, got pickling of {what}. Save zt.full_state_dict(model), or "
@@ -162,7 +162,7 @@ def pickling_refusal(what: str) -> CallError:
     )
 
 
-def frozen_refusal(name: str) -> CallError:
+def frozen_error(name: str) -> CallError:
     """Return the error for a parameter that is to be trained and was frozen when it was sharded."""
     return CallError(
         f"Expected {name!r} to stay frozen, as it was at zt.shard(model, rt), got requires_grad=True: it has neither "
@@ -204,7 +204,7 @@ def _compute(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     """
     found = list(dict.fromkeys(_released_in([*args, *kwargs.values()])))
     if not found or not all(one.unit is not None and _owner_computes(one) for one in found):
-        raise _refusal(found, what=what)
+        raise _released_error(found, what=what)
     units = list(dict.fromkeys(one.unit for one in found if one.unit is not None))
     with ExitStack() as stack:
         for unit in units:
@@ -249,7 +249,7 @@ def _owner_computes(one: ReleasedParameter) -> bool:
     return any(name == "forward" and module in one.owners for module, name in _frames_of_modules())
 
 
-def _refusal(found: Sequence[ReleasedParameter], *, what: str) -> StaleViewError:
+def _released_error(found: Sequence[ReleasedParameter], *, what: str) -> StaleViewError:
     if not found:
         return StaleViewError(f"Expected parameters to be used while gathered, got {what}() after their release.")
     _, method = next(_frames_of_modules(), (None, "forward"))

@@ -26,8 +26,8 @@ from zerort.typing import Array
 from zerort_torch.backward.passes import current_pass
 from zerort_torch.model.finding import FoundUnit
 from zerort_torch.parameters.memory import as_array, as_tensor, outside_transforms
-from zerort_torch.parameters.released import ReleasedParameter, frozen_refusal
-from zerort_torch.parameters.writes import written_refusal
+from zerort_torch.parameters.released import ReleasedParameter, frozen_error
+from zerort_torch.parameters.writes import written_error
 
 __all__ = ["TorchUnit", "Weight"]
 
@@ -208,7 +208,7 @@ class TorchUnit(BoundUnit):
 
     def refuse_writes(self, written: list[str]) -> NoReturn:
         """Raise for parameters that were written to, and have the other ranks raise, too."""
-        error = written_refusal(written)
+        error = written_error(written)
         self._binding.complain(error)
         raise error
 
@@ -266,7 +266,7 @@ class TorchUnit(BoundUnit):
             if weight.live.requires_grad and not weight.trainable:
                 weight.live.requires_grad = False  # or nobody could ever reach it again
                 weight.released.mirror_requires_grad(requires_grad=False)
-                raise frozen_refusal(weight.full)
+                raise frozen_error(weight.full)
 
     def _point(self, flats: list[torch.Tensor]) -> None:
         self.flats = flats

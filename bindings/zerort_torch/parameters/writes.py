@@ -13,7 +13,7 @@ import torch
 
 from zerort.errors import CallError
 
-__all__ = ["Look", "written_refusal"]
+__all__ = ["Look", "written_error"]
 
 _SAMPLES = 4096  # values of a tensor that are compared: all of a smaller one
 
@@ -39,7 +39,7 @@ class Look(NamedTuple):
         return same
 
 
-def written_refusal(names: Sequence[str]) -> CallError:
+def written_error(names: Sequence[str]) -> CallError:
     """Return the error for parameters that were written to."""
     shown = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return CallError(
