@@ -76,6 +76,7 @@ ENVIRONMENT: Final[Mapping[str, Variable]] = MappingProxyType(
         "ZERORT_FLIGHT_DIR": Variable("flight_dir", str, "a path", "where flight records are dumped"),
         "ZERORT_FLIGHT_LENGTH": Variable("flight_length", int, "a count above 0", "calls a flight record remembers"),
         "ZERORT_CROSS_MEMORY": Variable("cross_memory", parse_switch, "1 or 0", "let ranks read each other's memory"),
+        "ZERORT_SOCKETS": Variable("sockets", str, "auto, always or never", "TCP between hosts instead of MPI"),
         "ZERORT_FULL_TRACEBACK": Variable("full_traceback", parse_switch, "1 or 0", "show errors with all frames"),
     }
 )

@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from zerort.config.environment import ENVIRONMENT, options_from
 from zerort.errors import CallError
@@ -64,6 +64,10 @@ class GroupOptions:
     cross_memory: bool = True
     """Whether ranks of a node may read each other's memory directly (``process_vm_readv``)."""
 
+    sockets: Literal["auto", "always", "never"] = "auto"
+    """Whether ranks of different hosts talk over TCP connections of their own instead of over MPI: ``"auto"``, unless
+    MPI is clearly faster when the group opens, as it is on InfiniBand; ``"always"``; or ``"never"``."""
+
     full_traceback: bool = False
     """Whether an unhandled error is printed with all frames, those inside zerort included."""
 
@@ -81,6 +85,8 @@ class GroupOptions:
         if not isinstance(self.flight_dir, str) or not self.flight_dir:
             raise CallError(f"Expected flight_dir to be the path of a directory, got {self.flight_dir!r}.")
         _check_int("flight_length", self.flight_length, minimum=1)
+        if self.sockets not in ("auto", "always", "never"):
+            raise CallError(f"Expected sockets to be 'auto', 'always' or 'never', got {self.sockets!r}.")
         for switch in ("cross_memory", "full_traceback"):
             if not isinstance(getattr(self, switch), bool):
                 raise CallError(f"Expected {switch} to be True or False, got {getattr(self, switch)!r}.")

@@ -1,11 +1,12 @@
-"""Messages of MPI without the GIL: the native forms of what ``zerort/comm/transports`` does between hosts.
+"""Messages between hosts without the GIL: the native forms of what ``zerort/comm/transports`` does there.
 
-    open_library    MPI as mpi4py has loaded it: functions by address, handles as they are there
+    open_post       who carries messages: MPI as mpi4py has loaded it, functions by address, handles as they are there
+    open_sockets    TCP, to the ranks of other hosts; `with_sockets` has these carry what they can
     start_messages  send and receive; its ``wait(seconds, busy)`` says whether all have gone and come
     plan_greeting   how one rank of each host tells the others of a call
     prepare_hosts   a small call between hosts that is made again, in one step (``src/hosts.h``)
 
-All of them need the compiled form: without it `open_library` returns None, and mpi4py carries messages.
+All of them need the compiled form: without it `open_post` returns None, and mpi4py carries messages.
 """
 
 from __future__ import annotations
@@ -18,28 +19,47 @@ from zerort.native.arrays import address_of
 from zerort.native.dtypes import Array
 from zerort.native.extension import kernels
 
-__all__ = ["CONCLUDING", "GREETING", "LISTENING", "open_library", "plan_greeting", "prepare_hosts", "start_messages"]
+__all__ = ["CONCLUDING", "GREETING", "LISTENING", "open_post", "open_sockets", "plan_greeting", "prepare_hosts", "start_messages", "with_sockets"]
 
 GREETING, LISTENING, CONCLUDING = 24, 32, 40
 """How far a native ``HostsCall`` came, besides what a ``PreparedCall`` says."""
 
 
-def open_library(**facts: int) -> Any:
-    """Return MPI as the compiled form calls it; None without one.
+def open_post(**facts: int) -> Any:
+    """Return MPI as the compiled form hands messages to it; None without one.
 
     Args:
         facts: ``isend``, ``irecv``, ``testall``: addresses of functions; ``handle_nbytes``, ``status_nbytes``; handles:
             ``comm``, and ``byte`` of ``MPI_BYTE``.
     """
-    return None if kernels is None else kernels.MpiLibrary(**facts)
+    return None if kernels is None else kernels.Post(kernels.MpiLibrary(**facts), None)
+
+
+def open_sockets(rank: int, *, token: bytes, listener: int, peers: Sequence[tuple[int, int, int]]) -> Any:
+    """Return what carries messages over TCP (``src/sockets.h``).
+
+    Args:
+        rank: This one.
+        token: 16 bytes that all ranks of the group know, and nobody else.
+        listener: The file descriptor of a socket that listens; it is closed by this.
+        peers: Of each rank that is reached so: its number, IPv4 address and port.
+    """
+    assert kernels is not None
+    return kernels.Sockets(rank, token=token, listener=listener, peers=list(peers))
+
+
+def with_sockets(post: Any, sockets: Any) -> Any:
+    """Return a post whose messages to ranks that ``sockets`` know go over them; None: all go over MPI."""
+    assert kernels is not None
+    return kernels.Post(post.mpi, sockets)
 
 
 def start_messages(
-    library: Any, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]], *, tag: int
+    post: Any, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]], *, tag: int
 ) -> Any:
     """Begin to send and receive; the arrays must live until ``wait`` has said that all is done."""
     assert kernels is not None
-    messages = kernels.Messages(library)
+    messages = kernels.Messages(post)
     messages.start(
         [(rank, address_of(array), array.nbytes) for rank, array in sends],
         [(rank, address_of(array), array.nbytes) for rank, array in receives],
@@ -48,11 +68,11 @@ def start_messages(
     return messages
 
 
-def plan_greeting(library: Any, *, messages: Array, parts: Array, **facts: Any) -> Any:
+def plan_greeting(post: Any, *, messages: Array, parts: Array, **facts: Any) -> Any:
     """Return what a leader's ``HostsCall`` needs to greet other hosts; rows of ``parts`` are like the messages'."""
     assert kernels is not None
     stride, places = messages.shape[1], {"messages": address_of(messages), "parts": address_of(parts)}
-    return kernels.GreetingPlan(mpi=library, stride=stride, **places, **facts)
+    return kernels.GreetingPlan(post=post, stride=stride, **places, **facts)
 
 
 def prepare_hosts(link: Any, log: Any, *, notes: Array, make: Any, **call: Any) -> Any:

@@ -114,10 +114,10 @@ class Greeter:
         # A message for each, with data of its own.
         self._parts = np.zeros(self._messages.shape if direct else (0, 0), np.uint8)
 
-    def plan(self, library: Any, call: Call, nbytes: int, most: int) -> Any:
+    def plan(self, post: Any, call: Call, nbytes: int, most: int) -> Any:
         """Return what the compiled form needs to send what `greet` sends."""
         return plan_greeting(
-            library,
+            post,
             ranks=list(self._ranks),
             me=self._me,
             direct=self._direct,

@@ -178,9 +178,9 @@ class HierarchicalTransport(MpiTransport):
     def shortcut(self, call: Call) -> Any:
         """Return the native form of a call that takes one exchange."""
         key = call.tail()[:KEY_NBYTES]
-        tails, library = self.places.get(key), self._exchange.wire.library
+        tails, post = self.places.get(key), self._exchange.wire.post
         is_small = self.small.has(call)
-        if tails is None or library is None or not (is_small or call.op == "barrier"):
+        if tails is None or post is None or not (is_small or call.op == "barrier"):
             return None
         place = self._node.shortcut_place(call)
         if place is None:
@@ -189,7 +189,7 @@ class HierarchicalTransport(MpiTransport):
         wire_nbytes, plan = 0, None
         if self._greeter is not None:
             nbytes, most, wire_nbytes = self._sizes_of(call, is_cut=is_cut)
-            plan = self._greeter.plan(library, call, nbytes, most)
+            plan = self._greeter.plan(post, call, nbytes, most)
         native_call = make_native(
             **place,
             call=call,

@@ -30,6 +30,7 @@ from zerort.comm.transports.network import Network, measure
 from zerort.comm.transports.node.memory import slab_nbytes
 from zerort.comm.transports.shift import Topology
 from zerort.comm.transports.small_calls import SmallCalls, cut_sum
+from zerort.comm.transports.sockets import connect_hosts, is_preferable
 from zerort.config import GroupOptions
 from zerort.errors import RankFailedError
 from zerort.native.rendezvous import AGREED_BYTES
@@ -87,7 +88,7 @@ class MpiTransport(Transport):
         """When this rank last looked for alarms of others that gave up or failed, after a greeting."""
         leaders = [ranks[0] for ranks in self.topology.members]
         self._leads = self.rank in leaders
-        self.network = self._measure(leaders)
+        self.network = self._choose_wire(leaders)
         """What messages between hosts cost; on every rank the same, and so is what follows."""
         sizes = {"slab_nbytes": slab, "message_nbytes": options.message_nbytes}
         # A larger call takes the wire longer than a thread should wait that could compute.
@@ -113,6 +114,20 @@ class MpiTransport(Transport):
         """Compare digests of all ranks' calls, and exchange headers where a rank calls from a new place."""
         self._sequence = call.sequence
         self._conclude(call, self._greet(call, self._flags_of(call, [self.rank], [call.tail()]))[0])
+
+    def _choose_wire(self, leaders: Sequence[int]) -> Network:
+        """Have sockets carry messages to other hosts, unless MPI is clearly faster; return what they cost."""
+        wire, options = self._exchange.wire, self.options
+        over_mpi = self._measure(leaders)
+        sockets = connect_hosts(self._exchange.comm, self.hosts, options=options, is_compiled=wire.post is not None)
+        if sockets is None:
+            return over_mpi
+        wire.use(sockets)
+        over_sockets = self._measure(leaders)
+        if options.sockets == "always" or is_preferable(over_sockets, over_mpi):
+            return over_sockets
+        wire.use(None)
+        return over_mpi
 
     def _measure(self, leaders: Sequence[int]) -> Network:
         """Find out what messages between hosts cost: what the slowest found, on all ranks."""
@@ -386,8 +401,9 @@ class MpiTransport(Transport):
             self._exchange.close(patience=1.0)
 
     def details(self) -> str:
-        """Say which MPI it is."""
-        return MPI.Get_library_version().splitlines()[0].strip("\0 ")
+        """Say which MPI it is, and whether it carries what crosses hosts."""
+        version = MPI.Get_library_version().splitlines()[0].strip("\0 ")
+        return version if self._exchange.wire.sockets is None else f"{version}; TCP sockets between hosts"
 
 
 def _elements(raw: Array, take: tuple[int, int], dtype: np.dtype[Any]) -> Array:

@@ -1,4 +1,4 @@
-"""`Wire`: hands messages to MPI, and waits for them: in the compiled form without the GIL, else by mpi4py.
+"""`Wire`: hands messages to MPI or to sockets, and waits for them: in the compiled form without the GIL, else by mpi4py.
 
 A thread that polls from Python takes the GIL from who computes at every look, and each look costs as much as a short
 message takes (decision 0168). The compiled form calls the very library that mpi4py has loaded, by the addresses of its
@@ -63,13 +63,29 @@ class Wire:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
-        self.library = _find_library(comm)
-        """MPI as the compiled form calls it; None if it cannot."""
+        self.post = _find_post(comm)
+        """Who carries messages, as the compiled form calls it; None if it cannot."""
+        self.sockets: Any = None
+        """What carries those to other hosts; None: MPI."""
+
+    def use(self, sockets: Any) -> None:
+        """Have sockets carry messages to the ranks that they know, from now on; None: have MPI do it.
+
+        Nothing is under way. Every rank calls this.
+        """
+        self.close()
+        self.sockets = sockets
+        self.post = wire.with_sockets(self.post, sockets)
+
+    def close(self) -> None:
+        """Break the connections of sockets."""
+        if self.sockets is not None:
+            self.sockets.close()
 
     def start(self, sends: Parts, receives: Parts, *, tag: int) -> UnderWay:
         """Begin to send (rank, bytes) and to receive (rank, room for bytes); contiguous, and kept until all is done."""
-        if self.library is not None:
-            begun: UnderWay = wire.start_messages(self.library, sends, receives, tag=tag)
+        if self.post is not None:
+            begun: UnderWay = wire.start_messages(self.post, sends, receives, tag=tag)
             return begun
         comm, requests = self._comm, []
         requests += [comm.Irecv([room, MPI.BYTE], source=rank, tag=tag) for rank, room in receives]
@@ -77,7 +93,7 @@ class Wire:
         return Requests(requests)
 
 
-def _find_library(comm: MPI.Intracomm) -> Any:
+def _find_post(comm: MPI.Intracomm) -> Any:
     sizes = {MPI._sizeof(kind) for kind in (MPI.Comm, MPI.Datatype, MPI.Request)}
     if len(sizes) > 1:
         return None
@@ -91,7 +107,7 @@ def _find_library(comm: MPI.Intracomm) -> Any:
     except (AttributeError, OSError):
         return None
     mask = 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1
-    return wire.open_library(
+    return wire.open_post(
         **found,
         handle_nbytes=sizes.pop(),
         status_nbytes=MPI._sizeof(MPI.Status),

@@ -15,9 +15,9 @@ namespace {
 using HostsCall = Prepared<HostsShortcut<WithoutGil>>;
 using Pairs = std::vector<std::pair<std::size_t, std::size_t>>;
 
-Greeting::Plan make_plan(const MpiLibrary& mpi, std::vector<int> ranks, std::size_t me, bool direct, std::uintptr_t messages,
+Greeting::Plan make_plan(const Post& post, std::vector<int> ranks, std::size_t me, bool direct, std::uintptr_t messages,
                          std::size_t stride, std::size_t nbytes, std::size_t most, nb::bytes digest, std::uintptr_t parts) {
-  Greeting::Plan plan = {mpi,    std::move(ranks), me, direct, reinterpret_cast<char*>(messages), stride, nbytes, most, {},
+  Greeting::Plan plan = {post,   std::move(ranks), me, direct, reinterpret_cast<char*>(messages), stride, nbytes, most, {},
                          reinterpret_cast<char*>(parts)};
   if (digest.size() != sizeof plan.digest) throw std::invalid_argument("Expected a digest of 16 bytes.");
   std::memcpy(plan.digest, digest.c_str(), sizeof plan.digest);
@@ -52,13 +52,13 @@ void make_call(HostsCall* self, Peers& peers, CallLog& log, nb::object facts, nb
 void bind_hosts(nb::module_& module) {
   nb::class_<Greeting::Plan>(module, "GreetingPlan")
       .def(
-          "__init__", [](Greeting::Plan* self, const MpiLibrary& mpi, std::vector<int> ranks, std::size_t me, bool direct,
+          "__init__", [](Greeting::Plan* self, const Post& post, std::vector<int> ranks, std::size_t me, bool direct,
                          std::uintptr_t messages, std::size_t stride, std::size_t nbytes, std::size_t most,
                          nb::bytes digest, std::uintptr_t parts) {
             new (self)
-                Greeting::Plan(make_plan(mpi, std::move(ranks), me, direct, messages, stride, nbytes, most, digest, parts));
+                Greeting::Plan(make_plan(post, std::move(ranks), me, direct, messages, stride, nbytes, most, digest, parts));
           },
-          nb::arg("mpi"), nb::arg("ranks"), nb::arg("me"), nb::arg("direct"), nb::arg("messages"), nb::arg("stride"),
+          nb::arg("post"), nb::arg("ranks"), nb::arg("me"), nb::arg("direct"), nb::arg("messages"), nb::arg("stride"),
           nb::arg("nbytes"), nb::arg("most"), nb::arg("digest"), nb::arg("parts"));
   nb::class_<HostsCall>(module, "HostsCall")
       .def("__init__", &make_call, nb::arg("link"), nb::arg("log"), nb::arg("facts"), nb::arg("tail"),

@@ -34,7 +34,7 @@ constexpr double kBusy = 5e-3;  // seconds to poll without sleeping: most messag
 class Greeting {
  public:
   struct Plan {
-    MpiLibrary mpi;
+    Post post;
     std::vector<int> ranks;  // who greets, one of each host
     std::size_t me;          // this rank among them
     bool direct;             // to all at once; else to those 1, 2, 4, … ahead, with what was heard until then
@@ -46,7 +46,7 @@ class Greeting {
   };
   static constexpr std::size_t kHead = 24;
 
-  explicit Greeting(const Plan& plan) : plan_(plan), under_way_(plan.mpi) {
+  explicit Greeting(const Plan& plan) : plan_(plan), under_way_(plan.post) {
     if (plan_.most < plan_.nbytes) plan_.most = plan_.nbytes;
   }
 

@@ -2,6 +2,7 @@
 // zerort/comm/transports/wire.py.
 #include "wire.h"
 
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -85,7 +87,8 @@ bool test_all(const MpiLibrary& mpi, int count, void* requests, void* statuses) 
 
 }  // namespace
 
-Messages::Messages(const MpiLibrary& mpi) : mpi_(mpi) {
+Messages::Messages(const Post& post) : post_(post), pending_(std::make_shared<std::atomic<std::size_t>>(0)) {
+  const MpiLibrary& mpi = post.mpi;
   if (mpi.handle_nbytes != sizeof(int) && mpi.handle_nbytes != sizeof(void*))
     throw std::invalid_argument("Expected handles of MPI that are integers or pointers.");
 }
@@ -98,27 +101,40 @@ Handle* Messages::add() {
 }
 
 void Messages::send(int rank, int tag, const void* from, std::size_t nbytes) {
-  if (mpi_.handle_nbytes == sizeof(int))
-    start_send(mpi_, rank, tag, from, int(nbytes), add<int>());
+  if (on_sockets(rank)) {
+    post_.sockets->send(rank, tag, from, nbytes, pending_);
+    return;
+  }
+  if (post_.mpi.handle_nbytes == sizeof(int))
+    start_send(post_.mpi, rank, tag, from, int(nbytes), add<int>());
   else
-    start_send(mpi_, rank, tag, from, int(nbytes), add<void*>());
+    start_send(post_.mpi, rank, tag, from, int(nbytes), add<void*>());
   count_++;
 }
 
 void Messages::receive(int rank, int tag, void* to, std::size_t nbytes) {
-  if (mpi_.handle_nbytes == sizeof(int))
-    start_receive(mpi_, rank, tag, to, int(nbytes), add<int>());
+  if (on_sockets(rank)) {
+    post_.sockets->receive(rank, tag, to, nbytes, pending_);
+    return;
+  }
+  if (post_.mpi.handle_nbytes == sizeof(int))
+    start_receive(post_.mpi, rank, tag, to, int(nbytes), add<int>());
   else
-    start_receive(mpi_, rank, tag, to, int(nbytes), add<void*>());
+    start_receive(post_.mpi, rank, tag, to, int(nbytes), add<void*>());
   count_++;
 }
 
 bool Messages::test() {
+  if (*pending_ != 0) post_.sockets->progress();
+  return test_mpi() && *pending_ == 0;
+}
+
+bool Messages::test_mpi() {
   if (count_ == 0) return true;
-  statuses_.resize((count_ * mpi_.status_nbytes + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t));
-  const bool done = mpi_.handle_nbytes == sizeof(int)
-                        ? test_all<int>(mpi_, int(count_), requests_.data(), statuses_.data())
-                        : test_all<void*>(mpi_, int(count_), requests_.data(), statuses_.data());
+  statuses_.resize((count_ * post_.mpi.status_nbytes + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t));
+  const bool done = post_.mpi.handle_nbytes == sizeof(int)
+                        ? test_all<int>(post_.mpi, int(count_), requests_.data(), statuses_.data())
+                        : test_all<void*>(post_.mpi, int(count_), requests_.data(), statuses_.data());
   if (done) count_ = 0;
   return done;
 }
@@ -130,6 +146,10 @@ bool Messages::wait(double seconds, double busy) {
     const double waited = double(now_ns() - began) * 1e-9;
     if (waited >= seconds) return false;
     if (waited < kSpin && busy > 0) continue;
+    if (count_ == 0) {
+      post_.sockets->sleep(seconds - waited);  // the kernel wakes it
+      continue;
+    }
     naps.sleep(waited < busy ? long(waited * 1e9 / kPartOfWait) : kLongestNapNs);
   }
   return true;
@@ -150,6 +170,16 @@ bool wait(Messages& self, double seconds, double busy) {
   return self.wait(seconds, busy);
 }
 
+void open_sockets(Sockets* self, int rank, nb::bytes token, int listener,
+                  const std::vector<std::tuple<int, std::uint32_t, std::uint16_t>>& peers) {
+  Sockets::Token secret;
+  if (token.size() != secret.size()) throw std::invalid_argument("Expected a token of 16 bytes.");
+  std::memcpy(secret.data(), token.c_str(), secret.size());
+  std::vector<Sockets::Peer> others;
+  for (const auto& [other, address, port] : peers) others.push_back({other, address, port});
+  new (self) Sockets(rank, secret, listener, others);
+}
+
 }  // namespace
 
 void bind_wire(nb::module_& module) {
@@ -162,8 +192,17 @@ void bind_wire(nb::module_& module) {
           },
           nb::arg("isend"), nb::arg("irecv"), nb::arg("testall"), nb::arg("handle_nbytes"), nb::arg("status_nbytes"),
           nb::arg("comm"), nb::arg("byte"));
+  nb::class_<Sockets>(module, "Sockets")
+      .def("__init__", &open_sockets, nb::arg("rank"), nb::arg("token"), nb::arg("listener"), nb::arg("peers"))
+      .def("close", &Sockets::close);
+  nb::class_<Post>(module, "Post")
+      .def(
+          "__init__",
+          [](Post* self, const MpiLibrary& mpi, std::shared_ptr<Sockets> sockets) { new (self) Post{mpi, std::move(sockets)}; },
+          nb::arg("mpi"), nb::arg("sockets").none())
+      .def_ro("mpi", &Post::mpi);
   nb::class_<Messages>(module, "Messages")
-      .def(nb::init<const MpiLibrary&>())
+      .def(nb::init<const Post&>())
       .def("start", &start)
       .def("wait", &wait);
 }

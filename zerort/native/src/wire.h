@@ -1,4 +1,4 @@
-// Wire: messages between hosts, handed to MPI and waited for without the GIL.
+// Wire: messages between hosts, handed to MPI or to sockets, and waited for without the GIL.
 //
 // MPI is found at run time, in whatever library mpi4py has loaded: three functions by their addresses, and handles as that
 // library has them, integers or pointers. Touches no Python.
@@ -6,7 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
+
+#include "sockets.h"
 
 namespace zerort {
 
@@ -17,10 +20,16 @@ struct MpiLibrary {
   std::uintptr_t comm, byte;  // handles of the communicator and of MPI_BYTE
 };
 
+// Who carries messages: sockets to the ranks that they know, MPI to all others.
+struct Post {
+  MpiLibrary mpi;
+  std::shared_ptr<Sockets> sockets;  // or none
+};
+
 // Messages that are under way together. Their memory must live until `wait` has said that they are done.
 class Messages {
  public:
-  explicit Messages(const MpiLibrary& mpi);
+  explicit Messages(const Post& post);
 
   void send(int rank, int tag, const void* from, std::size_t nbytes);
   void receive(int rank, int tag, void* to, std::size_t nbytes);
@@ -33,9 +42,12 @@ class Messages {
   template <typename Handle>
   Handle* add();
   bool test();
+  bool test_mpi();
+  bool on_sockets(int rank) const { return post_.sockets && post_.sockets->carries(rank); }
 
-  MpiLibrary mpi_;
-  std::size_t count_ = 0;
+  Post post_;
+  Sockets::Pending pending_;  // of sockets
+  std::size_t count_ = 0;     // of MPI
   std::vector<std::uint64_t> requests_;  // as many handles as fit
   std::vector<std::uint64_t> statuses_;
 };

@@ -1,0 +1,230 @@
+// See sockets.h.
+#include "sockets.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+namespace zerort {
+namespace {
+
+constexpr int kTagBits = 8;  // of a head; the rest is the length
+constexpr std::size_t kMostStrangers = 256;
+
+bool may_pass(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+void close_socket(int& socket) {
+  if (socket >= 0) ::close(socket);
+  socket = -1;
+}
+
+// Leave those in the list that still have something to do.
+template <typename Side>
+void forget_idle(std::vector<Side*>& sides) {
+  sides.erase(std::remove_if(sides.begin(), sides.end(), [](const Side* one) { return one->queue.empty(); }), sides.end());
+}
+
+}  // namespace
+
+Sockets::Sockets(int rank, const Token& token, int listener, const std::vector<Peer>& peers)
+    : rank_(rank), token_(token), listener_(listener) {
+  for (const Peer& peer : peers) {
+    outgoing_[peer.rank].peer = peer;
+    incoming_[peer.rank];
+  }
+}
+
+void Sockets::close() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  close_socket(listener_);
+  for (auto& [rank, one] : outgoing_) {
+    close_socket(one.socket);
+    one.is_broken = true;
+  }
+  for (auto& [rank, one] : incoming_) {
+    close_socket(one.socket);
+    one.is_broken = true;
+  }
+  for (Stranger& one : strangers_) close_socket(one.socket);
+  strangers_.clear();
+}
+
+void Sockets::send(int rank, int tag, const void* from, std::size_t nbytes, const Pending& pending) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Outgoing& to = outgoing_.at(rank);
+  Sending message = {{}, kHead, static_cast<const char*>(from), nbytes, pending};
+  const std::uint64_t head = std::uint64_t(nbytes) << kTagBits | std::uint64_t(tag);
+  std::memcpy(message.head, &head, kHead);
+  ++*pending;
+  if (to.socket < 0 && !to.is_broken) connect(to);
+  const bool was_idle = to.queue.empty();
+  to.queue.push_back(std::move(message));
+  if (was_idle) {
+    write(to);  // most have gone with this
+    if (!to.queue.empty()) writing_.push_back(&to);
+  }
+}
+
+void Sockets::receive(int rank, int tag, void* to, std::size_t room, const Pending& pending) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Incoming& from = incoming_.at(rank);
+  ++*pending;
+  if (from.queue.empty()) reading_.push_back(&from);
+  from.queue.push_back({tag, static_cast<char*>(to), room, pending});
+  from.is_unasked = false;  // look again
+}
+
+void Sockets::progress() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (lacks_connection()) admit();
+  for (Outgoing* one : writing_) write(*one);
+  for (Incoming* one : reading_) read(*one);
+  forget_idle(writing_);
+  forget_idle(reading_);
+}
+
+void Sockets::sleep(double seconds) {
+  std::vector<pollfd> ready;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const Outgoing* one : writing_)
+      if (!one->queue.empty() && !one->is_broken) ready.push_back({one->socket, POLLOUT, 0});
+    for (const Incoming* one : reading_)
+      if (!one->queue.empty() && one->socket >= 0 && !one->is_unasked) ready.push_back({one->socket, POLLIN, 0});
+    if (lacks_connection()) {
+      ready.push_back({listener_, POLLIN, 0});
+      for (const Stranger& one : strangers_) ready.push_back({one.socket, POLLIN, 0});
+    }
+  }
+  const auto ns = std::int64_t(seconds * 1e9);
+  const timespec most = {time_t(ns / 1'000'000'000), long(ns % 1'000'000'000)};
+  ppoll(ready.data(), ready.size(), &most, nullptr);  // `progress` finds out what it was
+}
+
+void Sockets::connect(Outgoing& to) {
+  to.socket = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (to.socket < 0)
+    throw std::runtime_error(std::string("Expected a socket for a rank of another host, got: ") + std::strerror(errno) +
+                             ". Allow more open files (ulimit -n), or set ZERORT_SOCKETS=never.");
+  const int yes = 1;
+  setsockopt(to.socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(to.peer.address);
+  address.sin_port = htons(to.peer.port);
+  if (::connect(to.socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 && errno != EINPROGRESS) {
+    to.is_broken = true;
+    return;
+  }
+  Sending hello = {{}, kHello, nullptr, 0, nullptr};
+  const std::int64_t me = rank_;
+  std::memcpy(hello.head, token_.data(), token_.size());
+  std::memcpy(hello.head + token_.size(), &me, sizeof me);
+  to.queue.push_front(std::move(hello));
+  writing_.push_back(&to);
+}
+
+void Sockets::write(Outgoing& to) {
+  while (!to.queue.empty() && !to.is_broken) {
+    Sending& message = to.queue.front();
+    iovec parts[2];
+    std::size_t count = 0;
+    if (message.done < message.head_nbytes) parts[count++] = {message.head + message.done, message.head_nbytes - message.done};
+    const std::size_t gone = message.done - std::min(message.done, message.head_nbytes);
+    if (gone < message.nbytes) parts[count++] = {const_cast<char*>(message.from) + gone, message.nbytes - gone};
+    msghdr said = {};
+    said.msg_iov = parts;
+    said.msg_iovlen = count;
+    const ssize_t sent = sendmsg(to.socket, &said, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0) {
+      to.is_broken = !may_pass(errno);
+      return;
+    }
+    message.done += std::size_t(sent);
+    if (message.done < message.head_nbytes + message.nbytes) return;
+    if (message.pending) --*message.pending;
+    to.queue.pop_front();
+  }
+}
+
+void Sockets::read(Incoming& from) {
+  // True if as much has come as was asked for.
+  const auto take = [&from](char* to, std::size_t& done, std::size_t nbytes) {
+    while (done < nbytes) {
+      const ssize_t came = recv(from.socket, to + done, nbytes - done, MSG_DONTWAIT);
+      if (came <= 0) {
+        if (came == 0 || !may_pass(errno)) {
+          close_socket(from.socket);
+          from.is_broken = true;
+        }
+        return false;
+      }
+      done += std::size_t(came);
+    }
+    return true;
+  };
+  while (!from.queue.empty() && from.socket >= 0) {
+    if (from.head_done < kHead) {
+      if (!take(from.head, from.head_done, kHead)) return;
+      std::uint64_t head;
+      std::memcpy(&head, from.head, kHead);
+      from.nbytes = head >> kTagBits;
+      from.done = 0;
+    }
+    const int tag = static_cast<unsigned char>(from.head[0]);
+    const auto mine = std::find_if(from.queue.begin(), from.queue.end(), [tag](const Receiving& one) { return one.tag == tag; });
+    from.is_unasked = mine == from.queue.end();
+    if (from.is_unasked) return;
+    if (from.nbytes > mine->room) throw std::runtime_error("Expected a message that fits into its room, got a longer one.");
+    if (!take(mine->to, from.done, from.nbytes)) return;
+    from.head_done = 0;
+    --*mine->pending;
+    from.queue.erase(mine);
+  }
+}
+
+bool Sockets::lacks_connection() const {
+  return std::any_of(reading_.begin(), reading_.end(), [](const Incoming* one) { return one->socket < 0 && !one->is_broken; });
+}
+
+void Sockets::admit() {
+  for (;;) {
+    const int socket = accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (socket < 0) break;
+    strangers_.push_back({socket, {}});
+  }
+  strangers_.erase(
+      std::remove_if(strangers_.begin(), strangers_.end(), [this](Stranger& one) { return hear_hello(one); }), strangers_.end());
+  while (strangers_.size() > kMostStrangers) {  // they are none of ours
+    close_socket(strangers_.front().socket);
+    strangers_.erase(strangers_.begin());
+  }
+}
+
+// True if it is known who it is, or that it is nobody of this group.
+bool Sockets::hear_hello(Stranger& stranger) {
+  const ssize_t came = recv(stranger.socket, stranger.hello + stranger.done, kHello - stranger.done, MSG_DONTWAIT);
+  if (came < 0 && may_pass(errno)) return false;
+  if (came > 0 && (stranger.done += std::size_t(came)) < kHello) return false;
+  std::int64_t rank;
+  std::memcpy(&rank, stranger.hello + token_.size(), sizeof rank);
+  const auto found = incoming_.find(int(rank));
+  if (came <= 0 || std::memcmp(stranger.hello, token_.data(), token_.size()) != 0 || found == incoming_.end() ||
+      found->second.socket >= 0) {
+    close_socket(stranger.socket);
+    return true;
+  }
+  found->second.socket = stranger.socket;
+  return true;
+}
+
+}  // namespace zerort
