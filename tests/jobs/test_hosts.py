@@ -211,3 +211,37 @@ def test_eight_hosts_keep_the_contract_and_name_alike_who_is_missing(on_hosts):
     assert sorted(told) == list("0123457"), result.output
     assert len(set(told.values())) == 1, result.output
     assert "got no rank 6." in told["0"], result.output
+
+
+def test_where_hosts_cannot_reach_each_other_by_sockets_mpi_carries_messages(on_hosts):
+    """An address that nobody answers at, too few files, a rank that wants none; and who insists hears of it."""
+    code = """
+    from zerort.comm.transports import sockets
+
+    def check(*, by_sockets, **options):
+        with zr.open_group(options=zr.GroupOptions.from_environment(timeout=60.0, **options)) as group:
+            assert ("TCP sockets" in repr(group)) is by_sockets, group
+            for numel in (3, 300_000):  # with the greeting; in rounds
+                assert (group.all_reduce(np.arange(numel) + group.rank).wait() == 4 * np.arange(numel) + 6).all()
+
+    check(by_sockets=True, sockets="always")
+    check(by_sockets=False, sockets="never" if zr.open_group().rank == 2 else "always")
+
+    sockets._reached.clear()
+    found, sockets.interfaces = sockets.interfaces, lambda: (sockets.Interface(0x7F630102, 0xFFFFFFFF),)
+    check(by_sockets=False)
+    sockets.interfaces = found
+    sockets._reached.clear()
+
+    rank = zr.open_group().rank
+    if rank == 1:
+        sockets._has_room = lambda ranks: False
+    check(by_sockets=False)
+    try:
+        zr.open_group(options=zr.GroupOptions.from_environment(sockets="always"))
+    except BootstrapError as error:
+        say("rank", rank, "told", "ulimit -n" in str(error))
+    """
+    result = on_hosts([2, 2], code)
+    assert result.code == 0, result.output
+    assert result.output.count("told True") == 4, result.output

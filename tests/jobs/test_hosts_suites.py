@@ -17,17 +17,18 @@ WHOLE = os.environ.get("ZERORT_TEST_HOSTS") == "all"
 PYTEST = ["-m", "pytest", "--with-mpi", "-q", "--color=no", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
 
 
-def expect_suite_passes(ranks, *words):
-    env = {"OPENBLAS_NUM_THREADS": "1"}
+def expect_suite_passes(ranks, *words, sockets="auto"):
+    env = {"OPENBLAS_NUM_THREADS": "1", "ZERORT_SOCKETS": sockets}
     result = network.run_on_hosts(ranks, [*PYTEST, *words], timeout=600.0, env=env)
     assert result.code == 0, result.output[-20_000:]
     assert "....." in result.output  # not all were skipped
 
 
+@pytest.mark.parametrize("sockets", ["always", "never"])
 @pytest.mark.parametrize("ranks", network.shapes([2, 1]))
-def test_groups_keep_their_contract(ranks):
+def test_groups_keep_their_contract(ranks, sockets):
     few = "" if WHOLE else " and (uneven or broadcast_and_reduce)"
-    expect_suite_passes(ranks, RANKS / "test_groups.py", "-k", f"TestNetwork{few}")
+    expect_suite_passes(ranks, RANKS / "test_groups.py", "-k", f"TestNetwork{few}", sockets=sockets)
 
 
 @pytest.mark.parametrize("ranks", network.shapes([1, 2]))

@@ -19,7 +19,17 @@ from zerort.native.arrays import address_of
 from zerort.native.dtypes import Array
 from zerort.native.extension import kernels
 
-__all__ = ["CONCLUDING", "GREETING", "LISTENING", "open_post", "open_sockets", "plan_greeting", "prepare_hosts", "start_messages", "with_sockets"]
+__all__ = [
+    "CONCLUDING",
+    "GREETING",
+    "LISTENING",
+    "open_post",
+    "open_sockets",
+    "plan_greeting",
+    "prepare_hosts",
+    "start_messages",
+    "with_sockets",
+]
 
 GREETING, LISTENING, CONCLUDING = 24, 32, 40
 """How far a native ``HostsCall`` came, besides what a ``PreparedCall`` says."""

@@ -205,6 +205,7 @@ def test_defaults() -> None:
         "flight_dir": flight_dir,
         "flight_length": 256,
         "cross_memory": True,
+        "sockets": "auto",
         "full_traceback": False,
     }
 
@@ -261,6 +262,7 @@ GOOD = {
     "ZERORT_FLIGHT_DIR": ("records", "records"),
     "ZERORT_FLIGHT_LENGTH": ("16", 16),
     "ZERORT_CROSS_MEMORY": ("off", False),
+    "ZERORT_SOCKETS": ("never", "never"),
     "ZERORT_FULL_TRACEBACK": ("yes", True),
 }
 
@@ -317,6 +319,7 @@ def test_what_is_passed_wins_and_its_variable_is_not_read(clean: pytest.MonkeyPa
         ("ZERORT_FLIGHT_LENGTH", "2.5", "a count above 0"),
         ("ZERORT_FLIGHT_LENGTH", "0", "a count above 0"),
         ("ZERORT_CROSS_MEMORY", "maybe", "1 or 0"),
+        ("ZERORT_SOCKETS", "tcp", "auto, always or never"),
     ],
 )
 def test_bad_variables_are_named(clean: pytest.MonkeyPatch, name: str, text: str, expects: str) -> None:

@@ -18,7 +18,7 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from mpi4py import MPI
@@ -98,26 +98,39 @@ def connect_hosts(comm: MPI.Intracomm, hosts: Sequence[int], *, options: GroupOp
         BootstrapError: They were asked for, and cannot be had; on all ranks.
     """
     rank, first = comm.Get_rank(), {host: hosts.index(host) for host in dict.fromkeys(hosts)}
-    if len(first) == 1 or options.sockets == "never":
+    if len(first) == 1:
         return None
-    if not all(comm.allgather(is_compiled and _has_room(len(hosts)))):
-        return _without("the compiled module, and files that a process may open (ulimit -n)", options)
+    wanted, able = zip(*comm.allgather((options.sockets, is_compiled and _has_room(len(hosts)))), strict=True)
+    if "never" in wanted:
+        return None
+    if not all(able):
+        return _without("the compiled module, and more files that a process may open (ulimit -n)", wanted)
     addresses = _find_addresses(comm, list(first.values()))
     if addresses is None:
-        return _without("an address of each host at which the next one reaches it", options)
+        return _without("an address of each host at which the next one gets an answer", wanted)
     address_of = dict(zip(first, addresses, strict=True))
-    with contextlib.ExitStack() as unless_told:
-        listener = unless_told.enter_context(socket.create_server((_text(address_of[hosts[rank]]), 0), backlog=1024))
-        listener.setblocking(False)
-        token = comm.bcast(secrets.token_bytes(16))
-        ports = comm.allgather(listener.getsockname()[1])
-        unless_told.pop_all()
+    listener = _listen(_text(address_of[hosts[rank]]))
+    ports = comm.allgather(0 if listener is None else listener.getsockname()[1])
+    token = comm.bcast(secrets.token_bytes(16))
+    if listener is None or not all(ports):
+        if listener is not None:
+            listener.close()
+        return _without("a port on which each rank can listen", wanted)
     peers = [(r, address_of[host], ports[r]) for r, host in enumerate(hosts) if host != hosts[rank]]
     return open_sockets(rank, token=token, listener=listener.detach(), peers=peers)
 
 
-def _without(what: str, options: GroupOptions) -> None:
-    if options.sockets == "always":
+def _listen(address: str) -> socket.socket | None:
+    try:
+        listener = socket.create_server((address, 0), backlog=1024)
+    except OSError:
+        return None
+    listener.settimeout(0)
+    return listener
+
+
+def _without(what: str, wanted: Sequence[str]) -> None:
+    if "always" in wanted:
         raise BootstrapError(f"Expected {what}, as ZERORT_SOCKETS=always needs, got none. Unset it: MPI does it all.")
 
 
@@ -163,11 +176,12 @@ def _is_answered(address: int, port: int, token: bytes) -> bool:
 @contextlib.contextmanager
 def _answering(mine: tuple[Interface, ...]) -> Iterator[tuple[int, bytes]]:
     """Answer whoever connects, with a word of this rank's own, while the block runs; yield the port and that word."""
-    token = secrets.token_bytes(16)
-    if not mine:
+    token, listener = secrets.token_bytes(16), _listen("") if mine else None
+    if listener is None:
         yield 0, token
         return
-    with socket.create_server(("", 0)) as listener:
+    with listener:
+        listener.settimeout(None)
 
         def answer() -> None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""`Wire`: hands messages to MPI or to sockets, and waits for them: in the compiled form without the GIL, else by mpi4py.
+"""`Wire`: hands messages to MPI or to sockets, and waits for them: compiled without the GIL, else by mpi4py.
 
 A thread that polls from Python takes the GIL from who computes at every look, and each look costs as much as a short
 message takes (decision 0168). The compiled form calls the very library that mpi4py has loaded, by the addresses of its

@@ -1,0 +1,148 @@
+"""Messages over sockets: matched by sender and tag, of any length, both ways at once; strangers and broken ends."""
+
+import itertools
+import socket
+import struct
+
+import numpy as np
+import pytest
+
+from zerort.native import wire
+from zerort.native.extension import kernels
+
+pytestmark = pytest.mark.skipif(kernels is None, reason="only the compiled form has sockets")
+
+LOOPBACK = 0x7F000001
+TOKEN = bytes(range(16))
+SOON = 10.0  # seconds; whoever waits so long has lost a message
+
+
+class Ranks:
+    """Ranks of one process that talk over the loopback."""
+
+    def __init__(self, count):
+        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+        for listener in listeners:
+            listener.setblocking(False)
+        self.ports = [listener.getsockname()[1] for listener in listeners]
+        self.sockets = [
+            wire.open_sockets(
+                rank,
+                token=TOKEN,
+                listener=listener.detach(),
+                peers=[(other, LOOPBACK, port) for other, port in enumerate(self.ports) if other != rank],
+            )
+            for rank, listener in enumerate(listeners)
+        ]
+        nothing = wire.open_post(isend=0, irecv=0, testall=0, handle_nbytes=4, status_nbytes=8, comm=0, byte=0)
+        self.posts = [wire.with_sockets(nothing, one) for one in self.sockets]
+
+    def start(self, rank, sends=(), receives=(), tag=0):
+        return wire.start_messages(self.posts[rank], list(sends), list(receives), tag=tag)
+
+    def close(self):
+        for one in self.sockets:
+            one.close()
+
+
+@pytest.fixture
+def ranks():
+    """Return a way to open ranks."""
+    opened = []
+
+    def open_ranks(count):
+        opened.append(Ranks(count))
+        return opened[-1]
+
+    yield open_ranks
+    for one in opened:
+        one.close()
+
+
+def all_done(*batches, within=SOON):
+    """Wait for batches in turn: in one process, each needs the others to go on."""
+    waits = range(int(within / 0.001) // len(batches))
+    return any(sum(not batch.wait(0.001, 0.0) for batch in batches) == 0 for _ in waits)
+
+
+def numbers(count, seed):
+    return np.random.default_rng(seed).integers(0, 256, count).astype(np.uint8)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 24, 65_536, 65_560, 30_000_000])
+def test_messages_of_any_length_pass_both_ways_at_once(ranks, nbytes):
+    two = ranks(2)
+    given, taken = [numbers(nbytes, k) for k in (0, 1)], [np.zeros(nbytes, np.uint8) for _ in range(2)]
+    batches = [two.start(r, [(1 - r, given[r])], [(1 - r, taken[r])]) for r in (0, 1)]
+    assert all_done(*batches)
+    assert (taken[0] == given[1]).all()
+    assert (taken[1] == given[0]).all()
+
+
+def test_messages_of_one_tag_come_in_order_and_may_be_shorter_than_their_room(ranks):
+    two = ranks(2)
+    sent = [numbers(length, length) for length in (5, 70_000, 1, 3)]
+    rooms = [np.zeros(80_000, np.uint8) for _ in sent]
+    assert all_done(two.start(0, [(1, one) for one in sent]), two.start(1, [], [(0, room) for room in rooms]))
+    for one, room in zip(sent, rooms, strict=True):
+        assert (room[: one.size] == one).all()
+        assert not room[one.size :].any()
+
+
+def test_a_message_that_nobody_has_asked_for_waits_until_somebody_does(ranks):
+    two = ranks(2)
+    early, late = numbers(100, 1), numbers(2_000_000, 2)
+    sending = [two.start(0, [(1, late)], tag=0), two.start(0, [(1, early)], tag=1)]
+    got_early, got_late = np.zeros_like(early), np.zeros_like(late)
+    asked = two.start(1, [], [(0, got_early)], tag=1)
+    assert not all_done(asked, *sending, within=0.1)  # behind the long one, for which there is no room yet
+    assert all_done(asked, two.start(1, [], [(0, got_late)], tag=0), *sending)
+    assert (got_early == early).all()
+    assert (got_late == late).all()
+
+
+def test_every_rank_hears_all_others(ranks):
+    many = 5
+    all_ = ranks(many)
+    given, taken = numbers(many * many * 1000, 0).reshape(many, many, 1000), np.zeros((many, many, 1000), np.uint8)
+    others = [[other for other in range(many) if other != r] for r in range(many)]
+    batches = [
+        all_.start(
+            r, [(other, given[r, other]) for other in others[r]], [(other, taken[r, other]) for other in others[r]]
+        )
+        for r in range(many)
+    ]
+    assert all_done(*batches)
+    for r, other in itertools.permutations(range(many), 2):
+        assert (taken[r, other] == given[other, r]).all()
+
+
+@pytest.mark.parametrize(
+    "hello", [b"", b"GET / HTTP/1.1\r\n\r\n" + bytes(20), bytes(16) + struct.pack("q", 0), TOKEN + struct.pack("q", 7)]
+)
+def test_who_does_not_know_the_token_or_is_no_rank_is_not_heard(ranks, hello):
+    two = ranks(2)
+    with socket.create_connection(("127.0.0.1", two.ports[1])) as stranger:
+        stranger.sendall(hello + struct.pack("Q", 4 << 8) + b"evil")
+        room = np.zeros(4, np.uint8)
+        asked = two.start(1, [], [(0, room)])
+        assert not all_done(asked, within=0.05)
+        assert all_done(asked, two.start(0, [(1, np.frombuffer(b"good", np.uint8))]))
+        assert room.tobytes() == b"good"
+
+
+def test_a_connection_that_breaks_ends_no_wait_early(ranks):
+    two = ranks(2)
+    first = np.zeros(1, np.uint8)
+    assert all_done(two.start(0, [(1, first)]), two.start(1, [], [(0, first)]))
+    two.sockets[0].close()
+    assert not two.start(1, [], [(0, first)]).wait(0.05, 0.0)
+    long = np.zeros(20_000_000, np.uint8)
+    assert not two.start(1, [(0, long)]).wait(0.05, 0.0)
+
+
+def test_a_message_longer_than_its_room_is_an_error(ranks):
+    two = ranks(2)
+    sending, asked = two.start(0, [(1, np.zeros(9, np.uint8))]), two.start(1, [], [(0, np.zeros(8, np.uint8))])
+    with pytest.raises(RuntimeError, match="fits into its room"):
+        all_done(sending, asked)
