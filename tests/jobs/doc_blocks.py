@@ -135,8 +135,13 @@ def is_ours(words: Sequence[str]) -> bool:
 
 
 def needs_torch(words: Sequence[str]) -> bool:
-    """Whether a program imports torch before it parses its words."""
-    return re.search("_torch|train_hf|collectives_gloo|peers", " ".join(words[:3])) is not None
+    """Whether a program imports torch before it parses its words, by itself or by the module that it is."""
+    files = [ROOT / word for word in words[:3] if word.endswith(".py")]
+    imports = "\n".join(file.read_text() for file in files if file.is_file())
+    return (
+        words[1:3] == ("-m", "peers")
+        or re.search("^(import|from) (zerort_)?torch|peers", imports, re.MULTILINE) is not None
+    )
 
 
 def _run(block: Block, folder: Path, ranks: int, env: Mapping[str, str]) -> str:

@@ -3,11 +3,11 @@
 solo.py                    one rank
 node/                      ranks of one machine, over shared memory
 mpi.py  exchange.py        any communicator of MPI
-wire.py                    hands messages to MPI, and waits for them without the GIL
+wire.py  sockets.py        hands messages to MPI or to sockets, and waits for them without the GIL; which of both
 alarms.py  giving_up.py    how ranks learn that others give up, fail or leave, and name the same missing ones
 greeting.py  network.py    calls compared by digest between hosts, with data of small ones; which way is faster
 small_calls.py             which those are, and sums of which each host sums a part
-hierarchical.py            shared memory within a host, MPI between hosts
+hierarchical.py            shared memory within a host, messages between hosts
 hosts_shortcut.py          the same for a small call that is made again, in one native step
 shift.py  carrier.py       who sends what to whom between hosts; several rounds of it at a time
 host_side.py               what the ranks of a host do before something leaves and after something has come
