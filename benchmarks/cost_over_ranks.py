@@ -19,7 +19,7 @@ import numpy as np
 
 from zerort.comm import geometry
 from zerort.comm.guard.call import Call
-from zerort.comm.transports.alarms import Alarm, Alarms
+from zerort.comm.transports.messages.alarms import Alarm, Alarms
 from zerort.comm.transports.carrier import Carrier
 from zerort.comm.transports.greeting import GREETING_NBYTES, Greeter
 from zerort.comm.transports.host_side import AloneOnHost

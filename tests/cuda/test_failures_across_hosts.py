@@ -53,7 +53,7 @@ def test_below_thread_multiple_only_the_callers_thread_talks_to_mpi(job):
         """,
         OPEN,
         """
-        from zerort.comm.transports.alarms import Alarm
+        from zerort.comm.transports.messages.alarms import Alarm
         group = open_over("mpi", [0, 1])
         exchange = group._transport.host._exchange
         assert group._transport.runs_on == "caller"

@@ -216,7 +216,7 @@ def test_eight_hosts_keep_the_contract_and_name_alike_who_is_missing(on_hosts):
 def test_where_hosts_cannot_reach_each_other_by_sockets_mpi_carries_messages(on_hosts):
     """An address that nobody answers at, too few files, a rank that wants none; and who insists hears of it."""
     code = """
-    from zerort.comm.transports import sockets
+    from zerort.comm.transports.messages import sockets
 
     def check(*, by_sockets, **options):
         with zr.open_group(options=zr.GroupOptions.from_environment(timeout=60.0, **options)) as group:

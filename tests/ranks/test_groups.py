@@ -14,7 +14,7 @@ from zerort import native, trace
 from zerort.comm import Group, open_group
 from zerort.comm.bootstrap.opening import best_transport, open_node
 from zerort.comm.transports import mpi
-from zerort.comm.transports.exchange import Exchange
+from zerort.comm.transports.messages.exchange import Exchange
 from zerort.errors import BootstrapError, CollectiveMismatchError, CollectiveTimeoutError
 from zerort.native import rendezvous
 from zerort.testing.contracts.group import GroupContract

@@ -10,8 +10,9 @@ from mpi4py import MPI
 from zerort import native, trace
 from zerort.comm import Group
 from zerort.comm.bootstrap.opening import best_transport
-from zerort.comm.transports import small_calls, wire
+from zerort.comm.transports import small_calls
 from zerort.comm.transports.hosts_shortcut import HostsShortcut
+from zerort.comm.transports.messages import wire
 from zerort.config import GroupOptions
 from zerort.errors import CollectiveMismatchError
 
@@ -48,7 +49,7 @@ def shortcuts(group):
 @pytest.mark.parametrize("sizes", [pytest.param(WHOLE, id="whole"), pytest.param(CUT, id="cut")])
 def test_small_calls_made_again_and_again_give_what_numpy_gives(options, way, sizes, kind, monkeypatch):
     if kind == "polled":  # as where MPI's functions are not found: mpi4py carries messages
-        monkeypatch.setattr(wire, "_find_library", lambda comm: None)
+        monkeypatch.setattr(wire, "_find_post", lambda comm: None)
     if way == "passed-on" and sizes is CUT:
         pytest.skip("only those that each host sends to all at once are cut")
     n, counts = WORLD.size, COUNTS[: WORLD.size]
@@ -189,7 +190,7 @@ def test_one_exchange_gives_the_bits_of_rounds(roomy, dtype, kind):
 
 
 def test_a_call_of_some_hundred_kilobytes_is_one_message_to_each_other_host(roomy, monkeypatch):
-    monkeypatch.setattr(wire, "_find_library", lambda comm: None)  # every message passes where it can be counted
+    monkeypatch.setattr(wire, "_find_post", lambda comm: None)  # every message passes where it can be counted
     sent = []
     start = wire.Wire.start
 

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zerort.comm.transports.exchange import Messages
-from zerort.comm.transports.wire import Requests
+from zerort.comm.transports.messages.exchange import Messages
+from zerort.comm.transports.messages.wire import Requests
 from zerort.typing import Array
 
 __all__ = ["CountedPost"]

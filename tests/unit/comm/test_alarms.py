@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from zerort.comm.transports.alarms import Alarm, Alarms, partners_of
+from zerort.comm.transports.messages.alarms import Alarm, Alarms, partners_of
 
 
 class Network:

@@ -8,7 +8,7 @@ import pytest
 from zerort.comm.geometry import of_all_gather, of_reduce_scatter
 from zerort.comm.guard.call import Call
 from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, direct_nbytes, small_nbytes
-from zerort.comm.transports.network import Network, is_direct, largest_sum, measure
+from zerort.comm.transports.messages.network import Network, is_direct, largest_sum, measure
 from zerort.comm.transports.small_calls import SmallCalls
 from zerort.testing.counted_post import CountedPost
 

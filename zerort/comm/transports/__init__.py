@@ -2,10 +2,9 @@
 
 solo.py                    one rank
 node/                      ranks of one machine, over shared memory
-mpi.py  exchange.py        any communicator of MPI
-wire.py  sockets.py        hands messages to MPI or to sockets, and waits for them without the GIL; which of both
-alarms.py  giving_up.py    how ranks learn that others give up, fail or leave, and name the same missing ones
-greeting.py  network.py    calls compared by digest between hosts, with data of small ones; which way is faster
+mpi.py                     any communicator of MPI
+messages/                  messages between ranks that share no memory, over MPI or sockets; alarms
+greeting.py                calls compared by digest between hosts, with data of small ones
 small_calls.py             which those are, and sums of which each host sums a part
 hierarchical.py            shared memory within a host, messages between hosts
 hosts_shortcut.py          the same for a small call that is made again, in one native step

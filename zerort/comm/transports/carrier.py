@@ -20,7 +20,7 @@ import numpy as np
 from zerort import native
 from zerort.comm.geometry import Geometry
 from zerort.comm.guard.call import Call
-from zerort.comm.transports.exchange import Messages
+from zerort.comm.transports.messages.exchange import Messages
 from zerort.comm.transports.shift import DEPTH, Round, Topology, Unit, plan_rounds
 from zerort.typing import Array
 

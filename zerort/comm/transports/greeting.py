@@ -3,9 +3,9 @@
     direct      digest of the call · its number and flags │ data                 one message to each other host
     passed on   digest of the call · its number and flags │ data heard so far    to hosts 1, 2, 4, … ahead, in turn
 
-One rank greets for each host, or for itself where ranks share no memory; network.py says which way. Headers, which tell
-where each rank calls from, travel only if some rank calls from a place that the others have not heard of: that is one
-of the flags. The compiled form (``native/src/hosts.h``) sends the same messages.
+One rank greets for each host, or for itself where ranks share no memory; messages/network.py says which way. Headers,
+which tell where each rank calls from, travel only if some rank calls from a place that the others have not heard of:
+that is one of the flags. The compiled form (``native/src/hosts.h``) sends the same messages.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ from zerort.comm.guard.standing import Standing
 from zerort.comm.guard.verdict import Trouble
 from zerort.comm.transport import Transport
 from zerort.comm.transports.carrier import HostSide
-from zerort.comm.transports.exchange import Interrupted
 from zerort.comm.transports.greeting import DIFFERS
 from zerort.comm.transports.host_side import LANDING_SLOTS, SharedHost
 from zerort.comm.transports.hosts_shortcut import HostsShortcut, make_native
+from zerort.comm.transports.messages.exchange import Interrupted
 from zerort.comm.transports.mpi import KEY_NBYTES, MpiTransport
 from zerort.comm.transports.node.transport import NodeTransport
 from zerort.comm.transports.shift import Topology

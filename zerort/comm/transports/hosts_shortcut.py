@@ -16,7 +16,7 @@ from zerort import trace
 from zerort.comm import geometry
 from zerort.comm.guard.call import Call
 from zerort.comm.transport import DONE, STALE
-from zerort.comm.transports.exchange import LISTEN_EVERY
+from zerort.comm.transports.messages.exchange import LISTEN_EVERY
 from zerort.comm.transports.node.shortcut import Place, prepared_facts
 from zerort.comm.transports.small_calls import ranges_of
 from zerort.native.rendezvous import MOVES, PARTING

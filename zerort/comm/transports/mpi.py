@@ -20,17 +20,17 @@ from zerort.comm.geometry import split_evenly
 from zerort.comm.guard.call import SEQUENCE_NBYTES, Call, call_site, pack_sequence
 from zerort.comm.guard.verdict import Trouble, failed_trouble, gone_trouble, late_error
 from zerort.comm.transport import Transport
-from zerort.comm.transports.alarms import Alarm
 from zerort.comm.transports.carrier import Carrier, HostSide, piece_nbytes
-from zerort.comm.transports.exchange import Exchange, Interrupted, Messages
-from zerort.comm.transports.giving_up import agree_on_missing, sightings
 from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, small_nbytes
 from zerort.comm.transports.host_side import LANDING_SLOTS, AloneOnHost
-from zerort.comm.transports.network import Network, measure
+from zerort.comm.transports.messages.alarms import Alarm
+from zerort.comm.transports.messages.exchange import Exchange, Interrupted, Messages
+from zerort.comm.transports.messages.giving_up import agree_on_missing, sightings
+from zerort.comm.transports.messages.network import Network, measure
+from zerort.comm.transports.messages.sockets import connect_hosts, is_preferable
 from zerort.comm.transports.node.memory import slab_nbytes
 from zerort.comm.transports.shift import Topology
 from zerort.comm.transports.small_calls import SmallCalls, cut_sum
-from zerort.comm.transports.sockets import connect_hosts, is_preferable
 from zerort.config import GroupOptions
 from zerort.errors import RankFailedError
 from zerort.native.rendezvous import AGREED_BYTES

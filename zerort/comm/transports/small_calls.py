@@ -5,9 +5,9 @@
       reduce_scatter   the part that its ranks need                            one exchange     (hosts - 1) / hosts · S
       all_reduce       a part of equal size; then its sum to all               two exchanges  2 (hosts - 1) / hosts · S
 
-Which way is the same on all ranks: it follows from what messages cost, which all have agreed on (network.py, decision
-0169). The call is compared with the first message of each host, as always. Where hosts greet each other directly, up to
-1 MiB is small (decision 0195).
+Which way is the same on all ranks: it follows from what messages cost, which all have agreed on (messages/network.py,
+decision 0169). The call is compared with the first message of each host, as always. Where hosts greet each other
+directly, up to 1 MiB is small (decision 0195).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zerort import native, trace
 from zerort.comm.geometry import even_part
 from zerort.comm.guard.call import Call
 from zerort.comm.transports.greeting import DIFFERS, Greeter, direct_nbytes, small_nbytes
-from zerort.comm.transports.network import Network, is_direct, largest_sum, largest_whole
+from zerort.comm.transports.messages.network import Network, is_direct, largest_sum, largest_whole
 from zerort.typing import Array
 
 __all__ = ["SmallCalls", "cut_sum", "ranges_of"]

@@ -1,5 +1,5 @@
 // zerort.native._kernels.Messages: see wire.h. The same in Python, over mpi4py's requests, is in
-// zerort/comm/transports/wire.py.
+// zerort/comm/transports/messages/wire.py.
 #include "wire.h"
 
 #include <cstring>

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from mpi4py import MPI
 
-from zerort.comm.transports.network import Network
+from zerort.comm.transports.messages.network import Network
 from zerort.config import GroupOptions
 from zerort.errors import BootstrapError
 from zerort.native.wire import open_sockets

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from zerort.comm.guard.call import Call
 from zerort.comm.guard.standing import Standing
 from zerort.comm.guard.verdict import Sighting, failed_error, last_call
-from zerort.comm.transports.exchange import Exchange
+from zerort.comm.transports.messages.exchange import Exchange
 
 __all__ = ["agree_on_missing", "sightings"]
 

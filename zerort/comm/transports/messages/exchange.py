@@ -25,8 +25,8 @@ from mpi4py import MPI
 
 from zerort import trace
 from zerort.comm.neighbours import process_space
-from zerort.comm.transports.alarms import Alarm, Alarms
-from zerort.comm.transports.wire import Requests, UnderWay, Wire
+from zerort.comm.transports.messages.alarms import Alarm, Alarms
+from zerort.comm.transports.messages.wire import Requests, UnderWay, Wire
 from zerort.native.rendezvous import is_alive
 from zerort.typing import Array
 
