@@ -118,6 +118,7 @@ void meet_often(const Trial& trial, Figures& figures);         // meetings.cpp
 void break_meetings(const Trial& trial, Figures& figures);     // meetings.cpp
 void call_prepared(const Trial& trial, Figures& figures);      // calls.cpp
 void read_peers(const Trial& trial, Figures& figures);         // calls.cpp
+void exchange_messages(const Trial& trial, Figures& figures);  // messages.cpp
 void sum_up(const Trial& trial, Figures& figures);             // kernels.cpp
 void run_kernels(const Trial& trial, Figures& figures);        // kernels.cpp
 void ring_doorbells(const Trial& trial, Figures& figures);     // kernels.cpp

@@ -55,6 +55,7 @@ int main(int count, char** words) {
       call_prepared(trial, figures);
       read_peers(trial, figures);
       ring_doorbells(trial, figures);
+      exchange_messages({size, seed, rounds / 8 + 1, fault}, figures);
     }
     run_kernels({1, seed, rounds, fault}, figures);
   }

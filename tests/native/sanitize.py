@@ -56,6 +56,13 @@ MUTANTS = [
     ),
     ("thread", "shortcut.h", "if (!parting) return kDone;", "if (parting || !parting) return kDone;"),
     ("thread", "shortcut.h", "peers_.half ^= 1;", "peers_.half = 0;"),
+    (
+        "thread",
+        "sockets.cpp",
+        "const std::lock_guard<std::mutex> lock(mutex_);\n  if (lacks_connection()) admit();",
+        "if (lacks_connection()) admit();",
+    ),
+    ("address", "sockets.cpp", "    from.head_done = 0;\n", ""),
     ("address", "shortcut.h", "0, out_.nbytes / route_.width);", "0, out_.nbytes / route_.width + 1);"),
     (
         "address",
