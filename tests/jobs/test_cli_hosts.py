@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 BENCH = [sys.executable, "-m", "zerort", "bench", "hosts"]
 MODEL = ("--width", "8", "--layers", "1", "--context", "4", "--rows", "1", "--steps", "1")
+ENDS_WITHIN = 600  # seconds: nothing here is timed, and on a busy machine a benchmark takes minutes
 
 
 def namespaces() -> set[str]:
@@ -37,14 +38,14 @@ def owned_by(pid: int) -> set[str]:
 
 
 def wait_until(true, what: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + ENDS_WITHIN
     while not true():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
 
 
 def bench(*words: str | Path, **more) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*BENCH, *words], capture_output=True, text=True, check=False, timeout=120, **more)
+    return subprocess.run([*BENCH, *words], capture_output=True, text=True, check=False, timeout=ENDS_WITHIN, **more)
 
 
 def test_a_step_on_a_slow_link_is_measured_uncoded_and_coded(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_a_step_on_a_slow_link_is_measured_uncoded_and_coded(tmp_path: Path) -> 
     words = ("--numel", "10K", "--seconds", "0.001", "--step", "--rates", "500mbit", "--rounds", "1")
     model = ("--width", "32", "--layers", "1", "--context", "8", "--rows", "2", "--steps", "1")
     command = [sys.executable, "-m", "zerort", "bench", "wire", *words, *model, "--json", path, "--plot", plot]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ENDS_WITHIN, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     free, slow = json.loads(path.read_text())["links"]
     assert (free["rate"], slow["rate"]) == (None, "500mbit")
@@ -76,7 +77,7 @@ def test_collectives_and_a_step_are_measured_and_no_host_stays(tmp_path: Path) -
     )
     wait_until(lambda: owned_by(process.pid) or process.poll() is not None, "hosts of the benchmark")
     made = owned_by(process.pid)
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate(timeout=ENDS_WITHIN)
     assert process.returncode == 0, out + errors
     assert made, "no host was seen"
     assert not made & namespaces()
@@ -113,7 +114,7 @@ def test_an_interrupted_benchmark_leaves_no_host_and_no_rank(number: signal.Sign
     made = owned_by(process.pid)
     assert len(made) == 3
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=ENDS_WITHIN)
     assert process.returncode == 128 + number
     assert not made & namespaces()
 
@@ -134,7 +135,7 @@ def test_hosts_of_a_killed_owner_are_swept_with_all_that_runs_there() -> None:
         wait_until(lambda: not any(_runs(pid) for pid in ranks), "the end of the ranks")
         assert sweep_namespaces() == []  # those of a living owner stay
         assert set(hosts.names) <= namespaces()
-    process.communicate(timeout=60)
+    process.communicate(timeout=ENDS_WITHIN)
 
 
 def _runs(pid: str) -> bool:
