@@ -27,7 +27,7 @@ from zerort.comm.transports.messages.alarms import Alarm
 from zerort.comm.transports.messages.exchange import Exchange, Interrupted, Messages
 from zerort.comm.transports.messages.giving_up import agree_on_missing, sightings
 from zerort.comm.transports.messages.network import Network, measure
-from zerort.comm.transports.messages.sockets import connect_hosts, is_preferable
+from zerort.comm.transports.messages.sockets import choose_wire
 from zerort.comm.transports.node.memory import slab_nbytes
 from zerort.comm.transports.shift import Topology
 from zerort.comm.transports.small_calls import SmallCalls, cut_sum
@@ -88,7 +88,7 @@ class MpiTransport(Transport):
         """When this rank last looked for alarms of others that gave up or failed, after a greeting."""
         leaders = [ranks[0] for ranks in self.topology.members]
         self._leads = self.rank in leaders
-        self.network = self._choose_wire(leaders)
+        self.network = choose_wire(self._exchange, lambda: self._measure(leaders), options=options)
         """What messages between hosts cost; on every rank the same, and so is what follows."""
         sizes = {"slab_nbytes": slab, "message_nbytes": options.message_nbytes}
         # A larger call takes the wire longer than a thread should wait that could compute.
@@ -114,20 +114,6 @@ class MpiTransport(Transport):
         """Compare digests of all ranks' calls, and exchange headers where a rank calls from a new place."""
         self._sequence = call.sequence
         self._conclude(call, self._greet(call, self._flags_of(call, [self.rank], [call.tail()]))[0])
-
-    def _choose_wire(self, leaders: Sequence[int]) -> Network:
-        """Have sockets carry messages to other hosts, unless MPI is clearly faster; return what they cost."""
-        wire, options = self._exchange.wire, self.options
-        over_mpi = self._measure(leaders)
-        sockets = connect_hosts(self._exchange.comm, self.hosts, options=options, is_compiled=wire.post is not None)
-        if sockets is None:
-            return over_mpi
-        wire.use(sockets)
-        over_sockets = self._measure(leaders)
-        if options.sockets == "always" or is_preferable(over_sockets, over_mpi):
-            return over_sockets
-        wire.use(None)
-        return over_mpi
 
     def _measure(self, leaders: Sequence[int]) -> Network:
         """Find out what messages between hosts cost: what the slowest found, on all ranks."""
@@ -399,6 +385,7 @@ class MpiTransport(Transport):
         self._exchange.hush()
         if self.broken is None and not MPI.Is_finalized():
             self._exchange.close(patience=1.0)
+        self._exchange.wire.close()
 
     def details(self) -> str:
         """Say which MPI it is, and whether it carries what crosses hosts."""

@@ -261,7 +261,6 @@ class Exchange:
             while not MPI.Request.Testall([mail for mail, _ in self._mail]):
                 self._alarms.hear()  # a long message leaves when it is received
             self._alarms.hear()
-            self.wire.close()
             self._alarm_comm.Free()
             self.comm.Free()
 

@@ -18,17 +18,18 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from mpi4py import MPI
 
+from zerort.comm.transports.messages.exchange import Exchange
 from zerort.comm.transports.messages.network import Network
 from zerort.config import GroupOptions
 from zerort.errors import BootstrapError
 from zerort.native.wire import open_sockets
 
-__all__ = ["Interface", "candidates", "connect_hosts", "interfaces", "is_preferable"]
+__all__ = ["Interface", "candidates", "choose_wire", "connect_hosts", "interfaces", "is_preferable"]
 
 _ANSWER_WITHIN: Final = 1.0
 """Seconds for one address of the next host."""
@@ -85,29 +86,50 @@ def candidates(here: Sequence[Interface], there: Sequence[Interface]) -> list[in
     return [address for address in ordered if address not in own][:_MOST_TRIES]
 
 
-def connect_hosts(comm: MPI.Intracomm, hosts: Sequence[int], *, options: GroupOptions, is_compiled: bool) -> Any:
+def choose_wire(exchange: Exchange, measure: Callable[[], Network], *, options: GroupOptions) -> Network:
+    """Have sockets carry messages to other hosts, unless MPI is clearly faster; return what they cost. Collective.
+
+    Args:
+        exchange: Whose messages.
+        measure: Times messages between hosts; what it returns is the same on all ranks.
+        options: The group's.
+    """
+    wire, over_mpi = exchange.wire, measure()
+    if len(set(exchange.hosts)) == 1:
+        return over_mpi
+    wishes = exchange.comm.allgather(options.sockets)
+    if "never" in wishes:
+        return over_mpi
+    insists = "always" in wishes
+    sockets = connect_hosts(exchange.comm, exchange.hosts, is_compiled=wire.post is not None, insists=insists)
+    if sockets is None:
+        return over_mpi
+    wire.use(sockets)
+    over_sockets = measure()
+    if insists or is_preferable(over_sockets, over_mpi):
+        return over_sockets
+    wire.use(None)
+    return over_mpi
+
+
+def connect_hosts(comm: MPI.Intracomm, hosts: Sequence[int], *, is_compiled: bool, insists: bool) -> Any:
     """Return the sockets of this rank to those of other hosts; None: only MPI reaches them. Collective.
 
     Args:
         comm: All ranks.
         hosts: For each rank, a number that tells its host.
-        options: `sockets` is the same on all ranks.
-        is_compiled: Whether messages can go that way at all.
+        is_compiled: Whether messages of this rank can go that way at all.
+        insists: Whether it is an error if they cannot be had.
 
     Raises:
-        BootstrapError: They were asked for, and cannot be had; on all ranks.
+        BootstrapError: That error; on all ranks.
     """
     rank, first = comm.Get_rank(), {host: hosts.index(host) for host in dict.fromkeys(hosts)}
-    if len(first) == 1:
-        return None
-    wanted, able = zip(*comm.allgather((options.sockets, is_compiled and _has_room(len(hosts)))), strict=True)
-    if "never" in wanted:
-        return None
-    if not all(able):
-        return _without("the compiled module, and more files that a process may open (ulimit -n)", wanted)
+    if not all(comm.allgather(is_compiled and _has_room(len(hosts)))):
+        return _without("the compiled module, and more files that a process may open (ulimit -n)", insists=insists)
     addresses = _find_addresses(comm, list(first.values()))
     if addresses is None:
-        return _without("an address of each host at which the next one gets an answer", wanted)
+        return _without("an address of each host at which the next one gets an answer", insists=insists)
     address_of = dict(zip(first, addresses, strict=True))
     listener = _listen(_text(address_of[hosts[rank]]))
     ports = comm.allgather(0 if listener is None else listener.getsockname()[1])
@@ -115,7 +137,7 @@ def connect_hosts(comm: MPI.Intracomm, hosts: Sequence[int], *, options: GroupOp
     if listener is None or not all(ports):
         if listener is not None:
             listener.close()
-        return _without("a port on which each rank can listen", wanted)
+        return _without("a port on which each rank can listen", insists=insists)
     peers = [(r, address_of[host], ports[r]) for r, host in enumerate(hosts) if host != hosts[rank]]
     return open_sockets(rank, token=token, listener=listener.detach(), peers=peers)
 
@@ -129,8 +151,8 @@ def _listen(address: str) -> socket.socket | None:
     return listener
 
 
-def _without(what: str, wanted: Sequence[str]) -> None:
-    if "always" in wanted:
+def _without(what: str, *, insists: bool) -> None:
+    if insists:
         raise BootstrapError(f"Expected {what}, as ZERORT_SOCKETS=always needs, got none. Unset it: MPI does it all.")
 
 
