@@ -24,16 +24,18 @@ pytestmark = pytest.mark.mpi
 PLAIN = zr.Plan.zero(3)
 INT4_FEEDBACK = zr.Wire(gather="int4", feedback=True, over="all")
 BFLOAT16 = numpy_dtype("bfloat16")
+few = pytest.mark.skipif(WORLD.size > 3, reason="up to 3 ranks show it")
 SHAPES = {"w": (37, 41), "b": (41,), "scale": (), "empty": (0, 3), "long": (3001,)}  # odd, 1-D, one, none
 
 
 @pytest.fixture(scope="module", params=["node", pytest.param("mpi", id="over-mpi"), "hierarchical"])
 def group(request, options):
+    sizes = {"node": (1, 2, 3), "mpi": (2,), "hierarchical": (3, 4, 5, 8)}[request.param]
+    if WORLD.size not in sizes:
+        pytest.skip("one way to share memory, or not to, is enough")
     if request.param == "hierarchical":  # of three ranks, two share memory and one is alone
         machine = WORLD.Split(WORLD.rank % 2, WORLD.rank)
         made = Group(best_transport(WORLD, name="hosts", options=options, kind="hierarchical", machine=machine))
-    elif WORLD.size > 3:
-        pytest.skip("1 to 3 ranks; more of them on two hosts")
     else:
         made = open_group(kind=request.param, options=options)
     with made as group:
@@ -227,6 +229,7 @@ def test_a_run_that_was_saved_goes_on_with_the_same_bits(group, gathers):
         WORLD.Barrier()
 
 
+@few
 def test_checkpoints_of_other_wires_are_loaded_and_begin_with_zeros(group):
     exact = values_of(1)
     with tempfile.TemporaryDirectory() as mine:
@@ -246,6 +249,7 @@ def test_checkpoints_of_other_wires_are_loaded_and_begin_with_zeros(group):
         WORLD.Barrier()
 
 
+@few
 def test_the_last_step_is_resumed_with_the_same_bits(group):
     with tempfile.TemporaryDirectory() as mine:
         path = Path(WORLD.bcast(mine))
@@ -269,6 +273,7 @@ def test_the_last_step_is_resumed_with_the_same_bits(group):
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 
+@few
 def test_each_update_crosses_the_wire_once(group):
     numel = 64_000
     with zr.open(PLAIN, zr.SGD(lr=1.0), group=group, wire=INT4_FEEDBACK) as rt:
@@ -291,6 +296,7 @@ UNITS = {
 FROZEN = {"embed": "order", "block": "b"}
 
 
+@few
 @pytest.mark.parametrize("over", ["all", "hosts"])
 @pytest.mark.parametrize(
     ("plan", "more"),
@@ -327,6 +333,7 @@ def test_the_forecast_counts_what_stays(group, plan, more, over):
 # -- refused, and beside others ----------------------------------------------------------------------------------------
 
 
+@few
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_dtypes_without_int4_are_refused_before_anything_is_registered(group, dtype):
     with zr.open(PLAIN, group=group, wire=INT4_FEEDBACK) as rt:
@@ -335,6 +342,7 @@ def test_dtypes_without_int4_are_refused_before_anything_is_registered(group, dt
         assert not rt.units
 
 
+@few
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
@@ -351,6 +359,7 @@ def test_plans_without_shards_in_memory_are_refused(group, plan, message):
         zr.open(plan, group=group, wire=INT4_FEEDBACK)
 
 
+@few
 def test_pruned_parameters_are_refused(group):
     with zr.open(PLAIN, zr.AdamW(lr=0.1, sparsity=zr.Sparsity(0.5)), group=group, wire=INT4_FEEDBACK) as rt:
         with pytest.raises(
@@ -360,6 +369,7 @@ def test_pruned_parameters_are_refused(group):
         assert not rt.units
 
 
+@few
 def test_ties_and_tables_by_rows_go_beside_it(group):
     """A tied tensor is gathered with its owner; rows travel uncoded, and are exact."""
     with zr.open(PLAIN, zr.SGD(lr=0.5), group=group, wire=INT4_FEEDBACK) as rt:
