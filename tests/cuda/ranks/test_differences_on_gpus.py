@@ -149,6 +149,21 @@ def test_differences_on_gpus_go_on_from_a_checkpoint(gpus, hosts, shared_tmp_pat
             assert run.found[-1] == through, name
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_without_differences_begins_with_zeros_on_gpus(gpus, dtype, shared_tmp_path):
+    with Run(gpus, dtype=dtype, wire=None) as run:
+        run.rt.save(shared_tmp_path / "plain")
+    with Run(gpus, dtype=dtype) as run:
+        run.look()
+        first = list(run.found)
+        run.step(1)
+        run.look()
+        run.rt.load(shared_tmp_path / "plain")
+        run.found.clear()
+        run.look()
+        assert run.found == first
+
+
 def test_gpus_of_two_hosts_send_differences_and_those_of_one_do_not(gpus, gpus_of_two_hosts, shared_tmp_path):
     class OnGpus(ForecastContract):
         device = "cuda"

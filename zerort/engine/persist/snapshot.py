@@ -60,7 +60,6 @@ _META: Final = {
     "copies": Where(lambda value: COUNT.test(value) and value > 0, "a whole number above 0"),
     "steps": Each(COUNT),
     "pruned": Each(COUNT),
-    GATHERED: [str],
     "loss_scale": Where(lambda value: value is None or _is_loss_scale(value), "a loss scale"),
     "optimizer": {"kind": str},
     "orders": Each({"length": COUNT, "seed": COUNT, "taken": COUNT}),
@@ -267,7 +266,7 @@ def check_loadable(context: Context, units: Units, manifest: Manifest, *, optimi
             f"that was not done as a whole (rank {context.rank}). Load it, too: rt.load(path); or open the runtime "
             "anew."
         )
-    _expect_meta(manifest, {"updates": COUNT})
+    _expect_meta(manifest, {"updates": COUNT, GATHERED: [str]})
     _check_coded(units, manifest)
     if optimizer:
         _check_optimizers(context, units, manifest)

@@ -166,10 +166,9 @@ class Coding:
         reduces = any(self.reduce_format(dtype) is not None for dtype in reduced)
         exactly = " (lossless)" * (self.wire.gather == "delta")
         coded = [f"gather {self.wire.gather}{exactly}"] * gathers + [f"reduce {self.wire.reduce}"] * reduces
-        makes_up = any(map(self.sends_differences, dtypes))
-        coded += ["feedback" + " of both" * (reduces and makes_up)] * (
-            bool(self.wire.feedback) and (reduces or makes_up)
-        )
+        if self.wire.feedback:
+            makes_up = any(map(self.sends_differences, dtypes))
+            coded += ["feedback of both"] if reduces and makes_up else ["feedback"] * (reduces or makes_up)
         text = ", ".join(coded) + "; results depend on the number of ranks" * (reduces and not self.by_shard)
         text += f"; {UNCODED_OVER_COPIES}" * (reduces and copies > 1)
         return text + "; gradients of tied tensors travel uncoded from other units" * (reduces and ties)
