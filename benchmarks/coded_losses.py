@@ -1,7 +1,7 @@
 """Train the byte model with codes on the wire and at rest, and compare its losses with those of plain training.
 
     OPENBLAS_NUM_THREADS=1 mpirun -n 2 python benchmarks/coded_losses.py            # 2,000 steps, three seeds
-    mpirun -n 2 python benchmarks/coded_losses.py --steps 200 --seeds 1
+    mpirun -n 2 python benchmarks/coded_losses.py --steps 200 --seeds 1 --only plain int4
 
 Codes travel between all ranks (``over="all"``), as they would between hosts. A figure is the mean of the last
 losses, a twentieth of all steps, over plain training's with the same batches. Nothing here is timed.
@@ -36,7 +36,7 @@ class Way:
         return zr.AdamW(lr=lr, moments="int8", master="remainder") if self.state else zr.AdamW(lr=lr)
 
 
-def wire(gather: str, reduce: str, *, feedback: bool) -> zr.Wire:
+def wire(gather: str, reduce: str | None, *, feedback: bool) -> zr.Wire:
     """Return a wire that codes between all ranks."""
     return zr.Wire(gather=gather, reduce=reduce, feedback=feedback, over="all")  # type: ignore[arg-type]
 
@@ -47,6 +47,9 @@ WAYS = (
     Way("int8 gathers, int4 sums, without feedback", wire("int8", "int4", feedback=False)),
     Way("int8 gathers, int4 sums", wire("int8", "int4", feedback=True)),
     Way("int4", wire("int4", "int4", feedback=True)),
+    Way("int4, without feedback", wire("int4", "int4", feedback=False)),
+    Way("int4 gathers alone", wire("int4", None, feedback=True)),
+    Way("int4 gathers alone, without feedback", wire("int4", None, feedback=False)),
     Way("plain, bfloat16", dtype="bfloat16"),
     Way("int8 moments, remainder masters, bfloat16", state=True, dtype="bfloat16"),
 )
@@ -58,16 +61,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000, help="of each run (default: 2000)")
     parser.add_argument("--seeds", type=int, default=3, help="how many (default: 3)")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate (default: 0.003)")
+    names = [way.name for way in WAYS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="ways, by name (default: all)")
     options = parser.parse_args()
+    ways = [way for way in WAYS if way.name in options.only]
     with zr.open_group() as group:
         losses = {
             way.name: [train(group, way, seed, options.steps, options.lr) for seed in range(options.seeds)]
-            for way in WAYS
+            for way in ways
         }
         if group.rank == 0:
             print(f"{group.size} ranks, {options.steps} steps, seeds 0 to {options.seeds - 1}: mean of the last losses")
-            for way in WAYS:
-                base = losses["plain, bfloat16" if way.dtype == "bfloat16" else "plain"]
+            for way in ways:
+                base = losses.get("plain, bfloat16" if way.dtype == "bfloat16" else "plain", losses[way.name])
                 ratios = [mine / other for mine, other in zip(losses[way.name], base, strict=True)]
                 each = " ".join(f"{100 * (ratio - 1):+.2f}" for ratio in ratios)
                 print(

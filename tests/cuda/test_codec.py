@@ -69,6 +69,29 @@ def test_halves_are_coded_and_decoded_as_on_the_host(format, dtype):
     assert out_there.get().tobytes() == out.tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("format", [INT8, INT4], ids=lambda one: one.name)
+def test_differences_have_the_hosts_bits(format, dtype):
+    """Taken from a base and added to it, in which NaN and infinities count as 0."""
+    for numel in (1, 129, 5_003):
+        source, base = (np.empty(numel, numpy_dtype(dtype)) for _ in range(2))
+        for array, seed in ((source, numel), (base, numel + 1)):
+            if dtype == "float32":
+                array[:] = values_of(numel, seed=seed)
+            else:
+                cast_into(array, values_of(numel, seed=seed))
+        payload = np.zeros(format.nbytes(numel), np.uint8)
+        format.encode(payload, source, start=1024, base=base)
+        there, base_there = put(np.zeros_like(payload)), put(base)
+        format.encode(there, put(source), start=1024, base=base_there)
+        assert there.get().tobytes() == payload.tobytes()
+        format.decode(base, payload, adds=True)
+        format.decode(base_there, there, adds=True)
+        assert base_there.get().tobytes() == base.tobytes()
+    with pytest.raises(CallError, match="Expected what lies beside source of 5003 elements"):
+        format.encode(there, put(source), base=base_there[1:])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 def test_rows_are_decoded_as_on_the_host(rows, dtype):

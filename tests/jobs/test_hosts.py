@@ -28,6 +28,32 @@ def on_hosts(tmp_path):
     return run
 
 
+@pytest.mark.parametrize("ranks", network.shapes([2, 2]))
+def test_differences_between_hosts_have_the_bits_of_one_rank(on_hosts, ranks):
+    """Each host has one copy, to which its ranks add a part each; one rank alone computes the same."""
+    code = """
+    from zerort.workload.byte_model import ByteModel
+    from zerort.workload.byte_text import ByteText
+    from zerort.workload.walk import Walk
+
+    def run(group):
+        wire = zr.Wire(gather="int4", feedback=True)
+        with zr.open(zr.Plan.zero(3), zr.AdamW(lr=1e-2), virtual_shards=8, wire=wire, group=group) as rt:
+            model, text = ByteModel(width=16, layers=1, context=8, heads=2), ByteText(rows=48, context=8, limit=20_000)
+            walk = Walk(rt, model, text)
+            return walk.train(3), [report.digest for report in walk.reports], walk.reports[-1].wire
+
+    with zr.open_group(options=zr.GroupOptions.from_environment(timeout=60.0)) as group:
+        found = run(group)
+        with zr.open_group(kind="solo") as solo:
+            assert run(solo) == found
+        say(group.rank, found[2], "alike")
+    """
+    result = on_hosts(ranks, code)
+    assert result.code == 0, result.output
+    assert result.output.count("gather int4, feedback alike") == sum(ranks), result.output
+
+
 @pytest.mark.parametrize("ranks", network.shapes([2, 2], [1, 3], [1, 1]))
 def test_every_byte_crosses_the_wire_once_per_pair_of_hosts(on_hosts, ranks):
     code = """

@@ -54,3 +54,20 @@ def test_gathers_find_what_was_gathered_since_the_last_step(group):
             assert torch.equal(got[name], value), name
         if group.size > 1 and not group.one_memory:  # once instead of in forward and in backward
             assert 2 * report.bytes_moved["all_gather"] <= 1.01 * plain.bytes_moved["all_gather"]
+
+
+def test_differences_in_int4_have_the_bits_of_one_rank(group):
+    """What is gathered is made of codes, once per update, and the same on any number of ranks."""
+    losses, plain, _ = trained(group)
+    wire = zr.Wire(gather="int4", feedback=True, over="all")
+    found, report, weights = trained(group, wire=wire)
+    assert report.wire == "gather int4, feedback"
+    assert found != losses
+    assert found == pytest.approx(losses, rel=0.05)
+    with zr.open_group(kind="solo") as solo:
+        alone, one, got = trained(solo, wire=wire)
+    assert (alone, one.digest) == (found, report.digest)
+    for name, value in weights.items():
+        assert torch.equal(got[name], value), name
+    if group.size > 1 and not group.one_memory:  # a quarter of bfloat16, and once instead of in forward and in backward
+        assert 7 * report.bytes_moved["all_gather"] <= plain.bytes_moved["all_gather"]

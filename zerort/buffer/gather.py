@@ -3,9 +3,13 @@
     PlainGather    all_gather                                                 nothing moves where ranks share memory
     CodedGather    encode my range ── all_gather of codes ──> decode them all    every rank has the same bits, mine too
 
-What a range travels as is a `RangeCodec` (`coded/ranges.py`): blocks of codes, what has changed since the whole was
-last made, or what is not zero. How long the last two are, ranks tell each other first. On GPUs kernels code and decode,
-each on a stream of its own (decisions 0175, 0188).
+What a range travels as is a `RangeCodec` (`coded/ranges.py`): blocks of codes, of values or of differences, what has
+changed since the whole was last made, or what is not zero. How long the last two are, ranks tell each other first. On
+GPUs kernels code and decode, each on a stream of its own (decisions 0175, 0188).
+
+[Note: Added once] Ranks that share memory share the whole. What is decoded as values, each of them writes, the same
+bytes. What is added to the whole of before, one of them adds, range by range in turn; then they meet a second time, in
+the order of the group's calls, because nobody may look at the whole before all have added (decision 0196).
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import numpy as np
 from zerort.buffer.coded.ranges import RangeCodec, room_nbytes, sent_nbytes_of
 from zerort.buffer.redistribute import redistribute
 from zerort.comm import Group
-from zerort.device import Done, Ticket
+from zerort.device import Done, Ticket, joined
 from zerort.device.slots import Slots
 from zerort.layout import Partition, Placement
 from zerort.typing import Array
@@ -34,6 +38,10 @@ class RangeGather(Protocol):
     @property
     def needs_base(self) -> bool:
         """Whether ``out`` has to hold the whole of before, the same on every rank: zeros at first."""
+
+    @property
+    def adds(self) -> bool:
+        """Whether it adds to the whole of before: that is then a part of what a run has computed."""
 
     def room_nbytes(self, partition: Partition) -> int:
         """Return the bytes of memory that it takes besides the whole."""
@@ -81,6 +89,7 @@ class PlainGather:
     """Ranges travel as they are."""
 
     needs_base = False
+    adds = False
 
     def room_nbytes(self, partition: Partition) -> int:
         """Return 0: they go where they belong."""
@@ -157,6 +166,11 @@ class CodedGather:
         """Whether ``out`` has to hold the whole of before."""
         return self.codec.needs_base
 
+    @property
+    def adds(self) -> bool:
+        """Whether it adds to the whole of before."""
+        return self.codec.adds
+
     def room_nbytes(self, partition: Partition) -> int:
         """Return the bytes of all ranks' codes at their most."""
         return room_nbytes(self.codec, partition.counts, on_gpus=not self.slots.device.in_host_memory)
@@ -181,6 +195,17 @@ class CodedGather:
         """Return the bytes that kernels need beside payloads: on the host, none."""
         return 0 if self.slots.device.in_host_memory else self.codec.beside_nbytes(max(counts))
 
+    def _meets_again(self, group: Group) -> bool:
+        """Say whether ranks wait for each other's decoding: some share memory, and each of them adds a part."""
+        return self.codec.adds and len(set(group.hosts)) < group.size
+
+    def _decoded_by(self, group: Group) -> range:
+        """Return the ranks whose ranges this one decodes: all, or in turn with those that share its memory."""
+        if not self._meets_again(group):
+            return range(group.size)
+        sharing = [rank for rank, host in enumerate(group.hosts) if host == group.hosts[group.rank]]
+        return range(sharing.index(group.rank), group.size, len(sharing))
+
     def start(
         self,
         group: Group,
@@ -197,7 +222,8 @@ class CodedGather:
         """Bring what is decoded of all ranks' ranges to ``out``.
 
         ``mine`` is only read; on the host, not after this returns. Where ranks share ``out``, all of them write the
-        same there, once each has encoded its range. On GPUs the host waits for nothing, once sizes are told.
+        same there, once each has encoded its range, or each adds a part ([Note: Added once]). On GPUs the host waits
+        for nothing, once sizes are told.
         """
         codec, rank = self.codec, group.rank
         before = out[partition.of(rank).slice]
@@ -236,13 +262,19 @@ class CodedGather:
                 sent[rank], out=slot.memory[:first], counts=counts, name=name, eager=False
             )
 
+            here = self._decoded_by(group)
+
             def decode() -> Array:
                 group.device.order_after(arrival)  # gpu-wait: gathered_codes_come_from_where_the_plan_says
-                for one, payload in enumerate(payloads):
-                    codec.decode(out[partition.of(one).slice], payload, room=room)
+                for one in here:
+                    codec.decode(out[partition.of(one).slice], payloads[one], room=room)
                 return out
 
             stream = group.device.named_stream("decode")
             ticket: Ticket[Array] = stream.submit(decode, name=f"{codec.words.decode} {name}", eager=arrival.done())
             slot.release(after=ticket)  # gpu-wait: gathered_codes_come_from_where_the_plan_says
-        return ticket
+        if not self._meets_again(group):
+            return ticket
+        # not-gpu: GPUs share no memory
+        met = group.barrier(name=f"{codec.words.decode} {name}"[:60], after=ticket, follows=arrival)
+        return joined([ticket, met], result=out)

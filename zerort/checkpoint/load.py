@@ -168,7 +168,7 @@ def _check_model(path: str, manifest: Manifest, values: Sequence[Value], *, stri
     asked: dict[str, set[str]] = {}
     for value in values:
         stored = manifest.tensors.get(value.kind, {})
-        names = asked.setdefault(value.kind, set())
+        names = set() if value.is_partial else asked.setdefault(value.kind, set())
         for extent in value.layout.extents:
             names.add(extent.name)
             what = f"{value.kind} {extent.name!r}"

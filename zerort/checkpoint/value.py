@@ -90,6 +90,8 @@ class Value:
     """This rank's range: 1-D, ``partition.counts[rank]`` elements. A load fills it in place."""
     sparse: frozenset[str] = frozenset()
     """Tensors of which many elements are zero: where that is shorter, a bitmap and the others are stored."""
+    is_partial: bool = False
+    """Whether a checkpoint may hold more tensors of this kind than are asked for, also where a load is strict."""
     is_frozen: bool = False
     """Whether no step changes it: then files that are linked need no room for others."""
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from zerort import native
 from zerort.codec.rounding import Stochastic
-from zerort.codec.summands import Coded, SummandFormat, codes_directly, kernels_for, pieces
+from zerort.codec.summands import TOGETHER, Coded, SummandFormat, codes_directly, empty_like, kernels_for, pieces
 from zerort.errors import CallError
 from zerort.native.reference.blocks import BLOCKS, LIMITS, code_nbytes
 from zerort.typing import is_on_gpu
@@ -50,14 +50,18 @@ class Format(SummandFormat):
         """
         return 2 * numel if self.bits == 16 else self._scales_nbytes(numel) + code_nbytes(self.bits, numel)
 
-    def encode(self, payload: Any, source: Any, *, start: int = 0, rounding: Stochastic | None = None) -> None:
-        """Write ``source`` into ``payload``.
+    def encode(
+        self, payload: Any, source: Any, *, start: int = 0, rounding: Stochastic | None = None, base: Any = None
+    ) -> None:
+        """Write ``source`` into ``payload``, or what it has more than a ``base``.
 
         Args:
             payload: `nbytes` bytes, uint8, aligned to 4 bytes.
             source: float32, float16 or bfloat16; only read.
             start: Global index of its first element, a multiple of `block`.
             rounding: How codes are rounded; None: to nearest, ties to even.
+            base: As many elements of the same dtype, to which `decode` adds: the difference is taken in float32. Where
+                it is not finite it counts as 0. Of formats with blocks; only read.
 
         Raises:
             ValueError: If an array is not what it can work on, or ``start`` lies within a block.
@@ -66,21 +70,32 @@ class Format(SummandFormat):
         if self.bits == 16:
             if rounding is not None:
                 raise CallError("Expected rounding=None with bfloat16, which rounds to nearest even, got Stochastic.")
+            self._expect_no_difference(is_one=base is not None)
             kernels.cast_into(self._codes(payload, source.size), source)
             return
         scales, codes = self._scales(payload, source.size), self._codes(payload, source.size)
         keys = None if rounding is None else rounding.keys
         if codes_directly(source):
-            kernels.encode_blocks(source, scales, codes, bits=self.bits, start=start, keys=keys)
+            kernels.encode_blocks(source, scales, codes, bits=self.bits, start=start, keys=keys, base=base)
             return
+        room = None if base is None else empty_like(source, min(source.size, TOGETHER))
         for values, part, of_scales, of_codes in self._pieces(source):
             kernels.cast_into(values, source[part])
-            kernels.encode_blocks(
-                values, scales[of_scales], codes[of_codes], bits=self.bits, start=start + part.start, keys=keys
-            )
+            below = None
+            if room is not None:
+                below = room[: values.size]
+                kernels.cast_into(below, base[part])
+            places = scales[of_scales], codes[of_codes]
+            kernels.encode_blocks(values, *places, bits=self.bits, start=start + part.start, keys=keys, base=below)
 
-    def decode(self, out: Any, payload: Any) -> None:
+    def decode(self, out: Any, payload: Any, *, adds: bool = False) -> None:
         """Write the values of ``payload`` into ``out``: float32, float16 or bfloat16.
+
+        Args:
+            out: Where they go.
+            payload: What `encode` wrote.
+            adds: Whether they are added to ``out``, which holds the ``base`` that they were taken from: in float32,
+                rounded once to its dtype. Of formats with blocks.
 
         Raises:
             ValueError: If an array is not what it can work on.
@@ -88,15 +103,22 @@ class Format(SummandFormat):
         kernels = kernels_for(out)
         codes = self._codes(payload, out.size)
         if self.bits == 16:
+            self._expect_no_difference(is_one=adds)
             kernels.cast_into(out, codes)
             return
         scales = self._scales(payload, out.size)
         if codes_directly(out):
-            kernels.decode_blocks(out, scales, codes, bits=self.bits)
+            kernels.decode_blocks(out, scales, codes, bits=self.bits, adds=adds)
             return
         for values, part, of_scales, of_codes in self._pieces(out):
-            kernels.decode_blocks(values, scales[of_scales], codes[of_codes], bits=self.bits)
+            if adds:
+                kernels.cast_into(values, out[part])
+            kernels.decode_blocks(values, scales[of_scales], codes[of_codes], bits=self.bits, adds=adds)
             kernels.cast_into(out[part], values)
+
+    def _expect_no_difference(self, *, is_one: bool) -> None:
+        if is_one:
+            raise CallError(f"Expected a format with blocks for differences, got {self.name}. Use int8 or int4.")
 
     def encode_with_feedback(self, payload: Any, source: Any, residual: Any, *, start: int = 0) -> None:
         """Write ``source + residual`` into ``payload``, and what is lost into ``residual``: on GPUs in one pass."""

@@ -85,10 +85,21 @@ __device__ inline void keep_residual(unsigned short *residual, Index i, float va
   residual[i] = (__float_as_uint(lost) & 0x7fffffffu) < INFINITY_BITS ? as_bfloat16(lost) : (unsigned short)0;
 }
 
+// What a difference was taken from, or is added to: where that is not finite it counts as 0.
+__device__ inline float counted(float base) {
+  return (__float_as_uint(base) & 0x7fffffffu) < INFINITY_BITS ? base : 0.0f;
+}
+
+// What is coded of element `i`: with what was lost before, or what it has more than a base.
+__device__ inline float wanted(const void *source, int dtype, const unsigned short *residual, const void *base, Index i) {
+  float value = with_residual(residual, i, load(source, dtype, i));
+  return base ? value - counted(load(base, dtype, i)) : value;
+}
+
 // A warp to each block.
 extern "C" __global__ void encode_blocks(Index numel, const void *source, int dtype, void *scales, void *codes, int bits,
                                          unsigned long long start, int stochastic, unsigned key0, unsigned key1,
-                                         unsigned short *residual) {
+                                         unsigned short *residual, const void *base) {
   Index number = this_element() / 32;
   int lane = threadIdx.x % 32, length = bits == 8 ? 256 : 128;
   Index begin = number * length;
@@ -96,7 +107,7 @@ extern "C" __global__ void encode_blocks(Index numel, const void *source, int dt
   int count = begin + length < numel ? length : (int)(numel - begin);
   unsigned largest = 0, all = 0;
   for (int i = lane; i < count; i += 32) {
-    float value = with_residual(residual, begin + i, load(source, dtype, begin + i));
+    float value = wanted(source, dtype, residual, base, begin + i);
     unsigned magnitude = __float_as_uint(value) & 0x7fffffffu;
     if (magnitude > all) all = magnitude;
     if (magnitude < INFINITY_BITS && magnitude > largest) largest = magnitude;
@@ -124,7 +135,7 @@ extern "C" __global__ void encode_blocks(Index numel, const void *source, int dt
     for (int part = 0; part < (bits == 8 ? 1 : 2); part++) {
       int at = k + part * half;
       if (at >= count) break;
-      float value = with_residual(residual, begin + at, load(source, dtype, begin + at));
+      float value = wanted(source, dtype, residual, base, begin + at);
       code[part] = code_of(block, value, at);
       keep_residual(residual, begin + at, value, value_of(scale, code[part], bits));
     }
@@ -141,7 +152,7 @@ __device__ inline int read_code(const void *codes, int bits, int at, int count) 
 }
 
 extern "C" __global__ void decode_blocks(Index numel, void *out, int dtype, const void *scales, const void *codes,
-                                         int bits) {
+                                         int bits, int adds) {
   Index i = this_element();
   if (i >= numel) return;
   int length = bits == 8 ? 256 : 128;
@@ -149,7 +160,10 @@ extern "C" __global__ void decode_blocks(Index numel, void *out, int dtype, cons
   int count = begin + length < numel ? length : (int)(numel - begin);
   unsigned scale = bits == 8 ? ((const unsigned *)scales)[number] : (unsigned)((const unsigned short *)scales)[number] << 16;
   const char *block = (const char *)codes + begin * bits / 8;
-  store(out, dtype, i, value_of(scale, read_code(block, bits, (int)(i - begin), count), bits));
+  float value = value_of(scale, read_code(block, bits, (int)(i - begin), count), bits);
+  bool is_number = (__float_as_uint(value) & 0x7fffffffu) < INFINITY_BITS;
+  if (adds && is_number) value = counted(load(out, dtype, i)) + value;
+  store(out, dtype, i, value);
 }
 
 // Blocks as rows of bytes, the scale before the codes (`rows.py`); the last row is whole, however much of it is wanted.

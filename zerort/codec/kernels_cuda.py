@@ -52,11 +52,13 @@ def encode_blocks(
     start: int = 0,
     keys: tuple[int, int] | None = None,
     residual: Any = None,
+    base: Any = None,
 ) -> None:
     """Write a scale for each block of ``source`` and a code for each element; see `zerort.native.encode_blocks`.
 
     With a ``residual``, bfloat16 and as many elements, it is of ``source + residual``, and what codes lose of that is
-    written there (`SummandFormat.encode_with_feedback`).
+    written there (`SummandFormat.encode_with_feedback`). With a ``base``, of the dtype of ``source`` and as long, it is
+    of ``source - base``.
     """
     _check_blocks("source", source, scales, codes, bits, start)
     key0, key1 = keys if keys is not None else (0, 0)
@@ -70,14 +72,16 @@ def encode_blocks(
         np.uint64(start),
         *rounding,
         _pointer(residual, source.size),
+        _pointer(base, source.size, dtype=source.dtype.name),
     )
     _launch("encode_blocks", source.size, *arguments, threads=_WARP * -(-source.size // BLOCKS[bits]))
 
 
-def decode_blocks(out: Any, scales: Any, codes: Any, *, bits: int) -> None:
-    """Write the values of codes to ``out``; see `zerort.native.decode_blocks`."""
+def decode_blocks(out: Any, scales: Any, codes: Any, *, bits: int, adds: bool = False) -> None:
+    """Write the values of codes to ``out``, or add them to it; see `zerort.native.decode_blocks`."""
     _check_blocks("out", out, scales, codes, bits, 0)
-    _launch("decode_blocks", out.size, out, _dtype(out), scales, codes, np.int32(bits), threads=out.size)
+    arguments = (out, _dtype(out), scales, codes, np.int32(bits), np.int32(adds))
+    _launch("decode_blocks", out.size, *arguments, threads=out.size)
 
 
 def decode_rows(out: Any, rows: Any, *, bits: int) -> None:
@@ -171,12 +175,12 @@ def cast_into(out: Any, source: Any) -> None:
     _launch("cast_values", out.size, out, _dtype(out), source, _dtype(source), threads=out.size)
 
 
-def _pointer(residual: Any, numel: int, *, dtype: str = "bfloat16") -> Any:
-    """Return what was lost for a kernel, or a null pointer."""
-    if residual is None:
+def _pointer(beside: Any, numel: int, *, dtype: str = "bfloat16") -> Any:
+    """Return an array that lies beside a source for a kernel, or a null pointer."""
+    if beside is None:
         return np.uintp(0)
-    _check("residual", residual, dtype, numel)
-    return residual
+    _check("what lies beside source", beside, dtype, numel)
+    return beside
 
 
 def _dtype(array: Any) -> np.int32:

@@ -123,6 +123,16 @@ class Collectives:
         fill = checks.fill_all_to_all
         return self._calls.launch("all_to_all", fill, name, source, out, counts, eager=eager, after=after)
 
-    def barrier(self, *, name: str = "") -> Ticket[None]:
-        """Wait until every rank is here."""
-        return self._calls.launch("barrier", checks.fill_barrier, name)
+    def barrier(
+        self, *, name: str = "", after: Ticket[Any] | None = None, follows: Ticket[Any] | None = None
+    ) -> Ticket[None]:
+        """Wait until every rank is here.
+
+        Args:
+            name: What to call this in errors and traces.
+            after: Work of this rank's, as in `all_reduce`. The barrier is queued, and the caller waits for neither.
+            follows: A call of this group that it completes: if that fails, it does so on all ranks, and the barrier is
+                not made. A rank that met the others with a complaint instead of that call then has nothing to add.
+        """
+        eager = after is None
+        return self._calls.launch("barrier", checks.fill_barrier, name, eager=eager, after=after, follows=follows)

@@ -88,6 +88,7 @@ class Launcher:
         *,
         eager: bool = True,
         after: Ticket[Any] | None = None,
+        follows: Ticket[Any] | None = None,
     ) -> Ticket[Any]:
         """Make a call. Called by the verb that the user called."""
         frame = users_frame(2)
@@ -141,7 +142,8 @@ class Launcher:
                     return self._stream.submit(work, name=op, eager=True)
                 known.renew_shortcut()
             limit = self._eager_nbytes if eager else self._least_eager_nbytes
-            return self._launch(op, fill, key, code, name, Given(source, out, counts, root, reduction), limit, after)
+            given = Given(source, out, counts, root, reduction)
+            return self._launch(op, fill, key, code, name, given, limit, after, follows)
         except BaseException as error:
             self._break_if_left(op, error, has_turn=not had_turn and owns(turn))
             raise
@@ -165,6 +167,7 @@ class Launcher:
         given: Given,
         eager_nbytes: int,
         after: Ticket[Any] | None,
+        follows: Ticket[Any] | None,
     ) -> Ticket[Any]:
         """Make a call that has no shortcut."""
         source, out = given.source, given.out
@@ -185,6 +188,8 @@ class Launcher:
         work = functools.partial(self._perform, call)
         if after is not None:
             work = functools.partial(self._perform_after, after, call)
+        if follows is not None:
+            work = functools.partial(self._perform_following, follows, work, call)
         # A call over a device's arrays lets go of them when it is queued; the device is not done with them then.
         if call.where:  # these take turns in the order of the program, on the GPU, too: they come after what was before
             keep = (call.source, call.out)
@@ -195,6 +200,16 @@ class Launcher:
         with contextlib.suppress(Exception):  # whoever waits for it is told; the ranks of this call meet all the same
             self._transport.device.order_after(earlier)  # gpu-wait: each_units_sum_over_copies_follows
         return self._perform(call)
+
+    def _perform_following(self, earlier: Ticket[Any], work: Callable[[], Any], call: Call) -> Any:
+        """Make a call unless the one that it completes has failed: on all ranks, so none of them makes it."""
+        try:
+            earlier.wait()  # not-gpu: a call before this one, which has ended
+        except Exception:
+            self.differences.surplus -= 1
+            call.finish()  # not-gpu: no synchronisation: what the call delivers
+            raise
+        return work()
 
     def disregard(self, ticket: Ticket[Any]) -> None:
         """Let nobody be told what went wrong with a call."""

@@ -65,10 +65,18 @@ class Wire:
     are any. `TopK`: only the largest travel. None: as they are."""
 
     feedback: bool | None = None
-    """Whether each sender keeps what coding has lost of its gradients, and adds it to the next ones before they are
-    coded: errors do not add up over steps. Takes two bytes per parameter and sender (`TopK`: four), split over the
-    ranks of a host; twice that where steps may be skipped. None: with `TopK`, which would lose most of all gradients,
-    and not with others."""
+    """Whether what coding has lost is made up for: errors do not add up over steps.
+
+    Of gradients, each sender keeps what they have lost, and adds it to the next ones before they are coded. Takes two
+    bytes per parameter and sender (`TopK`: four), split over the ranks of a host; twice that where steps may be
+    skipped.
+
+    Of parameters with ``gather="int4"``, codes are of the difference to what every rank computes with, which is what
+    codes have made of it so far. Each host keeps that whole model between steps, in the parameters' dtype, and they
+    travel once per update, not once per gather. The first gather, of all of it, is as coarse as without; the error
+    shrinks with each update to a part of that update. Other formats of `gather` are as without.
+
+    None: with `TopK`, which would lose most of all gradients, and not with others."""
 
     over: Literal["hosts", "all"] = "hosts"
     """Between which ranks: ``"hosts"``, only where ranks do not all share memory (those on GPUs: their host's), or with
@@ -91,13 +99,19 @@ class Wire:
                 )
         if self.feedback is None:
             object.__setattr__(self, "feedback", isinstance(self.reduce, TopK))
-        if type(self.feedback) is not bool or (self.feedback and self.reduce is None):
+        has_losses = self.reduce is not None or self.gather == "int4"
+        if type(self.feedback) is not bool or (self.feedback and not has_losses):
             raise CallError(
-                "Expected Wire(feedback=True) with reduce=, whose losses it makes up for, got "
-                f"feedback={self.feedback!r} and reduce={self.reduce!r}."
+                "Expected Wire(feedback=True) with reduce= or gather='int4', whose losses it makes up for, got "
+                f"feedback={self.feedback!r}, reduce={self.reduce!r} and gather={self.gather!r}."
             )
         if self.over not in ("hosts", "all"):
             raise CallError(f"Expected Wire(over=) to be 'hosts' or 'all', got {self.over!r}.")
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether each host keeps the whole model, of which what changes travels: deltas, and int4 with feedback."""
+        return self.gather == "delta" or (self.gather == "int4" and bool(self.feedback))
 
     def codes(self, *, one_host: bool, virtual_shards: int | None) -> bool:
         """Say whether anything is coded among ranks.

@@ -269,12 +269,14 @@ def _check_wire(ranks: Mesh, plan: Plan, settings: RuntimeOptions, wire: Wire) -
             f"Expected a plan that shards parameters with Wire(gather={wire.gather!r}), got {plan.parameter.placement} "
             "ones, which every rank keeps whole. Use zr.Plan.zero(3), or leave gather= out."
         )
-    if wire.gather == "delta" and plan.parameter.tier not in reach(on_gpus=on_gpus):
+    if wire.keeps_whole and plan.parameter.tier not in reach(on_gpus=on_gpus):
         where = "in the memory of GPUs" if on_gpus else "in memory"
+        wanted = "gather='delta'" if wire.gather == "delta" else "gather='int4', feedback=True"
+        cure = "leave gather= out" if wire.gather == "delta" else "gather='int8', or feedback=False"
         raise PlanError(
-            f"Expected parameters {where} with Wire(gather='delta'), which keeps the whole model there on each "
+            f"Expected parameters {where} with Wire({wanted}), which keeps the whole model there on each "
             f"{'rank' if on_gpus else 'host'}, got parameters on {plan.parameter.tier.name}. Use "
-            "parameter=Tier.DEVICE, or leave gather= out."
+            f"parameter=Tier.DEVICE, or {cure}."
         )
     if wire.reduce is None:
         return

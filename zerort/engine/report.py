@@ -115,8 +115,9 @@ class StepReport:
     ``frozen_format=`` and `zerort.Sparsity`."""
 
     wire: str = ""
-    """What travelled as codes, which changes the results, such as ``"gather int8, reduce int4"``, and whether they
-    depend on the number of ranks; ``"gather delta (lossless)"`` changes none. Empty if nothing did."""
+    """What travelled as codes, which changes the results, such as ``"gather int8, reduce int4"``, with feedback of
+    which, and whether they depend on the number of ranks; ``"gather delta (lossless)"`` changes none. Empty if nothing
+    did."""
 
     state: str = ""
     """The form that optimizer state is kept in where that changes the results: ``"int8 moments"``; else empty."""
@@ -192,7 +193,8 @@ class MemoryReport:
 
     host_copy: int = 0
     """Whole parameters that stay on this host between gathers, once for all of its ranks that share memory: the base of
-    ``Wire(gather="delta")``, or ``Plan.zero(3, secondary="host")``. On GPUs: on this rank's."""
+    ``Wire(gather="delta")`` and of ``Wire(gather="int4", feedback=True)``, or ``Plan.zero(3, secondary="host")``. On
+    GPUs: on this rank's."""
 
     gathered_peak: int = 0
     """Most bytes of gathered units that were in slots at once. 0 where ranks share memory: a gather takes none."""

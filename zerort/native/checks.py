@@ -289,7 +289,9 @@ def check_moments(name: str, array: Any, payload: Any, start: Any, *, encodes: b
     _check_apart(array, payload)
 
 
-def check_blocks(name: str, array: Any, scales: Any, codes: Any, bits: Any, start: Any, *, encodes: bool) -> None:
+def check_blocks(
+    name: str, array: Any, scales: Any, codes: Any, bits: Any, start: Any, *, encodes: bool, base: Any = None
+) -> None:
     """Raise unless `encode_blocks` or `decode_blocks` can work on these; `name` is that of the float32 array."""
     if bits not in BLOCKS:
         raise ValueError(f"Expected bits of 8 or 4, got {bits!r}. Use one of these.")
@@ -303,6 +305,9 @@ def check_blocks(name: str, array: Any, scales: Any, codes: Any, bits: Any, star
     _check_array("scales", scales, (scale,), numel=-(-array.size // block), writable=encodes)
     _check_array("codes", codes, (code,), numel=code_nbytes(bits, array.size), writable=encodes)
     _check_all_apart({name: array, "scales": scales, "codes": codes})
+    if base is not None:
+        _check_array("base", base, (FLOAT32,), numel=array.size, writable=False)
+        _check_all_apart({"base": base, "scales": scales, "codes": codes})
 
 
 def check_largest(source: Any, positions: Any, block: Any, keep: Any) -> None:

@@ -30,6 +30,7 @@ def encode_blocks(
     bits: int,
     start: int = 0,
     keys: tuple[int, int] | None = None,
+    base: Array | None = None,
 ) -> None:
     """Write a scale for each block of ``source`` and a code for each element.
 
@@ -40,29 +41,42 @@ def encode_blocks(
         bits: 8 (blocks of 256) or 4 (blocks of 128).
         start: Global index of the first element, a multiple of a block.
         keys: Two numbers below 2**32 that choose how each element is rounded, stochastically; None: to nearest even.
+        base: float32, as many elements: codes are of what ``source`` has more than it; where it is not finite it counts
+            as 0.
 
     Raises:
         ValueError: If an array is not what it can work on, or a number out of range.
     """
     key0, key1 = keys if keys is not None else (0, 0)
-    if kernels is not None and kernels.encode_blocks(source, scales, codes, bits, start, keys is not None, key0, key1):
+    if kernels is not None and kernels.encode_blocks(
+        source, scales, codes, bits, start, keys is not None, key0, key1, base
+    ):
         return
-    checks.check_blocks("source", source, scales, codes, bits, start, encodes=True)
+    checks.check_blocks("source", source, scales, codes, bits, start, encodes=True, base=base)
     use_numpy_form()
-    reference.encode_blocks(source, scales, codes, bits, start, stochastic=keys is not None, keys=(key0, key1))
+    stochastic = keys is not None
+    reference.encode_blocks(source, scales, codes, bits, start, stochastic=stochastic, keys=(key0, key1), base=base)
 
 
-def decode_blocks(out: Array, scales: Array, codes: Array, *, bits: int) -> None:
+def decode_blocks(out: Array, scales: Array, codes: Array, *, bits: int, adds: bool = False) -> None:
     """Write the values of codes that `encode_blocks` wrote to ``out``, float32.
+
+    Args:
+        out: Where they go.
+        scales: Of their blocks.
+        codes: Of the elements.
+        bits: Of a code.
+        adds: Whether they are added to what ``out`` holds, the ``base`` that they were taken from: where it is not
+            finite it counts as 0.
 
     Raises:
         ValueError: If an array is not what it can work on.
     """
-    if kernels is not None and kernels.decode_blocks(out, scales, codes, bits):
+    if kernels is not None and kernels.decode_blocks(out, scales, codes, bits, adds):
         return
     checks.check_blocks("out", out, scales, codes, bits, 0, encodes=False)
     use_numpy_form()
-    reference.decode_blocks(out, scales, codes, bits)
+    reference.decode_blocks(out, scales, codes, bits, adds=adds)
 
 
 def find_changes(base: Array, now: Array) -> tuple[int, int]:

@@ -5,9 +5,10 @@ import pickle
 import pytest
 
 import zerort as zr
+from zerort.buffer import Differences
 from zerort.codec import FORMATS
 from zerort.config.wire import WIRE_FORMATS
-from zerort.engine.wire.coding import Coding
+from zerort.engine.wire.coding import Coding, range_codec
 from zerort.errors import CallError
 from zerort.layout.flat import ALIGNMENT
 
@@ -37,8 +38,12 @@ def test_a_wire_names_codecs_that_there_are() -> None:
             {"reduce": "delta"},
             "Expected Wire(reduce=) to be one of 'int8', 'int4', 'bfloat16', or zr.TopK(0.01), got 'delta'.",
         ),
-        ({"gather": "int8", "feedback": True}, "Expected Wire(feedback=True) with reduce=, whose losses"),
-        ({"reduce": "int8", "feedback": 1}, "Expected Wire(feedback=True) with reduce=, whose losses"),
+        (
+            {"gather": "int8", "feedback": True},
+            "Expected Wire(feedback=True) with reduce= or gather='int4', whose losses it makes up for, got "
+            "feedback=True, reduce=None and gather='int8'.",
+        ),
+        ({"reduce": "int8", "feedback": 1}, "Expected Wire(feedback=True) with reduce= or gather='int4', whose losses"),
         ({"gather": "int8", "over": "nodes"}, "Expected Wire(over=) to be 'hosts' or 'all', got 'nodes'."),
     ],
 )
@@ -98,6 +103,40 @@ def test_deltas_beside_sums_that_are_coded_in_shared_memory_too_are_not_sent() -
     assert coding is not None
     assert not coding.sends_deltas("bfloat16")
     assert coding.describe(gathered=["bfloat16"], reduced=["float32"]) == "reduce int8"
+
+
+@pytest.mark.parametrize(
+    ("wire", "differs"),
+    [
+        (zr.Wire(gather="int4", feedback=True, over="all"), True),
+        (zr.Wire(gather="int4", reduce=zr.TopK(0.1), over="all"), True),  # which has feedback
+        (zr.Wire(gather="int4", reduce="int4", over="all"), False),
+        (zr.Wire(gather="int8", reduce="int4", feedback=True, over="all"), False),
+        (zr.Wire(reduce="int4", feedback=True, over="all"), False),
+    ],
+)
+def test_of_gathers_feedback_is_for_int4_alone(wire, differs) -> None:
+    coding = Coding.of(wire, one_host=True, virtual_shards=None)
+    assert coding is not None
+    assert wire.keeps_whole == differs
+    for dtype, has_codes in {"float32": True, "bfloat16": True, "float16": False, "int32": False}.items():
+        assert coding.sends_differences(dtype) == coding.keeps_whole(dtype) == (differs and has_codes)
+        assert isinstance(range_codec(coding, dtype, is_sparse=False), Differences) == (differs and has_codes)
+
+
+@pytest.mark.parametrize(
+    ("wire", "said"),
+    [
+        (zr.Wire(gather="int4", feedback=True), "gather int4, feedback"),
+        (zr.Wire(gather="int4", reduce="int4", feedback=True), "gather int4, reduce int4, feedback of both"),
+        (zr.Wire(gather="int8", reduce="int4", feedback=True), "gather int8, reduce int4, feedback"),
+        (zr.Wire(gather="int4", reduce="int4"), "gather int4, reduce int4"),
+    ],
+)
+def test_reports_say_what_feedback_is_of(wire, said) -> None:
+    coding = Coding.of(wire, one_host=False, virtual_shards=8)
+    assert coding is not None
+    assert coding.describe(gathered=["float32", "int64"], reduced=["float32"]) == said
 
 
 def test_options_refuse_what_is_no_wire() -> None:

@@ -24,7 +24,12 @@ BFLOAT16 = numpy_dtype("bfloat16")
 DELTA = zr.Wire(gather="delta", over="all")
 
 
-@pytest.mark.parametrize("wire", [DELTA, zr.Wire(gather="int8", over="all")], ids=["delta", "int8"])
+DIFFERENCES = zr.Wire(gather="int4", feedback=True, over="all")
+
+
+@pytest.mark.parametrize(
+    "wire", [DELTA, zr.Wire(gather="int8", over="all"), DIFFERENCES], ids=["delta", "int8", "differences"]
+)
 def test_a_gather_that_another_rank_could_not_join_is_tried_again(wire):
     def walk(group):
         plan = zr.Plan.zero(3, secondary="host")

@@ -33,11 +33,18 @@ def test_ranks_count_what_was_told_of_copies(ranks, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("parameter", "reduce"), [(zr.Tier.DEVICE, "int8"), (zr.Tier.NVME, "int8"), (zr.Tier.DEVICE, zr.TopK(0.02))]
+    ("parameter", "gather", "reduce"),
+    [
+        (zr.Tier.DEVICE, "int8", "int8"),
+        (zr.Tier.DEVICE, "int4", "int8"),  # as differences, of a whole that stays
+        (zr.Tier.NVME, "int8", "int8"),
+        (zr.Tier.DEVICE, "int4", zr.TopK(0.02)),
+        (zr.Tier.DEVICE, "int4", None),
+    ],
 )
-def test_codes_are_counted_as_told(parameter, reduce, tmp_path):
+def test_codes_are_counted_as_told(parameter, gather, reduce, tmp_path):
     plan = zr.Plan.zero(3, parameter=parameter)
-    wire = zr.Wire(gather="int4", reduce=reduce, feedback=True, over="all")
+    wire = zr.Wire(gather=gather, reduce=reduce, feedback=True, over="all")
     run_threads(3, lambda group: ForecastContract().expect_as_told(group, tmp_path, plan, wire=wire))
 
 

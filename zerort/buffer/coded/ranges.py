@@ -1,14 +1,18 @@
 """`RangeCodec`: what a rank's range of parameters travels as, from its owner to all ranks (`CodedGather`).
 
-    BlockCodes    int8, int4 or bfloat16                lossy; as long for any values
-    Changes       what differs from the whole of before    lossless; the whole stays on each host
-    NonZeros      what is not zero                         lossless; for what `zr.Sparsity` prunes
+    BlockCodes     int8, int4 or bfloat16                   lossy; as long for any values
+    Differences    codes of what the whole of before lacks    what is lost is made up for; the whole stays on each host
+    Changes        what differs from the whole of before      lossless; the whole stays on each host
+    NonZeros       what is not zero                           lossless; for what `zr.Sparsity` prunes
 
 Blocks lie by global element index, and ranges begin at multiples of them: the decoded whole does not depend on how
 ranks cut it (decision 0126). The base of changes is the whole that all ranks have, the same bits on each, and values
 are absolute: whatever ranges hold now, the result is what they hold. So nothing makes a base invalid: not an
 assignment, a load or another cut (decision 0140). A range of non-zeros travels as it is if that is as short: before
 anything is pruned, each gather moves as much as a plain one (decision 0178).
+
+Differences are added to their base, and to add twice is wrong: where ranks share the whole, each decodes other ranges
+of it (`adds`). The result is the next base, so what codes lose is part of the next difference (decision 0196).
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from zerort.codec import (
 )
 from zerort.typing import Array
 
-__all__ = ["BlockCodes", "Changes", "NonZeros", "RangeCodec", "room_nbytes", "sent_nbytes_of"]
+__all__ = ["BlockCodes", "Changes", "Differences", "NonZeros", "RangeCodec", "room_nbytes", "sent_nbytes_of"]
 
 _ALIGNMENT: Final = 8
 """Bytes that each rank's payload begins at a multiple of, if its length depends on values."""
@@ -55,6 +59,8 @@ class RangeCodec(Protocol):
     """Whether what is decoded is apart from ranges, also in memory that ranks share."""
     is_measured: bool
     """Whether the length of a payload depends on values: then ranks tell each other."""
+    adds: bool
+    """Whether decoding adds to the whole of before: then each range is decoded once in every memory."""
     words: Words
 
     def most_nbytes(self, numel: int) -> int:
@@ -104,6 +110,7 @@ class BlockCodes:
     needs_base = False
     decodes_apart = True
     is_measured = False
+    adds = False
     words = Words()
 
     def most_nbytes(self, numel: int) -> int:
@@ -127,6 +134,39 @@ class BlockCodes:
         self.format.decode(out, payload)
 
 
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """A code for each element of what the whole of before lacks, and scales of blocks."""
+
+    format: Format
+    """One with blocks."""
+    needs_base = True
+    decodes_apart = True
+    is_measured = False
+    adds = True
+    words = Words(decode="add differences of")
+
+    def most_nbytes(self, numel: int) -> int:
+        """Return the length of a payload."""
+        return self.format.nbytes(numel)
+
+    def beside_nbytes(self, numel: int) -> int:
+        """Return 0: a kernel needs nothing else."""
+        return 0
+
+    def measure(self, mine: Array, before: Array, *, room: Array) -> int:
+        """Return the length of a range's payload."""
+        return self.format.nbytes(mine.size)
+
+    def encode(self, payload: Array, mine: Array, before: Array, *, start: int, room: Array) -> None:
+        """Write the codes of what a range has more than before."""
+        self.format.encode(payload, mine, start=start, base=before)
+
+    def decode(self, out: Array, payload: Array, *, room: Array) -> None:
+        """Add the values of codes to the whole of before."""
+        self.format.decode(out, payload, adds=True)
+
+
 @dataclass(slots=True)
 class Changes:
     """Elements of 16 bits that differ from the whole of before, and where they are."""
@@ -135,6 +175,7 @@ class Changes:
     needs_base = True
     decodes_apart = True
     is_measured = True
+    adds = False
     words = Words("changes", "apply changes of")
 
     def most_nbytes(self, numel: int) -> int:
@@ -170,6 +211,7 @@ class NonZeros:
     needs_base = False
     decodes_apart = False
     is_measured = True
+    adds = False
     words = Words()
 
     def most_nbytes(self, numel: int) -> int:

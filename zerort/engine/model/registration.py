@@ -260,6 +260,8 @@ def _check_trainable(
         summed_in = gradient_dtype(spec.dtype, wanted, what=f"{local!r} of {unit_title(name)}")
         if context.coding is not None:
             context.coding.check_reduced(summed_in, what=f"{local!r} of {unit_title(name)}")
+            optimizer = resolve(context.optimizer, context.param_groups, full_name(name, local), spec.shape)
+            context.coding.check_pruned(spec.dtype, optimizer.sparsity, what=f"{local!r} of {unit_title(name)}")
 
 
 def reserve_slots(context: Context, unit: Unit) -> None:

@@ -94,6 +94,7 @@ class Section(SectionGradients):
             uncoded=context.ledger.uncoded,
             secondary=context.plan.secondary is not None,
             copy=None if before is None else before.parameters.host_copy,
+            is_current=before is not None and before.parameters.is_copy_current,
         )
         if self._optimizers is None:
             return

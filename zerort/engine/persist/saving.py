@@ -37,7 +37,7 @@ def save(context: Context, units: Units, path: str | Path, *, progress: Any, com
         context.update_stream.wait_written()
         context.update_stream.check_written()
         _expect_settled_residuals(context, units)
-    wait_for_gathers(context, units.trained_sections())
+    wait_for_gathers(context, units.sections())  # frozen ones, too: what a gather makes of them may be saved
     _bring_up_to_date(context, units)
     _wait_for_caller(context)
     values = [
@@ -122,7 +122,7 @@ def load(context: Context, units: Units, path: str | Path, *, optimizer: bool, s
                 "while they read it. Load again."
             )
         raise_together(context.world, error, name="load")
-        snapshot.spread_loaded(context, units, optimizer=optimizer)
+        snapshot.spread_loaded(context, units, manifest, optimizer=optimizer)
         for one in context.run.attachments:
             one.take_loaded()
         if optimizer:

@@ -3,6 +3,7 @@
     parameter          master weights where there are any, else the parameters themselves
     parameter.int8 …   frozen parameters that rest as codes: these
     exp_avg, row …     every kind of optimizer state, in the form in which it is kept
+    gathered           what ranks compute with, where that is made of differences
     residual 0 …       what coding has lost of each sender's gradients, if that is kept
     buffer …           what bindings add
     meta               updates, each tensor's own count, loss scale, optimizer and plan
@@ -29,6 +30,7 @@ from zerort.data import Cursor
 from zerort.engine.context import Context
 from zerort.engine.model.section import Section
 from zerort.engine.model.units import Units
+from zerort.engine.persist.gathered import GATHERED, gathered_values, spread_base, up_to_date_names
 from zerort.engine.persist.recoded import recoded_parameters, recoded_values
 from zerort.engine.persist.residuals import Divided
 from zerort.engine.residence.chunked_array import ChunkedArray
@@ -75,6 +77,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "lr": {},
     "orders": {},
     "pruned": {},
+    GATHERED: [],
 }
 """The same of a checkpoint that does not say."""
 
@@ -128,6 +131,7 @@ def values_in(
     """
     value = _parameters_of(section, rank)
     yield from [value] if loading is None else recoded_parameters(section, value, rank, loading)
+    yield from gathered_values(section, rank, loading)
     if optimizer and section.state is not None:
         for kind, kept in section.state.entries.items():
             others = [] if loading is None else list(recoded_values(section, kept, rank, loading))
@@ -215,6 +219,7 @@ def meta_of(context: Context, units: Units) -> dict[str, Any]:
         "lr": rates_by_name(context, units),
         **_coded(units),
         **_pruned(units),
+        **up_to_date_names(units),
         "plan": str(context.budget or context.plan),
         "senders": senders,
         **(Divided.by_steps_of(context).describe() if senders else {}),
@@ -261,7 +266,7 @@ def check_loadable(context: Context, units: Units, manifest: Manifest, *, optimi
             f"that was not done as a whole (rank {context.rank}). Load it, too: rt.load(path); or open the runtime "
             "anew."
         )
-    _expect_meta(manifest, {"updates": COUNT})
+    _expect_meta(manifest, {"updates": COUNT, GATHERED: [str]})
     _check_coded(units, manifest)
     if optimizer:
         _check_optimizers(context, units, manifest)
@@ -354,7 +359,7 @@ def recreate(units: Units) -> None:
                 column.create()
 
 
-def spread_loaded(context: Context, units: Units, *, optimizer: bool) -> None:
+def spread_loaded(context: Context, units: Units, manifest: Manifest, *, optimizer: bool) -> None:
     """Make every copy agree with what was loaded: each rank has read its own ranges only."""
     shard = context.mesh.shard
     error: Exception | None = None
@@ -377,6 +382,7 @@ def spread_loaded(context: Context, units: Units, *, optimizer: bool) -> None:
                 except StorageError as caught:  # on this rank alone: it meets the others all the same
                     error = caught
             section.parameters.changed()
+            spread_base(section, shard, manifest)
             # not-gpu: for its error; whoever looks at them waits for the same Ticket
             section.parameters.refresh().wait()
     raise_together(context.world, error, name="load")

@@ -95,6 +95,7 @@ class Backings:
         uncoded: Counter[str] | None = None,
         secondary: bool = False,
         copy: Array | None = None,
+        is_current: bool = False,
     ) -> Parameters:
         """Return a section's parameters, zeros where they are in memory. Every rank calls this.
 
@@ -111,6 +112,7 @@ class Backings:
             uncoded: Where bytes are counted that would have moved without these, by collective.
             secondary: Whether the whole stays on each host until ranges change, if it is not at rest there.
             copy: Memory for that, if there is some: of another partition.
+            is_current: Whether that holds what ranges are, once they have moved.
         """
         group, dtype, window = self.group, numpy_dtype(layout.dtype), None
         cuts = self.cuts_of(partition.counts[group.rank], residence)
@@ -155,7 +157,15 @@ class Backings:
             if copy is None:
                 copy = group.zeros_shared([layout.numel, *rest], dtype, name=name).full
             return CopiedParameters(
-                layout, partition, array=array, copy=copy, group=group, name=name, traffic=traffic, gather=gather
+                layout,
+                partition,
+                array=array,
+                copy=copy,
+                is_current=is_current,
+                group=group,
+                name=name,
+                traffic=traffic,
+                gather=gather,
             )
         return ShardedParameters(
             layout, partition, array=array, window=window, group=group, name=name, traffic=traffic, gather=gather

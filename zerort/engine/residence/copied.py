@@ -4,7 +4,8 @@
     not         the copy is the whole: a gather meets nobody, and moves nothing
 
 Ranks of a host that share memory share the copy; others, and GPUs, have one each. It is what deltas are taken from and
-applied to (decision 0140), and what backward finds of forward's gathers (`Plan.secondary`, decision 0141).
+applied to (decision 0140), and what backward finds of forward's gathers (`Plan.secondary`, decision 0141). Where codes
+are of differences it is part of the state of a run, and in checkpoints (decision 0196).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from zerort.buffer import tell_sizes
 from zerort.comm import Group
-from zerort.device import Ticket
+from zerort.device import Done, Ticket
 from zerort.engine.residence.parameters import Parameters, ShardedParameters
 from zerort.errors import ZerortError
 from zerort.typing import Array
@@ -28,21 +29,38 @@ class CopiedParameters(ShardedParameters):
 
     Args:
         copy: The whole, one for all ranks of a host that share memory; zeros at first, or what other ranges were.
+        is_current: Whether it holds what ranges are: those of another cut were brought there.
     """
 
     needs_room = False
     is_resident = False
 
-    def __init__(self, *args: Any, copy: Array, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, copy: Array, is_current: bool = False, **kwargs: Any) -> None:
         self._copy = copy
         super().__init__(*args, **kwargs)
         self._place = copy
+        if is_current:
+            self.take_current()
         self._told: Sequence[int] | None = None
 
     @property
     def host_copy(self) -> Array:
         """The copy of the whole, which ranks of a host may share."""
         return self._copy
+
+    @property
+    def base(self) -> Array | None:
+        """The copy, if differences are added to it."""
+        return self._copy if self._gathers.adds else None
+
+    @property
+    def is_copy_current(self) -> bool:
+        """Whether ranges were brought there since they have changed."""
+        return self._whole is not None and not self._has_failed(self._whole)
+
+    def take_current(self) -> None:
+        """Say that the copy is what ranges have to bring there: the next `start` meets nobody. Every rank says so."""
+        self._whole = Done(self._copy)
 
     def start(self, out: Array | None = None) -> Ticket[Any]:
         """Bring ranges to the copy, if they have changed since they were there, or if the last try has failed."""

@@ -119,6 +119,19 @@ class Parameters(ABC):
         return None
 
     @property
+    def base(self) -> Array | None:
+        """The copy, if it is part of the state of a run: what gathers add differences to. None: any copy would do."""
+        return None
+
+    @property
+    def is_copy_current(self) -> bool:
+        """Whether the copy holds what ranges are, as far as gathers tell it."""
+        return False
+
+    def take_current(self) -> None:  # noqa: B027 (most have no copy)
+        """Say that the copy is what ranges have to bring there. Every rank says so."""
+
+    @property
     @abstractmethod
     def can_fail(self) -> bool:
         """Whether ranks compare `local_error` before `finish`: they read from disks. The same on every rank."""

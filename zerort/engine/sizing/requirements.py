@@ -283,11 +283,8 @@ class ModelSpec:
         codec = range_codec(self.coding, part.dtype, is_sparse=part.is_sparse and apart)
         return 0 if codec is None else room_nbytes(codec, partition.counts, on_gpus=self.over_nccl)
 
-    def _sends_deltas(self, dtype: str) -> bool:
-        return self.coding is not None and self.coding.sends_deltas(dtype)
-
     def _keeps_copy(self, dtype: str) -> bool:
-        return self.plan.secondary is not None or self._sends_deltas(dtype)
+        return self.plan.secondary is not None or (self.coding is not None and self.coding.keeps_whole(dtype))
 
     def _pinned(self, part: Division) -> frozenset[str]:
         """Return the parts of a section that stay in memory because a copy of the whole is there."""

@@ -14,12 +14,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from zerort.buffer import BlockCodes, Changes, NonZeros, RangeCodec, Senders
+from zerort.buffer import BlockCodes, Changes, Differences, NonZeros, RangeCodec, Senders
 from zerort.codec import FORMATS, LARGEST_BLOCK, Format, LargestFormat, SummandFormat
 from zerort.config import TopK, Wire
 from zerort.errors import CallError
 from zerort.layout import itemsize
 from zerort.layout.flat import ALIGNMENT
+from zerort.optim import Sparsity
 
 __all__ = ["UNCODED_OVER_COPIES", "Coding", "range_codec"]
 
@@ -101,6 +102,14 @@ class Coding:
         """Say whether parameters of a dtype travel as what has changed of them."""
         return self.by_delta and "delta" in _GATHERED.get(dtype, {})
 
+    def sends_differences(self, dtype: str) -> bool:
+        """Say whether parameters of a dtype travel as codes of what the whole of before lacks."""
+        return self.wire.gather == "int4" and bool(self.wire.feedback) and self.gather_format(dtype) is not None
+
+    def keeps_whole(self, dtype: str) -> bool:
+        """Say whether the whole of parameters of a dtype stays on each host: what travels is put into it."""
+        return self.sends_deltas(dtype) or self.sends_differences(dtype)
+
     def reduce_format(self, dtype: str) -> SummandFormat | None:
         """Return what gradients that are summed in a dtype travel in; None: as they are."""
         if isinstance(self.wire.reduce, TopK):
@@ -131,6 +140,18 @@ class Coding:
         if not (isinstance(wanted, TopK) and legal):
             _check("reduce", wanted, dtype, legal, what=f"the gradient of {what}")
 
+    def check_pruned(self, dtype: str, sparsity: Sparsity | None, *, what: str) -> None:
+        """Refuse pruned parameters whose zeros would arrive as what differences leave of them.
+
+        Raises:
+            CallError: With ``what`` they are.
+        """
+        if sparsity is not None and self.sends_differences(dtype):
+            raise CallError(
+                f"Expected {what} without a Sparsity with Wire(gather='int4', feedback=True), whose differences bring "
+                f"pruned elements to zero over several updates, got {sparsity}. Use gather='int8', or feedback=False."
+            )
+
     def describe(self, *, gathered: Iterable[str], reduced: Iterable[str], copies: int = 1, ties: bool = False) -> str:
         """Return what travels in which format; empty if all does as it is.
 
@@ -145,7 +166,9 @@ class Coding:
         reduces = any(self.reduce_format(dtype) is not None for dtype in reduced)
         exactly = " (lossless)" * (self.wire.gather == "delta")
         coded = [f"gather {self.wire.gather}{exactly}"] * gathers + [f"reduce {self.wire.reduce}"] * reduces
-        coded += ["feedback"] * (reduces and bool(self.wire.feedback))
+        if self.wire.feedback:
+            makes_up = any(map(self.sends_differences, dtypes))
+            coded += ["feedback of both"] if reduces and makes_up else ["feedback"] * (reduces or makes_up)
         text = ", ".join(coded) + "; results depend on the number of ranks" * (reduces and not self.by_shard)
         text += f"; {UNCODED_OVER_COPIES}" * (reduces and copies > 1)
         return text + "; gradients of tied tensors travel uncoded from other units" * (reduces and ties)
@@ -162,7 +185,7 @@ def range_codec(coding: Coding | None, dtype: str, *, is_sparse: bool) -> RangeC
     if coding is not None and coding.sends_deltas(dtype):
         return Changes()
     if coding is not None and (format := coding.gather_format(dtype)) is not None:
-        return BlockCodes(format)
+        return Differences(format) if coding.sends_differences(dtype) else BlockCodes(format)
     return NonZeros(itemsize(dtype)) if is_sparse else None
 
 

@@ -7,6 +7,9 @@
 
 A block with a NaN or an infinity has a negative scale and two codes fewer for numbers: limit is NaN, limit - 1 and its
 negative are the infinities. Each operation rounds to float32, in the order written here.
+
+Codes may be of a difference: value - base is encoded, and base + value decoded, where a base that is not finite counts
+as 0. So what is decoded may be the next base, whatever it was: a NaN or an infinity arrives, and does not stay.
 """
 
 from __future__ import annotations
@@ -33,10 +36,21 @@ def code_nbytes(bits: int, numel: int) -> int:
 
 
 def encode_blocks(
-    source: Array, scales: Array, codes: Array, bits: int, start: int, *, stochastic: bool, keys: tuple[int, int]
+    source: Array,
+    scales: Array,
+    codes: Array,
+    bits: int,
+    start: int,
+    *,
+    stochastic: bool,
+    keys: tuple[int, int],
+    base: Array | None = None,
 ) -> None:
     """Write the scales and codes of ``source``; see `zerort.native.encode_blocks`."""
     block = BLOCKS[bits]
+    if base is not None:
+        with np.errstate(invalid="ignore", over="ignore"):
+            source = source - _counted(base)
     whole = source.size // block * block
     for begin in range(0, whole, _TOGETHER * block):
         end = min(begin + _TOGETHER * block, whole)
@@ -50,8 +64,14 @@ def encode_blocks(
         codes[code_nbytes(bits, whole) :] = _packed(rounded, bits)
 
 
-def decode_blocks(out: Array, scales: Array, codes: Array, bits: int) -> None:
+def decode_blocks(out: Array, scales: Array, codes: Array, bits: int, *, adds: bool = False) -> None:
     """Write the values of ``codes`` to ``out``; see `zerort.native.decode_blocks`."""
+    if adds:
+        values = np.empty_like(out)
+        decode_blocks(values, scales, codes, bits)
+        with np.errstate(over="ignore"):
+            out[:] = np.where(np.isfinite(values), _counted(out) + values, values)
+        return
     block = BLOCKS[bits]
     whole = out.size // block * block
     for begin in range(0, whole, _TOGETHER * block):
@@ -60,6 +80,10 @@ def decode_blocks(out: Array, scales: Array, codes: Array, bits: int) -> None:
         out[begin:end] = _decode(packed, scales[begin // block : end // block], bits, block).reshape(-1)
     if whole < out.size:
         out[whole:] = _decode(codes[None, code_nbytes(bits, whole) :], scales[-1:], bits, out.size - whole)[0]
+
+
+def _counted(base: Array) -> Array:
+    return np.where(np.isfinite(base), base, np.float32(0))
 
 
 def _encode(rows: Array, bits: int, start: int, stochastic: bool, keys: tuple[int, int]) -> tuple[Array, Array]:  # noqa: FBT001

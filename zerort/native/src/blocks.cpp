@@ -96,10 +96,24 @@ ZERORT_INLINE typename Format::Scale encode_one(const float* source, std::size_t
   return Format::stored(bits);
 }
 
+// A base counts where it is finite: an infinity, or NaN, of before must not stay for ever.
+ZERORT_INLINE float counted(float base) { return (bits_of(base) & 0x7fffffffu) < infinity ? base : 0.0f; }
+
+// `source`, or in `room` what it has more than a base.
+ZERORT_INLINE const float* above(const float* source, const float* base, std::size_t count, float* room) {
+  if (base == nullptr) return source;
+  for (std::size_t i = 0; i < count; ++i) room[i] = source[i] - counted(base[i]);
+  return room;
+}
+
 template <typename Format>
-ZERORT_INLINE void decode_one(float* out, std::size_t count, std::uint32_t scale_bits, const std::int8_t* codes) {
+ZERORT_INLINE void decode_one(float* out, std::size_t count, std::uint32_t scale_bits, const std::int8_t* codes,
+                              bool adds) {
   const float scale = float_of(scale_bits & 0x7fffffffu);
-  for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<float>(codes[i]) * scale;
+  if (adds)
+    for (std::size_t i = 0; i < count; ++i) out[i] = counted(out[i]) + static_cast<float>(codes[i]) * scale;
+  else
+    for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<float>(codes[i]) * scale;
   if (scale_bits >> 31 == 0) return;
   for (std::size_t i = 0; i < count; ++i) {
     if (codes[i] == Format::limit) out[i] = float_of(quiet_nan);
@@ -109,12 +123,17 @@ ZERORT_INLINE void decode_one(float* out, std::size_t count, std::uint32_t scale
 }
 
 template <bool stochastic>
-ZERORT_INLINE void encode8(const float* source, std::size_t numel, std::uint64_t start, const BlockRounding& rounding,
-                           std::uint32_t* scales, std::int8_t* codes) {
+ZERORT_INLINE void encode8(const float* source, const float* base, std::size_t numel, std::uint64_t start,
+                           const BlockRounding& rounding, std::uint32_t* scales, std::int8_t* codes) {
+  float room[Int8::block];
   std::size_t at = 0;
-  for (; at + Int8::block <= numel; at += Int8::block)
-    *scales++ = encode_one<Int8, stochastic>(source + at, Int8::block, start + at, rounding, codes + at);
-  if (at < numel) *scales = encode_one<Int8, stochastic>(source + at, numel - at, start + at, rounding, codes + at);
+  for (; at + Int8::block <= numel; at += Int8::block) {
+    const float* from = above(source + at, base == nullptr ? base : base + at, Int8::block, room);
+    *scales++ = encode_one<Int8, stochastic>(from, Int8::block, start + at, rounding, codes + at);
+  }
+  if (at == numel) return;
+  const float* from = above(source + at, base == nullptr ? base : base + at, numel - at, room);
+  *scales = encode_one<Int8, stochastic>(from, numel - at, start + at, rounding, codes + at);
 }
 
 // Byte k of a block has the codes of elements k and half + k.
@@ -132,17 +151,20 @@ ZERORT_INLINE void unpack(std::int8_t* codes, const std::uint8_t* packed, std::s
 }
 
 template <bool stochastic>
-ZERORT_INLINE void encode4(const float* source, std::size_t numel, std::uint64_t start, const BlockRounding& rounding,
-                           std::uint16_t* scales, std::uint8_t* packed) {
+ZERORT_INLINE void encode4(const float* source, const float* base, std::size_t numel, std::uint64_t start,
+                           const BlockRounding& rounding, std::uint16_t* scales, std::uint8_t* packed) {
   constexpr std::size_t block = Int4::block;
+  float room[block];
   std::int8_t codes[block + 1];
   std::size_t at = 0;
   for (; at + block <= numel; at += block, packed += block / 2) {
-    *scales++ = encode_one<Int4, stochastic>(source + at, block, start + at, rounding, codes);
+    const float* from = above(source + at, base == nullptr ? base : base + at, block, room);
+    *scales++ = encode_one<Int4, stochastic>(from, block, start + at, rounding, codes);
     pack(packed, codes, block / 2);
   }
   if (at == numel) return;
-  *scales = encode_one<Int4, stochastic>(source + at, numel - at, start + at, rounding, codes);
+  const float* from = above(source + at, base == nullptr ? base : base + at, numel - at, room);
+  *scales = encode_one<Int4, stochastic>(from, numel - at, start + at, rounding, codes);
   codes[numel - at] = 0;  // the other half of the last byte, if the number is odd
   pack(packed, codes, (numel - at + 1) / 2);
 }
@@ -151,61 +173,65 @@ ZERORT_INLINE void encode4(const float* source, std::size_t numel, std::uint64_t
 
 namespace block_loops {
 
-ZERORT_CLONES void encode8_nearest(const float* source, std::size_t numel, std::uint64_t start,
+ZERORT_CLONES void encode8_nearest(const float* source, const float* base, std::size_t numel, std::uint64_t start,
                                    const BlockRounding& rounding, std::uint32_t* scales, std::int8_t* codes) {
-  encode8<false>(source, numel, start, rounding, scales, codes);
+  encode8<false>(source, base, numel, start, rounding, scales, codes);
 }
-ZERORT_CLONES void encode8_stochastic(const float* source, std::size_t numel, std::uint64_t start,
+ZERORT_CLONES void encode8_stochastic(const float* source, const float* base, std::size_t numel, std::uint64_t start,
                                       const BlockRounding& rounding, std::uint32_t* scales, std::int8_t* codes) {
-  encode8<true>(source, numel, start, rounding, scales, codes);
+  encode8<true>(source, base, numel, start, rounding, scales, codes);
 }
-ZERORT_CLONES void encode4_nearest(const float* source, std::size_t numel, std::uint64_t start,
+ZERORT_CLONES void encode4_nearest(const float* source, const float* base, std::size_t numel, std::uint64_t start,
                                    const BlockRounding& rounding, std::uint16_t* scales, std::uint8_t* codes) {
-  encode4<false>(source, numel, start, rounding, scales, codes);
+  encode4<false>(source, base, numel, start, rounding, scales, codes);
 }
-ZERORT_CLONES void encode4_stochastic(const float* source, std::size_t numel, std::uint64_t start,
+ZERORT_CLONES void encode4_stochastic(const float* source, const float* base, std::size_t numel, std::uint64_t start,
                                       const BlockRounding& rounding, std::uint16_t* scales, std::uint8_t* codes) {
-  encode4<true>(source, numel, start, rounding, scales, codes);
+  encode4<true>(source, base, numel, start, rounding, scales, codes);
 }
 
-ZERORT_CLONES void decode8(float* out, std::size_t numel, const std::uint32_t* scales, const std::int8_t* codes) {
+ZERORT_CLONES void decode8(float* out, std::size_t numel, const std::uint32_t* scales, const std::int8_t* codes,
+                           bool adds) {
   std::size_t at = 0;
-  for (; at + Int8::block <= numel; at += Int8::block) decode_one<Int8>(out + at, Int8::block, *scales++, codes + at);
-  if (at < numel) decode_one<Int8>(out + at, numel - at, *scales, codes + at);
+  for (; at + Int8::block <= numel; at += Int8::block)
+    decode_one<Int8>(out + at, Int8::block, *scales++, codes + at, adds);
+  if (at < numel) decode_one<Int8>(out + at, numel - at, *scales, codes + at, adds);
 }
 
-ZERORT_CLONES void decode4(float* out, std::size_t numel, const std::uint16_t* scales, const std::uint8_t* packed) {
+ZERORT_CLONES void decode4(float* out, std::size_t numel, const std::uint16_t* scales, const std::uint8_t* packed,
+                           bool adds) {
   constexpr std::size_t block = Int4::block;
   std::int8_t codes[block + 1];
   std::size_t at = 0;
   for (; at + block <= numel; at += block, packed += block / 2) {
     unpack(codes, packed, block / 2);
-    decode_one<Int4>(out + at, block, Int4::loaded(*scales++), codes);
+    decode_one<Int4>(out + at, block, Int4::loaded(*scales++), codes, adds);
   }
   if (at == numel) return;
   unpack(codes, packed, (numel - at + 1) / 2);
-  decode_one<Int4>(out + at, numel - at, Int4::loaded(*scales), codes);
+  decode_one<Int4>(out + at, numel - at, Int4::loaded(*scales), codes, adds);
 }
 
 }  // namespace block_loops
 
-void encode_blocks(int bits, const float* source, std::size_t numel, std::uint64_t start, BlockRounding rounding,
-                   void* scales, void* codes) {
+void encode_blocks(int bits, const float* source, const float* base, std::size_t numel, std::uint64_t start,
+                   BlockRounding rounding, void* scales, void* codes) {
   using namespace block_loops;
   if (bits == 8)
     (rounding.stochastic ? encode8_stochastic : encode8_nearest)(
-        source, numel, start, rounding, static_cast<std::uint32_t*>(scales), static_cast<std::int8_t*>(codes));
+        source, base, numel, start, rounding, static_cast<std::uint32_t*>(scales), static_cast<std::int8_t*>(codes));
   else
     (rounding.stochastic ? encode4_stochastic : encode4_nearest)(
-        source, numel, start, rounding, static_cast<std::uint16_t*>(scales), static_cast<std::uint8_t*>(codes));
+        source, base, numel, start, rounding, static_cast<std::uint16_t*>(scales), static_cast<std::uint8_t*>(codes));
 }
 
-void decode_blocks(int bits, float* out, std::size_t numel, const void* scales, const void* codes) {
+void decode_blocks(int bits, float* out, std::size_t numel, const void* scales, const void* codes, bool adds) {
   if (bits == 8)
-    block_loops::decode8(out, numel, static_cast<const std::uint32_t*>(scales), static_cast<const std::int8_t*>(codes));
+    block_loops::decode8(out, numel, static_cast<const std::uint32_t*>(scales), static_cast<const std::int8_t*>(codes),
+                         adds);
   else
     block_loops::decode4(out, numel, static_cast<const std::uint16_t*>(scales),
-                         static_cast<const std::uint8_t*>(codes));
+                         static_cast<const std::uint8_t*>(codes), adds);
 }
 
 }  // namespace zerort

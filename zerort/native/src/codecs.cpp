@@ -20,26 +20,32 @@ bool fit(const Argument& scales, const Argument& codes, std::size_t numel, int b
 }
 
 bool bind_encode_blocks(nb::handle source, nb::handle scales, nb::handle codes, int bits, std::uint64_t start,
-                        bool stochastic, std::uint32_t key0, std::uint32_t key1) {
-  Argument from, scale, code;
+                        bool stochastic, std::uint32_t key0, std::uint32_t key1, nb::handle base) {
+  Argument from, scale, code, before;
   if ((bits != 8 && bits != 4) || start % block_numel(bits) != 0) return false;
   if (!from.open(source, Access::read) || from.dtype() != Dtype::float32) return false;
   if (!scale.open(scales, Access::write) || !code.open(codes, Access::write)) return false;
   if (!fit(scale, code, from.numel(), bits) || from.overlaps(scale) || from.overlaps(code)) return false;
   if (scale.overlaps(code)) return false;
+  const float* below = nullptr;
+  if (!base.is_none()) {
+    if (!before.open(base, Access::read, Dtype::float32, from.numel())) return false;
+    if (before.overlaps(scale) || before.overlaps(code)) return false;
+    below = static_cast<const float*>(before.data());
+  }
   const WithoutGil released(from.nbytes());
-  encode_blocks(bits, static_cast<const float*>(from.data()), from.numel(), start, {stochastic, key0, key1},
+  encode_blocks(bits, static_cast<const float*>(from.data()), below, from.numel(), start, {stochastic, key0, key1},
                 scale.data(), code.data());
   return true;
 }
 
-bool bind_decode_blocks(nb::handle out, nb::handle scales, nb::handle codes, int bits) {
+bool bind_decode_blocks(nb::handle out, nb::handle scales, nb::handle codes, int bits, bool adds) {
   Argument to, scale, code;
   if ((bits != 8 && bits != 4) || !to.open(out, Access::write) || to.dtype() != Dtype::float32) return false;
   if (!scale.open(scales, Access::read) || !code.open(codes, Access::read)) return false;
   if (!fit(scale, code, to.numel(), bits) || to.overlaps(scale) || to.overlaps(code)) return false;
   const WithoutGil released(to.nbytes());
-  decode_blocks(bits, static_cast<float*>(to.data()), to.numel(), scale.data(), code.data());
+  decode_blocks(bits, static_cast<float*>(to.data()), to.numel(), scale.data(), code.data(), adds);
   return true;
 }
 
@@ -154,8 +160,9 @@ bool bind_find_largest(nb::handle source, nb::handle positions, std::size_t bloc
 void bind_codecs(nb::module_& module) {
   const auto number = nb::arg();
   const auto array = nb::arg().none();
-  module.def("encode_blocks", &bind_encode_blocks, array, array, array, number, number, number, number, number);
-  module.def("decode_blocks", &bind_decode_blocks, array, array, array, number);
+  module.def("encode_blocks", &bind_encode_blocks, array, array, array, number, number, number, number, number,
+             array);
+  module.def("decode_blocks", &bind_decode_blocks, array, array, array, number, number);
   module.def("encode_moments", &bind_encode_moments, array, array, number, number, number, number);
   module.def("decode_moments", &bind_decode_moments, array, array, number);
   module.def("find_changes", &bind_find_changes, array, array);

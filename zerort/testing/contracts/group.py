@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from zerort.comm import Group
+from zerort.device import Done
 from zerort.errors import CallError, ClosedError, CollectiveMismatchError
 from zerort.testing.contracts.collective import OnRanks, assert_same, pattern
 from zerort.testing.contracts.repeat import RepeatContract
@@ -88,6 +89,27 @@ class GroupContract(RepeatContract):
             assert told.endswith(")")
             assert "sum, max, min" in told
             assert set(gather_text(group, told)) == {told}
+
+        on_ranks(body)
+
+    def test_a_barrier_that_completes_a_call_is_not_made_if_that_fails(self, on_ranks: OnRanks) -> None:
+        """A rank that had a complaint instead of the call has no barrier to make, and calls stay in step."""
+
+        def body(group: Group) -> None:
+            source = self.put(np.ones(3))
+            for trouble in (False, group.size > 1, False):
+                if trouble and group.rank == group.size - 1:
+                    group.complain("no such luck")
+                    continue
+                call = group.all_gather(source, eager=False)
+                met = group.barrier(after=Done(None), follows=call)
+                if trouble:
+                    for ticket in (call, met):
+                        with pytest.raises(CallError, match="no such luck"):
+                            ticket.wait()
+                else:
+                    met.wait()
+                    assert_same(call.wait(), np.ones(3 * group.size))
 
         on_ranks(body)
 
