@@ -24,7 +24,7 @@ def test_an_mpirun_of_another_mpi_is_named(variable):
         env={**clean, variable: "4"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 1
@@ -47,7 +47,7 @@ def test_processes_that_mpi_did_not_start_are_told_what_to_type(given, told):
         env=without_launcher() | given,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 1
@@ -56,7 +56,7 @@ def test_processes_that_mpi_did_not_start_are_told_what_to_type(given, told):
     command = next(line.strip() for line in done.stderr.splitlines() if "mpirun -n 2" in line)
     assert shlex.split(command)[-2:] == ["-c", script]
     assert told in done.stderr
-    typed = subprocess.run(shlex.split(command), env=without_launcher(), capture_output=True, timeout=60, check=False)
+    typed = subprocess.run(shlex.split(command), env=without_launcher(), capture_output=True, timeout=280, check=False)
     assert typed.returncode == 0, typed.stderr
 
 
@@ -73,7 +73,7 @@ def test_a_start_that_is_meant_is_none_of_those():
             env=without_launcher() | given,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=280,
             check=False,
         )
         assert done.stdout.strip() == "1", (given, done.stderr)
@@ -99,7 +99,7 @@ def test_without_an_mpi_library_one_rank_works_and_several_are_told(tmp_path):
         env={**clean, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=False,
     )
     assert alone.stdout.strip() == "[1. 1.]", alone.stderr
@@ -108,7 +108,7 @@ def test_without_an_mpi_library_one_rank_works_and_several_are_told(tmp_path):
         env={**clean, "PYTHONPATH": path, "PMI_SIZE": "2"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=False,
     )
     assert several.returncode == 1
@@ -119,7 +119,7 @@ def test_without_an_mpi_library_one_rank_works_and_several_are_told(tmp_path):
         env={**clean, "PYTHONPATH": path, "WORLD_SIZE": "2"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=False,
     )
     assert "LauncherMismatchError: Expected one world of 2 ranks" in foreign.stderr
@@ -267,7 +267,7 @@ def test_ranks_that_share_memory_but_no_processes_do_not_mistake_each_other(tmp_
         )
     )
     own = ["unshare", "--pid", "--fork", "setarch", "-R", sys.executable, str(script)]
-    result = wait_for_job([*find_launcher().command(2), *own], timeout=60)
+    result = wait_for_job([*find_launcher().command(2), *own], timeout=280)
     if "Operation not permitted" in result.output:
         pytest.skip("this container may not make process namespaces")
     assert result.output.count("own arrays staged") == 2, result.output
@@ -318,7 +318,7 @@ def test_importing_zerort_imports_no_mpi_and_no_framework():
         print(heavy)
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=280, check=True)
     assert done.stdout.strip() == "[]"
 
 

@@ -125,7 +125,7 @@ def test_every_system_call_of_a_save_is_survived(tmp_path: Path) -> None:
     script = tmp_path / "loop.py"
     script.write_text(LOOP)
     answer = subprocess.run(
-        [sys.executable, script, tmp_path / "c"], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, script, tmp_path / "c"], capture_output=True, text=True, check=False, timeout=280
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "points" in answer.stdout
@@ -164,7 +164,7 @@ def test_a_rank_of_a_real_job_is_killed_while_it_saves(tmp_path: Path) -> None:
     path = tmp_path / "c"
 
     def job(who: int | str, step: int, call: str = "-", number: int = 0) -> int:
-        return run_job(3, [script, path, who, step, call, number], timeout=60, cwd=tmp_path).code
+        return run_job(3, [script, path, who, step, call, number], timeout=280, cwd=tmp_path).code
 
     assert job("nobody", 1) == 0
     assert step_of(path) == 1

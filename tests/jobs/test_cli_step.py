@@ -23,7 +23,7 @@ def bench(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[s
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=280,
     )
 
 

@@ -27,7 +27,7 @@ def test_every_size_runs_and_all_that_failed_are_listed(tmp_path):
     suite = tmp_path / "test_suite.py"
     suite.write_text(SUITE)
     words = [sys.executable, "-m", "zerort.testing", "1", "2", "3", "--", "-p", "no:hypothesispytest", str(suite)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=200, cwd=tmp_path)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=280, cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert [line for line in lines if line in ("== 1 ranks", "== 2 ranks", "== 3 ranks")] == [
@@ -98,7 +98,7 @@ def make_test(tmp_path):
 @pytest.mark.parametrize("broken", ["", "lint", "types test-jobs+ONLY=waiting test-ranks+SIZES=8 test-ranks+SIZES=1"])
 def test_every_part_of_make_test_runs_and_all_that_failed_are_listed(make_test, broken):
     with make_test(BROKEN=broken) as process:
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=280)
     lines = [line for line in output.splitlines() if not line.startswith("make: *** ")]
     parts = [line.removeprefix("part ") for line in lines if line.startswith("part ")]
     assert sorted(parts) == sorted(  # each once, though two strands take them
@@ -128,7 +128,7 @@ def test_an_interrupt_ends_what_runs_beside_too(make_test, tmp_path):
             time.sleep(0.01)
         pids = [int(note.read_text()) for note in notes]
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        process.wait(timeout=60)
+        process.wait(timeout=280)
     assert process.returncode != 0
     until = time.monotonic() + 60
     while running := [pid for pid in pids if is_alive(pid)]:

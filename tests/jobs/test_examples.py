@@ -124,7 +124,7 @@ def test_train_shows_a_bar_on_a_terminal():
     ],
 )
 def test_train_refuses_nonsense(words, complaint, tmp_path):
-    result = run_job(1, [EXAMPLES / "train.py", *words], timeout=60, cwd=tmp_path)
+    result = run_job(1, [EXAMPLES / "train.py", *words], timeout=280, cwd=tmp_path)
     assert result.code not in (0, 124)
     assert complaint in result.output
 
@@ -132,7 +132,7 @@ def test_train_refuses_nonsense(words, complaint, tmp_path):
 def test_train_says_early_that_matplotlib_is_missing(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['matplotlib'] = None")
     words = [EXAMPLES / "train.py", "--plot", tmp_path / "loss.png"]
-    result = run_job(2, words, timeout=60, env={"PYTHONPATH": str(tmp_path)})
+    result = run_job(2, words, timeout=280, env={"PYTHONPATH": str(tmp_path)})
     assert result.code not in (0, 124)
     assert "--plot: needs matplotlib" in result.output
 
@@ -140,7 +140,7 @@ def test_train_says_early_that_matplotlib_is_missing(tmp_path):
 @pytest.mark.parametrize("example", ["train_torch.py", "train_hf.py"])
 def test_a_torch_example_says_that_torch_is_missing(example, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['torch'] = None")
-    result = run_job(1, [EXAMPLES / example], timeout=60, env={"PYTHONPATH": str(tmp_path)})
+    result = run_job(1, [EXAMPLES / example], timeout=280, env={"PYTHONPATH": str(tmp_path)})
     assert result.code not in (0, 124)
     assert f"{example} needs torch, which is not installed: pip install torch" in result.output
     assert "Traceback" not in result.output

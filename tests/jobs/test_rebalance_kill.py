@@ -72,7 +72,7 @@ assert killed == 2
 
 def test_a_kill_in_the_middle_costs_nothing_of_the_last_step(tmp_path: Path) -> None:
     answer = subprocess.run(
-        [sys.executable, "-c", RUN, tmp_path], capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, "-c", RUN, tmp_path], capture_output=True, text=True, check=False, timeout=280
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "killed" in answer.stdout

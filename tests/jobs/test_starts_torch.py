@@ -22,7 +22,7 @@ def run(*words):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=180,
+        timeout=280,
         check=False,
     )
 

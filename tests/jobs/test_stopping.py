@@ -100,7 +100,7 @@ def training(tmp_path):
 def test_an_example_that_is_told_to_stop_saves_and_ends(training, tmp_path):
     forwarded = signal.SIGTERM if find_launcher().vendor == "MPICH" else signal.SIGUSR1  # Open MPI ends all at SIGTERM
     training.send_signal(forwarded)
-    output, _ = training.communicate(timeout=90)
+    output, _ = training.communicate(timeout=280)
     assert training.returncode == 0, output
     assert "checkpoint: " in output
     assert verify(tmp_path / "checkpoint") == []
@@ -109,5 +109,5 @@ def test_an_example_that_is_told_to_stop_saves_and_ends(training, tmp_path):
 
 def test_a_launcher_that_hangs_up_takes_its_ranks_along(training):
     training.send_signal(signal.SIGHUP)
-    training.communicate(timeout=60)  # until no rank holds its output open
+    training.communicate(timeout=280)  # until no rank holds its output open
     assert training.returncode != 0
