@@ -29,6 +29,8 @@ Messages read ``Expected X, got Y.`` and then the cure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 __all__ = [
     "BootstrapError",
     "CallError",
@@ -62,6 +64,9 @@ class ZerortError(Exception):
 
 class CallError(ZerortError, ValueError):
     """A verb got an argument that it cannot work with. In a group, every rank raises it with the same text."""
+
+    parts: Sequence[Mapping[str, int]] = ()
+    """Where ranks have met with it: how many calls each of them had made in groups that were split from theirs."""
 
 
 class ClosedError(ZerortError, RuntimeError):

@@ -1,6 +1,7 @@
 """Tables by rows in copies of the model: rows of all copies are summed, and copies stay equal to the bit."""
 
 import contextlib
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -201,3 +202,53 @@ def test_what_one_copy_cannot_gather_the_others_hear_of(group, shared):
             gather_and_step({"users": np.arange(3_000) if rt.mesh.copy == 0 else [], "items": []})
         train(rt, range(3, 4))
         assert_equal_copies(rt)
+
+
+FAILURES = {  # what is on a disk, and whether a unit is reduced before the gather that fails
+    "indices": ((), False),
+    "indices-later": ((), True),
+    "rows-on-disk": (("state",), True),
+    "dense-on-disk": (("parameter",), True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["node", "mpi"])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_nobody_waits_for_sums_over_copies_that_a_failed_gather_keeps_a_copy_from(options, shared, kind, failure):
+    """Other copies have reduced units by then, and called for the sums; all go on as if they had not."""
+    on_disk, reduces_before = FAILURES[failure]
+
+    def walk(rt, step, *, fails=False):
+        first, unit, last = (rt.units[name] for name in ("first", "model", "last"))
+        gradient = {"w": lot(step, rt.rank).standard_normal((6, 3))}
+        if reduces_before:
+            first.reduce(gradient)
+        here = fails and rt.mesh.copy == 0
+        items = [400] if here and not on_disk else np.arange(400)
+        faulty = injected("eio@1:times=all:op=read") if here and on_disk else contextlib.nullcontext()
+        with faulty, unit.gathered(rows={"users": np.arange(3_000), "items": items}) as p:  # most have missed updates
+            rows = {"users": ([step], p["users"][[step]]), "items": (items, 0.1 * p["items"])}
+        unit.reduce({"w": gradient["w"]}, rows=rows)
+        if not reduces_before:
+            first.reduce(gradient)
+        last.reduce(gradient)
+        return rt.step()
+
+    ends = []
+    for fails in (False, True):
+        with (
+            open_group(kind=kind, options=replace(options, timeout=30.0)) as group,
+            open_run(group, on_disk=on_disk, scratch=shared) as rt,
+        ):
+            for name in ("first", "last"):
+                rt.register(name, {"w": np.ones((6, 3))})
+            norms = [walk(rt, step).grad_norm for step in range(2)]
+            if fails:
+                with pytest.raises((StorageError, CallError), match=r"from 0 to 399|Expected .*read"):
+                    walk(rt, 2, fails=True)
+                rt.discard_gradients()
+            norms += [walk(rt, step).grad_norm for step in range(2, 5)]
+            assert_equal_copies(rt)
+            ends.append([norms, [value.tobytes() for value in weights(rt).values()]])
+    assert ends[0] == ends[1]

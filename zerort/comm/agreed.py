@@ -17,19 +17,19 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerort import errors
 from zerort.comm.group import Group
 
-__all__ = ["agreed", "expect_same", "gather_json", "passed_on", "raise_together"]
+__all__ = ["Copies", "agreed", "expect_same", "gather_json", "passed_on", "raise_together"]
 
 
 @contextlib.contextmanager
 def agreed(
-    group: Group, name: str, *, catching: type[Exception] = Exception, others: Group | None = None
+    group: Group, name: str, *, catching: type[Exception] = Exception, others: Copies | None = None
 ) -> Iterator[None]:
     """Fail together: an error inside the block on one rank is raised on every rank, at its end; see `raise_together`.
 
@@ -39,7 +39,7 @@ def agreed(
         group: The ranks; all of them enter the block.
         name: What to call this in errors and traces.
         catching: Errors that this rank alone may meet. Others pass at once, and the ranks do not meet: all have them.
-        others: A larger group whose other ranks have not entered, and have to hear of a failure, too; None: nobody.
+        others: Other copies of the model, whose ranks have not entered and have to hear of a failure; None: nobody.
     """
     error: Exception | None = None
     try:
@@ -50,19 +50,30 @@ def agreed(
         raise_together(group, error, name=name)
 
 
+class Copies(NamedTuple):
+    """Copies of a model, of which one may fail alone."""
+
+    world: Group
+    """All ranks."""
+    between: Group
+    """The ranks that hold the same part as this one, of all copies; split from ``world``."""
+
+
 @contextlib.contextmanager
-def passed_on(others: Group | None, *, catching: type[errors.ZerortError] = errors.ZerortError) -> Iterator[None]:
+def passed_on(others: Copies | None, *, catching: type[errors.ZerortError] = errors.ZerortError) -> Iterator[None]:
     """Tell ranks that have heard nothing yet of an error that all ranks in the block raise: copies of the model.
 
+    Calls that they have made over copies, and this copy now will not, are met with it, too: nobody waits for them.
+
     Args:
-        others: The larger group that they are in; None: there are no others.
+        others: Where they are; None: there is one copy.
         catching: Which errors.
     """
     try:
         yield
     except catching as failure:
         if others is not None:
-            others.complain(str(failure))
+            others.world.complain(str(failure), part=others.between)
         raise
 
 

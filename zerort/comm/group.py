@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "SharedShards"]
 
+_TOLD_PARTS = 32
+"""Groups that were split from one and are told of where ranks differ: texts have an end."""
+
 T = TypeVar("T")
 
 _NOTHING = Given(None, None)
@@ -72,6 +75,8 @@ class Group(Collectives):
         self._closed = False
         self._parent: Group | None = None
         self._children: list[Group] = []
+        self._splits = 0
+        self._part = ""  # of its parent: the same text on all ranks of this group, and of no other
         ending.add(transport)
         forks.follow(self)
 
@@ -159,9 +164,14 @@ class Group(Collectives):
         """Whether `close` was called."""
         return self._closed
 
+    @property
+    def made(self) -> int:
+        """How many calls this rank has made in the group, or queued: where all ranks are alike, the same on each."""
+        return self._calls.made
+
     # -- ranks that cannot make a call -----------------------------------------------------------------------------
 
-    def complain(self, text: str, *, wait: bool = True) -> None:
+    def complain(self, text: str, *, wait: bool = True, part: Group | None = None) -> None:
         """Meet the other ranks with a complaint instead of a call: each of them raises `CallError` with ``text``.
 
         For a rank that cannot make the call that the others make, or are about to: it must not leave them waiting.
@@ -169,6 +179,8 @@ class Group(Collectives):
         Args:
             text: Why.
             wait: Whether to return only when the others have come. False needs a group that `runs_ahead`.
+            part: A group that was split from this one, in which others may have made calls that this rank will not
+                make any more: as many as it lacks are met with the complaint, too (decision 0198).
         """
 
         def fill(call: Call, rank: int, size: int, given: Given) -> None:
@@ -178,8 +190,13 @@ class Group(Collectives):
         if not wait:
             self.disregard(ticket)
             return
-        with contextlib.suppress(CallError):
+        try:
             ticket.wait()
+        except CallError as met:
+            if part is not None and part.runs_ahead:  # else nothing is under way there
+                most = max((made.get(part._part, 0) for made in met.parts), default=0)
+                for _ in range(most - part.made):
+                    part.complain(text, wait=False)
 
     def disregard(self, ticket: Ticket[Any]) -> None:
         """Wait no more for a call of this group: whatever becomes of it, the caller has been told of worse."""
@@ -268,13 +285,19 @@ class Group(Collectives):
             lambda: self._transport.split(color, key=place, name=title),
             Given(color, place),
         )
+        self._splits += 1
         if transport is None:
             return None
         transport.share_standing(self.standing)
         group = Group(transport)
-        group._parent = self
+        group._parent, group._part = self, f"{self._splits}:{color}"
         self._children.append(group)
+        self._calls.tally = self._made_in_parts
         return group
+
+    def _made_in_parts(self) -> dict[str, int]:
+        """Return how many calls this rank has made in each group that was split from this one, of the latest few."""
+        return {one._part: one.made for one in self._children[-_TOLD_PARTS:]}
 
     def save_trace(self, path: str | Path) -> Path | None:
         """Gather every rank's spans and counters and write one Chrome/Perfetto trace, on rank 0. Every rank calls this.

@@ -71,9 +71,16 @@ class Launcher:
         self._turn, self._queue = self._stream.turn, self._stream.queue
         self._sequence = 0  # of the next call; when it is made, `surplus` is added
         self.differences = Differences()
+        self.tally: Callable[[], dict[str, int]] | None = None
+        """Says how many calls were made in groups that were split from this one; None: there are none."""
         self._prepared = PreparedCalls(transport)
         self._known = self._prepared.known
         self._closed = False
+
+    @property
+    def made(self) -> int:
+        """How many calls were made, as the other ranks count them."""
+        return self._sequence + self.differences.surplus
 
     def launch(
         self,
@@ -294,6 +301,7 @@ class Launcher:
     def _perform(self, call: Call, make: Callable[[], Any] | None = None, progress: int = STALE) -> Any:
         transport, entry = self._transport, None
         flights = transport.flights
+        call.tally = self.tally
         try:
             if transport.broken is not None:  # since this call was queued
                 self._check_usable(call.op)

@@ -181,7 +181,7 @@ class Binding:
             CallError: A table, or its optimizer, cannot.
             PlanError: The plan, or an option of the runtime, cannot.
         """
-        check_rows(self.rt.context, name, tuple(tables), tables, frozen=(), shared=(), lazy=lazy)
+        check_rows(self.rt.context.row_settings, name, tuple(tables), tables, frozen=(), shared=(), lazy=lazy)
 
     def register(
         self,

@@ -31,6 +31,7 @@ from zerort.engine.options import RuntimeOptions, keeps_whole_gradients
 from zerort.engine.residence.backings import Backings
 from zerort.engine.residence.choose import SectionResidence
 from zerort.engine.residence.host_memory import HostMemory
+from zerort.engine.rows.checks import RowSettings
 from zerort.engine.sizing.planner import BudgetPlanner
 from zerort.engine.sizing.table import SizeTable
 from zerort.engine.sizing.working import offload_within
@@ -343,6 +344,18 @@ class Context:
     def norm_block(self) -> int | None:
         """Elements over which squares are summed before the sums meet those of other ranks; None: all of a shard."""
         return BLOCK if self.options.virtual_shards is not None else None
+
+    @property
+    def row_settings(self) -> RowSettings:
+        """What tables are trained with, as far as some of it cannot have rows."""
+        return RowSettings(
+            plan=self.plan,
+            has_budget=self.budget is not None,
+            optimizer=self.optimizer,
+            param_groups=self.param_groups,
+            on_gpus=not self.device.in_host_memory,
+            has_copies=self.mesh.replicate is not None,
+        )
 
     # -- checks ----------------------------------------------------------------------------------------------------
 

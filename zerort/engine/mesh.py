@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerort.comm import Group
+from zerort.comm.agreed import Copies
 from zerort.errors import CallError, PlanError
 
 __all__ = ["Mesh", "MeshShape", "mesh"]
@@ -45,9 +46,9 @@ class Mesh:
         return self.world.rank, self.world.size
 
     @property
-    def beyond(self) -> Group | None:
-        """All ranks, for what ranks of other copies of the model have to hear, too; None: there is one copy."""
-        return None if self.replicate is None else self.world
+    def beyond(self) -> Copies | None:
+        """Where ranks of other copies of the model are, for what they have to hear, too; None: there is one copy."""
+        return None if self.replicate is None else Copies(self.world, self.replicate)
 
     @property
     def groups(self) -> tuple[Group, ...]:

@@ -116,10 +116,12 @@ class Runtime(Persistence):
             lazy: The ``lazy=`` that they will be registered with: for all of these units, or by unit.
 
         Raises:
-            PlanError: They do not fit into the budget; on every rank.
+            CallError: One of them cannot be registered so; on every rank, as from `register`.
+            PlanError: They do not fit into the budget, or tables by rows cannot have it; on every rank.
         """
         self.context.check_open("expect")
-        announce(self.world, self.context.planner, units, frozen=frozen, rows=rows, lazy=lazy)
+        context = self.context
+        announce(self.world, context.planner, units, frozen=frozen, rows=rows, lazy=lazy, settings=context.row_settings)
 
     def register(
         self,

@@ -343,11 +343,27 @@ UNFIT = {
 
 @pytest.mark.parametrize(("unfit", "text"), UNFIT.values(), ids=UNFIT)
 def test_what_cannot_have_rows_on_gpus_is_refused_by_name(gpus, unfit, text, shared_tmp_path):
-    settings = {"plan": zr.Plan.zero(3), "optimizer": ADAMW, "scratch": shared_tmp_path, **unfit}
-    with zr.open(group=gpus, **settings) as rt:
-        with pytest.raises((CallError, PlanError), match=text):
+    settings = {"plan": zr.Plan.zero(3), "optimizer": ADAMW, **unfit}
+    with zr.open(group=gpus, scratch=shared_tmp_path, **settings) as rt:
+        with pytest.raises((CallError, PlanError), match=text) as registered:
             rt.register("embed", {"table": np.ones((900, 5), np.float32)}, rows=("table",))
         assert not rt.units
+    units = {"embed": {"table": zr.TensorSpec((900, 5))}}
+    with pytest.raises((CallError, PlanError)) as forecast:
+        zr.forecast(units, size=gpus.size, device="cuda", rows={"embed": ("table",)}, **settings)
+    assert repr(forecast.value) == repr(registered.value)
+
+
+@pytest.mark.skipif(WORLD.size == 1, reason="two copies")
+def test_copies_of_the_model_are_refused_on_gpus_by_name(gpus):
+    with zr.open(zr.Plan.zero(3), ADAMW, mesh=zr.mesh(shard=1, replicate=gpus.size, group=gpus)) as rt:
+        with pytest.raises(PlanError, match="in one copy of the model on GPUs") as registered:
+            rt.register("embed", {"table": np.ones((900, 5), np.float32)}, rows=("table",))
+        assert not rt.units
+    told = {"plan": zr.Plan.zero(3), "optimizer": ADAMW, "size": 1, "replicate": gpus.size, "device": "cuda"}
+    with pytest.raises(PlanError) as forecast:
+        zr.forecast({"embed": {"table": zr.TensorSpec((900, 5))}}, rows={"embed": ("table",)}, **told)
+    assert str(forecast.value) == str(registered.value)
 
 
 def test_wrong_rows_are_refused_on_every_rank(gpus):

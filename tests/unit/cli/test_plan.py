@@ -6,6 +6,7 @@ import json
 import re
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from zerort.comm import open_group
 from zerort.comm.bootstrap import environment
 from zerort.engine.model.tensors import TensorSpec
 from zerort.engine.sizing.history import MemoryHistory, Peak, model_key
+from zerort.errors import ZerortError
 
 MIB = 1024**2
 
@@ -532,12 +534,33 @@ def test_tables_by_rows_are_counted_as_a_runtime_counts_them(
     assert sum(shown["nvme"].values()) == told.nvme > 0
     _, lines = plan(capsys, *words, "--rows", "embed.table")
     assert [*json.loads(out.read_text())["plans"]] == ["zero1", "zero2", "zero3"]
-    for odd in (
-        ("--rows", "embed"),
-        ("--rows", "embed.table", "--frozen", "table"),
-        ("--rows", "embed.table", "--stage", "0"),
-        ("--rows", "embed.table", "--tie", "head=embed.table"),
-        ("--rows", "embed.table", "--optimizer", "adafactor"),
-    ):
-        assert main(["plan", *words, *odd]) == 2
-        assert "Expected --rows with" in capsys.readouterr().err
+    plan(capsys, *words, "--rows", "embed.table", "--machines", "2")
+    assert [*json.loads(out.read_text())["plans"]] == ["zero1", "zero2", "zero3"]
+    assert main(["plan", *words, "--rows", "embed"]) == 2
+    assert "Expected --rows with" in capsys.readouterr().err
+
+
+REFUSED: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "zero0": (["--stage", "0"], {"plan": zr.Plan.zero(0)}),
+    "frozen": (["--frozen", "table"], {"frozen": "table"}),
+    "tied": (["--tie", "head=embed.table"], {"ties": {"head": {"embed.table": ("embed", "table")}}}),
+    "adafactor": (["--optimizer", "adafactor"], {"optimizer": zr.Adafactor(lr=1e-3)}),
+    "int8": (["--moments", "int8"], {"optimizer": zr.AdamW(lr=1e-3, moments="int8")}),
+    "remainder": (["--master", "remainder"], {"optimizer": zr.AdamW(lr=1e-3, master="remainder")}),
+    "budget": (["--host", "1GiB", "--moments", "int8"], {"optimizer": zr.AdamW(lr=1e-3, moments="int8")}),
+}
+
+
+@pytest.mark.parametrize(("words", "settings"), REFUSED.values(), ids=REFUSED)
+def test_tables_by_rows_are_refused_in_the_words_of_a_forecast(
+    words: list[str], settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model.json"
+    model.write_text(json.dumps({"embed": {"table": [400, 64]}, "line": {"w": [512, 512]}}))
+    assert main(["plan", str(model), "--ranks", "2", "--rows", "embed.table", *words]) == 2
+    printed = capsys.readouterr()
+    specs = {"embed": {"table": zr.TensorSpec((400, 64))}, "line": {"w": zr.TensorSpec((512, 512))}}
+    told = {"plan": zr.Plan.zero(3), "optimizer": zr.AdamW(lr=1e-3), "size": 2, **settings}
+    with pytest.raises(ZerortError) as caught:
+        zr.forecast(specs, rows={"embed": ("table",)}, **told)
+    assert (printed.out, printed.err) == ("", f"zerort: {caught.value}\n")

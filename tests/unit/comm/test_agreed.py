@@ -1,8 +1,9 @@
 """Ranks agree, or all fail."""
 
+import numpy as np
 import pytest
 
-from zerort.comm.agreed import agreed, expect_same, gather_json, raise_together
+from zerort.comm.agreed import Copies, agreed, expect_same, gather_json, raise_together
 from zerort.errors import CallError, PlanError, RankFailedError
 from zerort.testing import run_threads
 
@@ -98,14 +99,22 @@ def test_an_error_that_all_ranks_have_passes_without_a_meeting():
 
 
 def test_ranks_outside_of_the_block_hear_of_its_failure():
-    def block(world, part):
-        with agreed(part, "block", others=world):
+    """So do calls that they have made over copies, none to two of them; then all go on."""
+
+    def block(world, part, over):
+        with agreed(part, "block", others=Copies(world, over)):
             if world.rank == 1:
                 raise CallError("Expected a, got b.")
 
     def body(world):
-        part = world.split(world.rank // 2)
-        with pytest.raises(CallError, match="Expected a, got b"):
-            block(world, part) if world.rank < 2 else world.barrier().wait()
+        part, over = world.split(world.rank // 2), world.split(world.rank % 2)
+        for count in range(3):
+            pending = [over.all_reduce(np.ones(4), eager=False) for _ in range(count if world.rank >= 2 else 0)]
+            with pytest.raises(CallError, match="Expected a, got b"):
+                block(world, part, over) if world.rank < 2 else world.barrier().wait()
+            for ticket in pending:
+                with pytest.raises(CallError, match="Expected a, got b"):
+                    ticket.wait()
+            assert over.all_reduce(np.full(2, 1.0 + count)).wait().sum() == 4.0 * (1 + count)
 
     run_threads(4, body)

@@ -23,11 +23,13 @@ TEXTS = st.text(st.characters(), max_size=3000) | st.sampled_from(["😀", "\x01
 def test_a_story_of_any_texts_fits_and_can_be_read(site, name, complaint, stance):
     call = Call("all_reduce", site, 7, name=name, complaint=complaint)
     call.stance = stance
+    call.tally = lambda: {f"{at}:12": 123_456_789 for at in range(32)}
     story = tell_story(call)
     assert len(story.encode()) <= ROOM
     told = json.loads(story)
     assert told["sequence"] == 7
-    assert set(told) == {"text", "site", "complaint", "sequence", "stance"}
+    assert set(told) == {"text", "site", "complaint", "sequence", "stance", "parts"}
+    assert told["parts"]["31:12"] == 123_456_789
 
 
 @pytest.mark.parametrize(

@@ -265,25 +265,47 @@ def test_sums_over_ranks_are_independent_of_their_order():
     np.testing.assert_allclose(found[0][1], plain[1], rtol=1e-5)
 
 
+class Own(zr.AdamW):
+    """An optimizer of one's own: what it does without a gradient nobody knows."""
+
+
 UNFIT = {
     "zero0": ({"plan": zr.Plan.zero(0)}, "with sharded state"),
+    "secondary": ({"plan": zr.Plan.zero(3, secondary="host")}, "without secondary="),
     "adafactor": ({"optimizer": zr.Adafactor(lr=0.1)}, "got Adafactor, which looks at whole tensors"),
     "int8": ({"optimizer": zr.AdamW(lr=0.1, moments="int8")}, "with state of full width"),
+    "remainder": ({"optimizer": zr.AdamW(lr=0.1, master="remainder")}, "with state of full width"),
     "sparsity": ({"param_groups": [zr.ParameterGroup("*", sparsity=zr.Sparsity(0.5))]}, "without a Sparsity"),
+    "own": ({"optimizer": Own(lr=0.1)}, "make up for missed updates of rows, got Own"),
+    "lion": ({"optimizer": zr.Lion(lr=0.1, betas=(0.9, 0.5))}, "fades by less than half"),
+    "within-a-budget": (
+        {"plan": zr.Plan.fit(host="64MiB"), "optimizer": zr.AdamW(lr=0.1, moments="int8")},
+        "with state of full width",
+    ),
 }
 
 
 @pytest.mark.parametrize(("options", "text"), UNFIT.values(), ids=UNFIT)
 def test_what_cannot_have_rows_is_refused_before_anything_is_made(options, text, tmp_path):
-    def body(group):
-        settings = {"plan": zr.Plan.zero(3), "optimizer": zr.AdamW(lr=0.1), "scratch": tmp_path, **options}
-        with zr.open(group=group, **settings) as rt:
-            with pytest.raises((CallError, PlanError), match=text):
-                rt.register("embed", {"table": np.ones((900, 5), np.float32)}, rows=("table",))
-            assert not rt.units
-            rt.register("embed", {"table": np.ones((900, 5), np.float32)})
+    """Registered, announced or forecast: in the same words."""
+    settings = {"plan": zr.Plan.zero(3), "optimizer": zr.AdamW(lr=0.1), **options}
+    units = {"embed": {"table": zr.TensorSpec((900, 5), "bfloat16")}}
 
-    run_threads(2, body)
+    def body(group):
+        with zr.open(group=group, scratch=tmp_path, **settings) as rt:
+            with pytest.raises((CallError, PlanError), match=text) as registered:
+                rt.register("embed", {"table": np.ones((900, 5), ml_dtypes.bfloat16)}, rows=("table",))
+            assert not rt.units
+            with pytest.raises((CallError, PlanError)) as announced:
+                rt.expect(units, rows={"embed": ("table",)})
+            rt.register("embed", {"table": np.ones((900, 5), ml_dtypes.bfloat16)})
+        return registered.value, announced.value
+
+    (registered, announced), _ = run_threads(2, body)
+    with pytest.raises((CallError, PlanError)) as forecast:
+        zr.forecast(units, size=2, rows={"embed": ("table",)}, **settings)
+    assert repr(registered) == repr(announced) == repr(forecast.value)
+    zr.forecast(units, size=2, **settings)
 
 
 @pytest.mark.parametrize(
@@ -298,8 +320,15 @@ def test_what_cannot_have_rows_is_refused_before_anything_is_made(options, text,
     ],
 )
 def test_what_is_no_table_is_refused(declared, text):
-    with zr.open(zr.Plan.zero(3), zr.AdamW(lr=0.1)) as rt, pytest.raises(CallError, match=text):
+    with zr.open(zr.Plan.zero(3), zr.AdamW(lr=0.1)) as rt, pytest.raises(CallError, match=text) as registered:
         rt.register("embed", {"table": np.ones(SHAPE), "bias": np.ones(4)}, **declared)
+    if "lazy" in declared:
+        return  # which a forecast takes for all units
+    units = {"embed": {"table": zr.TensorSpec(SHAPE), "bias": zr.TensorSpec((4,))}}
+    given = {**declared, "rows": {"embed": declared["rows"]}}
+    with pytest.raises(CallError) as forecast:
+        zr.forecast(units, plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=0.1), size=1, **given)
+    assert str(forecast.value) == str(registered.value)
 
 
 @pytest.mark.parametrize(
@@ -327,8 +356,13 @@ def test_rows_of_other_tensors_are_refused():
                 pass
         with pytest.raises(CallError, match=r"Expected the gradient of 'embed\.table' as rows"):
             embed.reduce({"table": np.ones(SHAPE)})
-        with pytest.raises(CallError, match=r"gathered whole, got 'embed\.table'"):
+        with pytest.raises(CallError, match=r"gathered whole, got 'embed\.table'") as registered:
             rt.register("head", {"b": np.ones(4)}, ties={"w": (embed, "table")})
+        units = {"embed": {"table": zr.TensorSpec(SHAPE)}, "head": {"b": zr.TensorSpec((4,))}}
+        told = {"rows": {"embed": ("table",)}, "ties": {"head": {"w": ("embed", "table")}}}
+        with pytest.raises(CallError) as forecast:
+            zr.forecast(units, plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=0.1), size=1, **told)
+        assert str(forecast.value) == str(registered.value)
         head = rt.register("head", {"b": np.ones(4)})
         with pytest.raises(CallError, match="Expected rows of no table"), head.gathered(rows={"b": [0]}):
             pass
@@ -339,8 +373,11 @@ def test_rows_of_other_tensors_are_refused():
 def test_a_forecast_refuses_rows_of_nothing():
     units = {"embed": {"table": zr.TensorSpec(SHAPE)}}
     settings = {"plan": zr.Plan.zero(3), "optimizer": zr.AdamW(lr=0.1), "size": 2}
-    with pytest.raises(ZerortError, match="got 'tabel' of unit 'embed'"):
-        zr.forecast(units, rows={"embed": ("tabel",)}, **settings)
+    for odd, text in (({"embd": ("table",)}, "got no unit 'embd'"), (("table",), r"got \('table',\)")):
+        with pytest.raises(CallError, match=f"Expected rows by unit and table, .*{text}"):
+            zr.forecast(units, rows=odd, **settings)
+    with pytest.raises(CallError, match="Expected lazy=True, False, or one of them by unit; got 1"):
+        zr.forecast(units, rows={"embed": ("table",)}, lazy=1, **settings)
 
 
 def test_ragged_indices_on_one_rank_are_told_to_all_and_the_run_goes_on():

@@ -16,23 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 from zerort.buffer import Leaves
 from zerort.cli.arguments import UsageError
+from zerort.cli.plan.asked import asked_budget, asked_plans, model_spec_of
 from zerort.cli.plan.models import Model, read_model
 from zerort.cli.plan.named import frozen_in, rows_in, ties_of
 from zerort.cli.plan.predicted import show_predictions
 from zerort.cli.screen import Screen, new_table
-from zerort.config import ZERO, Budget, Plan, format_bytes
+from zerort.config import Budget, Plan, format_bytes
 from zerort.config.offload import OffloadOptions
 from zerort.engine.model.frozen import check_frozen_format, rows_of
 from zerort.engine.options import accumulation
 from zerort.engine.report import MemoryReport
 from zerort.engine.residence.choose import reach
 from zerort.engine.sizing.forecast import MemoryForecast, Traffic
-from zerort.engine.sizing.requirements import ModelSpec
 from zerort.engine.sizing.section_size import PARTS
 from zerort.errors import CallError, PlanError
 from zerort.layout import Placement, itemsize
 from zerort.layout.dtypes import TRAINABLE
-from zerort.optim import SGD, Adafactor, AdamW, Lion, Optimizer
 from zerort.storage import DirectoryReport, inspect
 from zerort.trace.files import write_json
 
@@ -64,6 +63,8 @@ def run_plan(options: argparse.Namespace) -> int:
     if has_budget and options.stage is None:
         options.stage = 3
     disk = _disk(options)
+    budget = asked_budget(options, model) if has_budget else None
+    plans = {} if has_budget else asked_plans(options, model)
     for line in _head(options, model):
         screen.print(line)
     for unit, tensors in ties_of(options, model).items():
@@ -78,10 +79,10 @@ def run_plan(options: argparse.Namespace) -> int:
         if not fnmatch.filter(names, glob):
             screen.print(f"warning: --frozen {glob!r} matches no tensor; names are like {next(iter(names), '')!r}")
     document: dict[str, Any] = {"model": options.model, "ranks": options.ranks}
-    if has_budget:
-        document |= _within_budget(screen, options, model, disk)
+    if budget is not None:
+        document |= _within_budget(screen, options, model, budget, disk)
     else:
-        document |= _under_every_plan(screen, options, model)
+        document |= _under_every_plan(screen, options, model, plans)
     if options.history is not None:
         document |= show_predictions(screen, options, model, _layouts(document))
     if options.json is not None:
@@ -98,13 +99,9 @@ def _layouts(document: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _within_budget(
-    screen: Screen, options: argparse.Namespace, model: Model, disk: DirectoryReport | None
+    screen: Screen, options: argparse.Namespace, model: Model, budget: Budget, disk: DirectoryReport | None
 ) -> dict[str, Any]:
     """Show what a budget makes of the model, and return it for JSON."""
-    try:
-        budget = Plan.fit(device=options.device, host=options.host, nvme=options.nvme, stage=options.stage)
-    except PlanError as error:
-        raise UsageError(f"{error} On the command line: --host 8GiB --nvme 200GiB.") from error
     screen.print(f"budget: {_budget(budget, on_gpus=options.on_gpus)}")
     document: dict[str, Any] = {"budget": asdict(budget)}
     try:
@@ -118,14 +115,11 @@ def _within_budget(
     return document | {"fits": not reason, "reason": reason}
 
 
-def _under_every_plan(screen: Screen, options: argparse.Namespace, model: Model) -> dict[str, Any]:
+def _under_every_plan(
+    screen: Screen, options: argparse.Namespace, model: Model, plans: Mapping[str, Plan]
+) -> dict[str, Any]:
     """Show what the model takes of memory under each plan, and return it for JSON."""
     found = {}
-    plans = {f"zero{stage}": Plan.zero(stage) for stage in (ZERO if options.stage is None else (options.stage,))}
-    if options.rows and options.stage is None:
-        del plans["zero0"]  # tables by rows have sharded state
-    if "zero3" in plans and options.machines > 1 and not (options.on_gpus or options.rows):
-        plans["zero3-secondary"] = Plan.zero(3, secondary="host")
     for name, plan in plans.items():
         forecasts = _forecasts(options, model, plan)
         found[name] = max((one.memory for one in forecasts), key=lambda one: one.in_memory)
@@ -172,26 +166,8 @@ def _micro_steps(options: argparse.Namespace) -> int:
 
 def _forecasts(options: argparse.Namespace, model: Model, plan: Plan | Budget) -> list[_Forecast]:
     """Return every rank's forecast."""
-    placements = plan if isinstance(plan, Plan) else Plan.zero(plan.stage)
-    is_sharded = placements.gradient.placement is Placement.SHARDED  # of others there is one way to accumulate
-    model_spec = ModelSpec(
-        units=model,
-        plan=placements,
-        optimizer=_optimizer(options),
-        size=options.ranks,
-        frozen=frozen_in(options, model),
-        gradient_dtype=options.gradient_dtype,
-        equal_shards=options.on_gpus,
-        over_nccl=options.on_gpus,
-        micro_steps=options.micro_steps,
-        accumulate=options.accumulate if is_sharded else None,
-        virtual_shards=options.virtual_shards,
-        ties=ties_of(options, model),
-        frozen_format=options.frozen_format,
-        rows=rows_in(options, model),
-    )
     memory_forecast = MemoryForecast.of(
-        model_spec,
+        model_spec_of(options, model, plan),
         plan,
         offload=_offload(),
         prefetch=options.prefetch,
@@ -233,21 +209,6 @@ def _offload() -> OffloadOptions:
         return OffloadOptions.from_environment()
     except CallError as error:
         raise UsageError(str(error)) from error
-
-
-def _optimizer(options: argparse.Namespace) -> Optimizer:
-    forms = {name: form for name in ("master", "moments") if (form := getattr(options, name)) is not None}
-    if forms and options.optimizer != "adamw":
-        given = " and ".join(f"--{name}" for name in forms)
-        raise UsageError(f"Expected {given} with --optimizer adamw, got {options.optimizer}. Leave it out.")
-    made: dict[str, Optimizer] = {
-        "adamw": AdamW(lr=1e-3, **forms),
-        "lion": Lion(lr=1e-3),
-        "sgd": SGD(lr=1e-3),
-        "sgd-momentum": SGD(lr=1e-3, momentum=0.9),
-        "adafactor": Adafactor(lr=1e-3),
-    }
-    return made[options.optimizer]
 
 
 def _disk(options: argparse.Namespace) -> DirectoryReport | None:

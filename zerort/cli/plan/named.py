@@ -49,25 +49,18 @@ def frozen_in(options: argparse.Namespace, model: Model) -> Callable[[str], bool
 
 
 def rows_in(options: argparse.Namespace, model: Model) -> dict[str, list[str]]:
-    """Return which tables are gathered and updated by rows, by unit.
+    """Return which tables are gathered and updated by rows, by unit; whether they can be, a forecast says.
 
     Raises:
-        UsageError: One is no trained table, or the runtime would refuse it.
+        UsageError: One is no tensor, or GPUs compute with them.
     """
-    places, is_frozen = _places(model), frozen_in(options, model)
-    tables = [
-        full for full, (unit, name) in places.items() if len(model[unit][name].shape) == 2 and not is_frozen(name)
-    ]
+    places = _places(model)
     found: dict[str, list[str]] = {}
     for full in dict.fromkeys(options.rows):
-        if full not in tables:
+        if full not in places:
+            tables = (one for one, (unit, name) in places.items() if len(model[unit][name].shape) == 2)
             raise UsageError(
-                f"Expected --rows with the full name of a table that is trained, such as "
-                f"{next(iter(tables), 'embed.table')!r}; got {full!r}."
-            )
-        if any(text.partition("=")[2] == full for text in options.tie):
-            raise UsageError(
-                f"Expected --rows without --tie of the same table, got both for {full!r}. It is gathered whole."
+                f"Expected --rows with the full name of a table, such as {next(tables, 'embed.table')!r}; got {full!r}."
             )
         unit, name = places[full]
         found.setdefault(unit, []).append(name)
@@ -76,13 +69,4 @@ def rows_in(options: argparse.Namespace, model: Model) -> dict[str, list[str]]:
             "Expected --rows without --device cuda, which this command has no tables of; got both. "
             "zr.forecast(…, rows=, device='cuda') says what they take on GPUs."
         )
-    refused = {
-        "--stage 0": options.stage == 0,
-        "--optimizer adafactor": options.optimizer == "adafactor",
-        "--moments int8": options.moments == "int8",
-        "--master remainder": options.master == "remainder",
-    }
-    for words, is_given in refused.items():
-        if found and is_given:
-            raise UsageError(f"Expected --rows without {words}, which tables by rows cannot have; got both.")
     return found

@@ -11,6 +11,7 @@ import os
 import struct
 import sys
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -89,6 +90,8 @@ class Call:
     """Returns a new array for the result of the same call; None if the caller gave an out."""
     delivers: bool = True
     """Whether this rank gets a result: of a reduce, only root does."""
+    tally: Callable[[], dict[str, int]] | None = field(default=None, repr=False)
+    """Says how many calls this rank has made in groups that were split from this one: told where ranks differ."""
     stance: Stance | None = None
     """What becomes of it if other ranks come with another call; None: all are told of a mismatch."""
     _tail: bytes = field(default=b"", repr=False)

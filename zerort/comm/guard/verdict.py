@@ -59,12 +59,14 @@ _BETWEEN_STEPS = frozenset({"load", "publish", "rebalance", "resume", "save"})
 
 def tell_story(call: Call) -> str:
     """Put a call into words that other ranks can read, short enough to reach them whole."""
-    for longest in (_LONGEST, _LONGEST // 2, _LONGEST // 4):
+    for longest in (_LONGEST, _LONGEST // 2, _LONGEST // 4, _LONGEST // 8):
         parts = {"text": call.describe(), "site": call.site, "complaint": call.complaint}
         told = {name: _short(text, longest) for name, text in parts.items()}
         stance = call.stance
         taken = None if stance is None else [_short(call.name, longest), stance.gives_way, stance.turn]
-        story = json.dumps({**told, "sequence": call.sequence, "stance": taken}, ensure_ascii=False)
+        made = {} if call.tally is None else call.tally()
+        more = {"sequence": call.sequence, "stance": taken, "parts": made}
+        story = json.dumps({**told, **more}, ensure_ascii=False)
         if len(story.encode()) <= _STORY_NBYTES:
             break
     return story
@@ -75,7 +77,9 @@ def mismatch_error(group: str, stories: Sequence[str]) -> CollectiveError | Call
     told = [json.loads(story) for story in stories]  # short enough never to be cut on its way
     for rank, story in enumerate(told):
         if story["complaint"]:
-            return CallError(f"{story['complaint']} (rank {rank} of {group}, at {story['site']})")
+            refused = CallError(f"{story['complaint']} (rank {rank} of {group}, at {story['site']})")
+            refused.parts = [one["parts"] for one in told]
+            return refused
     rows: dict[tuple[str, str], list[int]] = {}
     for rank, story in enumerate(told):
         rows.setdefault((story["text"], story["site"]), []).append(rank)

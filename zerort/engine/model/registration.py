@@ -33,7 +33,7 @@ from zerort.engine.model.unit import Unit
 from zerort.engine.model.units import Units
 from zerort.engine.model.values import agree_on_values
 from zerort.engine.residence.chunked_array import ChunkedArray
-from zerort.engine.rows.checks import check_rows, declared_rows
+from zerort.engine.rows.checks import check_rows, check_tie, declared_rows
 from zerort.engine.rows.section import RowSection
 from zerort.errors import CallError, DeviceMemoryError, StorageError, UnitStateError, ZerortError
 from zerort.layout.dtypes import TRAINABLE, gradient_dtype
@@ -72,7 +72,7 @@ def register_unit(
         _check_trainable(context, name, declared, cold, aliases)
         rows = declared_rows(name, rows, lazy=lazy)
         shared = {*aliases, *aliases.values()}
-        check_rows(context, name, rows, declared, frozen=cold, shared=shared, lazy=lazy)
+        check_rows(context.row_settings, name, rows, declared, frozen=cold, shared=shared, lazy=lazy)
     facts = {
         "unit": name,
         "tensors": {local: [list(spec.shape), spec.dtype] for local, spec in declared.items()},
@@ -229,11 +229,8 @@ def _check_ties(units: Units, name: str, declared: Mapping[str, TensorSpec], tie
         if units.get(unit.name) is not unit or other not in unit.names:
             raise CallError(f"Expected to tie {local!r} to a parameter of a unit of this runtime, got {other!r}.")
         home, full = unit.place_of(other)
-        if any(full in section.names for section in home.sections if section.table is not None):
-            raise CallError(
-                f"Expected to tie {local!r} of {unit_title(name)} to a parameter that is gathered whole, got {full!r}, "
-                "of which rows are. Register it without rows=."
-            )
+        tables = [section for section in home.sections if section.table is not None]
+        check_tie(name, local, full, by_rows=any(full in section.names for section in tables))
         if unit.has_gradients:
             raise UnitStateError(f"Expected to tie to {unit_title(unit.name)} before its first gradient of a step.")
 

@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from zerort.buffer import unit_title
-from zerort.engine.context import Context
+from zerort.config import Plan
 from zerort.engine.model.tensors import TensorSpec, full_name
+from zerort.engine.residence.choose import reach
 from zerort.errors import CallError, PlanError
 from zerort.layout import Placement
-from zerort.optim import ElementwiseOptimizer, resolve
+from zerort.optim import ElementwiseOptimizer, Optimizer, ParameterGroup, resolve
 from zerort.optim.late import late_updates
 from zerort.typing import Array, Device, loaded_class, type_name
 
-__all__ = ["check_gradient_rows", "check_indices", "check_rows", "check_tables", "declared_rows"]
+__all__ = [
+    "RowSettings",
+    "check_gradient_rows",
+    "check_indices",
+    "check_rows",
+    "check_tables",
+    "check_tie",
+    "declared_rows",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSettings:
+    """What tables are trained with, as far as some of it cannot have rows: of an open runtime, or of a forecast."""
+
+    plan: Plan
+    """What lives where; with a budget, only how it lies over the ranks."""
+    has_budget: bool
+    """Whether a budget says the tiers."""
+    optimizer: Optimizer
+    """How parameters are updated."""
+    param_groups: Sequence[ParameterGroup]
+    """Other settings for some of them."""
+    on_gpus: bool
+    """Whether ranks compute on GPUs."""
+    has_copies: bool
+    """Whether there are several copies of the model."""
 
 
 def declared_rows(unit: str, rows: Any, *, lazy: Any) -> tuple[str, ...]:
@@ -35,7 +63,7 @@ def declared_rows(unit: str, rows: Any, *, lazy: Any) -> tuple[str, ...]:
 
 
 def check_rows(
-    context: Context,
+    settings: RowSettings,
     unit: str,
     rows: Sequence[str],
     declared: Mapping[str, TensorSpec],
@@ -44,10 +72,10 @@ def check_rows(
     shared: Collection[str],
     lazy: bool,
 ) -> None:
-    """Refuse tables that a runtime cannot keep as rows, before anything is made.
+    """Refuse tables that a runtime cannot keep as rows, before anything is made, announced or forecast.
 
     Args:
-        context: What the runtime's parts share.
+        settings: What they are trained with.
         unit: Whose tables.
         rows: Their names in it.
         declared: All of its parameters.
@@ -71,7 +99,7 @@ def check_rows(
             raise CallError(f"Expected {what} to be trained, got a frozen table. Leave it out of rows=, or of frozen=.")
         if name in shared:
             raise CallError(f"Expected {what} under one name, got an array with two. Leave it out of rows=.")
-        optimizer = resolve(context.optimizer, context.param_groups, full_name(unit, name), spec.shape)
+        optimizer = resolve(settings.optimizer, settings.param_groups, full_name(unit, name), spec.shape)
         if not isinstance(optimizer, ElementwiseOptimizer):
             raise CallError(
                 f"Expected AdamW, SGD or Lion for {what}, got {optimizer.kind}, which looks at whole tensors. Give the "
@@ -86,21 +114,20 @@ def check_rows(
             raise CallError(f"Expected {what} without a Sparsity, got {optimizer.sparsity}. Leave one of them out.")
         if not lazy:
             late_updates(optimizer, "float32")
-        _check_runtime(context, what)
+        _check_settings(settings, what)
 
 
-def _check_runtime(context: Context, what: str) -> None:
-    """Refuse what a runtime was opened with and rows cannot have."""
-    plan = context.plan
+def _check_settings(settings: RowSettings, what: str) -> None:
+    """Refuse a plan, tiers and copies of the model that rows cannot have."""
+    plan, on_gpus = settings.plan, settings.on_gpus
     refused = {
         "with parameters and state in the memory of the GPU, got a plan with other tiers. Use zr.Plan.zero(3), or open "
         "it with device='host'": (
-            not context.device.in_host_memory
-            and (context.budget is not None or not {plan.parameter.tier, plan.state.tier} <= context.backings.reach)
+            on_gpus and (settings.has_budget or not {plan.parameter.tier, plan.state.tier} <= reach(on_gpus=True))
         ),
         f"with sharded state, got {plan}. Use zr.Plan.zero(1), 2 or 3": (plan.state.placement is not Placement.SHARDED),
         "in one copy of the model on GPUs, got a mesh with several. Leave replicate= out": (
-            context.mesh.replicate is not None and not context.device.in_host_memory
+            settings.has_copies and on_gpus
         ),
         "without secondary=, got a plan that keeps a second copy. Use zr.Plan.zero(3): only rows are gathered": (
             plan.secondary is not None
@@ -109,6 +136,25 @@ def _check_runtime(context: Context, what: str) -> None:
     for text, is_so in refused.items():
         if is_so:
             raise PlanError(f"Expected {what} {text}.")
+
+
+def check_tie(unit: str, name: str, full: str, *, by_rows: bool) -> None:
+    """Refuse a tie to a table of which rows are gathered: the unit that is tied to it would need all of it.
+
+    Args:
+        unit: The unit that is tied.
+        name: What it calls the parameter.
+        full: The parameter's full name.
+        by_rows: Whether rows of it are gathered.
+
+    Raises:
+        CallError: They are.
+    """
+    if by_rows:
+        raise CallError(
+            f"Expected to tie {name!r} of {unit_title(unit)} to a parameter that is gathered whole, got {full!r}, "
+            "of which rows are. Register it without rows=."
+        )
 
 
 def check_tables(unit: str, named: Any, tables: Collection[str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from zerort.comm import Group
-from zerort.comm.agreed import agreed, passed_on, raise_together
+from zerort.comm.agreed import Copies, agreed, passed_on, raise_together
 from zerort.errors import StorageError
 from zerort.optim.kernels import bucket_kernels_for, row_kernels_for
 from zerort.typing import Array, Device
@@ -37,7 +37,7 @@ class RowExchange:
         name: What to call it in errors and traces.
         traffic: Where moved bytes are counted, by collective.
         copies: The ranks that hold the same rows of other copies of the model; None: there is one.
-        others: All ranks, for what those of other copies have to hear, too; None: there are none.
+        others: Other copies of the model, which have to hear of a failure, too; None: there is one.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RowExchange:
         name: str,
         traffic: Counter[str],
         copies: Group | None = None,
-        others: Group | None = None,
+        others: Copies | None = None,
     ) -> None:
         self._group = group
         self._copies, self._others = copies, others

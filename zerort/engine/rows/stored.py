@@ -6,7 +6,8 @@
 
 What rows need of each array comes as pages into a window of bounded size, in one operation of the store, and their rows
 from there to its other half, where they are computed with. Rows that are only looked at are brought up to date there,
-and nothing is written (decision 0186). Arrays that are in memory have their rows copied there from where they lie.
+and nothing is written (decision 0186), nor kept for the update (decision 0199). Arrays that are in memory have their
+rows copied there from where they lie.
 """
 
 # not-gpu: between the host and a disk

@@ -96,7 +96,8 @@ def forecast(
         offload: How values stream between memory and a disk; as the environment says if None.
 
     Raises:
-        PlanError: The model does not fit into the budget, or the device cannot have the plan.
+        CallError: A table cannot have rows; as from `Runtime.register`.
+        PlanError: The model does not fit into the budget, or the device, or tables by rows, cannot have the plan.
     """
     if device not in ("host", "cuda"):
         raise CallError(f"Expected device to be 'host' or 'cuda', got {device!r}.")
@@ -130,7 +131,7 @@ def forecast(
         hosts=tuple(range(size)) if on_gpus else _checked_hosts(hosts, size=size, one_memory=one_memory),
         replicate=replicate,
         frozen_format=frozen_format,
-        rows=checked_rows(rows, units),
+        rows=checked_rows(rows, units, lazy=lazy),
         lazy=lazy,
     )
     settings = {
@@ -164,17 +165,19 @@ class MemoryForecast:
             **settings: Other fields of `WorkingMemory`.
 
         Raises:
-            PlanError: The model does not fit into the budget.
+            CallError: A table cannot have rows.
+            PlanError: The model does not fit into the budget, or its tables by rows cannot have the plan.
         """
         offload = OffloadOptions.from_environment() if offload is None else offload
         memory = plan.memory if isinstance(plan, Budget) else None
-        working = WorkingMemory(
-            sizes=model_spec.sections(), ties=model_spec.tied_to(), offload=offload, memory=memory, **settings
-        )
+        working = WorkingMemory(sizes=(), offload=offload, memory=memory, **settings)
+        on_gpus = Tier.HOST not in working.reach
+        model_spec.check_rows(has_budget=isinstance(plan, Budget), on_gpus=on_gpus)
+        working = replace(working, sizes=model_spec.sections(), ties=model_spec.tied_to())
         if isinstance(plan, Plan):
             tiers = tuple(_tiers_under(plan, size) for size in working.sizes)
         else:
-            tiers = decide(Capacity.of(plan, has_gpu=Tier.HOST not in working.reach), working=working)
+            tiers = decide(Capacity.of(plan, has_gpu=on_gpus), working=working)
         return cls(model_spec=model_spec, working=working, tiers=tiers)
 
     def memory(self, rank: int) -> MemoryReport:

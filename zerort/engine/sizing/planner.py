@@ -19,6 +19,7 @@ from zerort.comm.agreed import agreed, expect_same
 from zerort.config import Budget, Tier
 from zerort.engine.model.tensors import Frozen, TensorSpec, aliases_in, declare, frozen_in, is_frozen
 from zerort.engine.residence.choose import SectionResidence
+from zerort.engine.rows.checks import RowSettings, check_rows
 from zerort.engine.sizing.budget import Capacity, decide
 from zerort.engine.sizing.requirements import Lazy, ModelSpec, Rows, Ties, checked_rows, lazy_in
 from zerort.engine.sizing.working import WorkingMemory
@@ -144,6 +145,7 @@ def announce(
     units: Mapping[str, Mapping[str, Array | TensorSpec]],
     *,
     frozen: Frozen | Mapping[str, Frozen],
+    settings: RowSettings,
     rows: Rows | None = None,
     lazy: Lazy = False,
 ) -> None:
@@ -154,13 +156,21 @@ def announce(
     with agreed(world, "expect"):  # also of what a callable of the user's raises
         if not isinstance(units, Mapping):
             raise CallError(f"Expected units as a mapping from names to their tensors, got {type(units).__name__}.")
+        by_rows = checked_rows(rows, units, lazy=lazy)
         for unit, params in units.items():
             tensors, aliases = declare(unit, params), aliases_in(params)
             declared[unit] = {name: spec for name, spec in tensors.items() if name not in aliases}
             cold[unit] = [name for name in declared[unit] if is_frozen(frozen_in(unit, frozen), name)]
-        by_rows = checked_rows(rows, declared)
-        if not all(isinstance(one, bool) for one in (lazy.values() if isinstance(lazy, Mapping) else [lazy])):
-            raise CallError(f"Expected lazy=True, False, or one of them by unit; got {lazy!r}.")
+            shared = {*aliases, *aliases.values()}
+            check_rows(
+                settings,
+                unit,
+                by_rows.get(unit, ()),
+                tensors,
+                frozen=cold[unit],
+                shared=shared,
+                lazy=lazy_in(unit, lazy),
+            )
     facts = {name: {key: [list(one.shape), one.dtype] for key, one in of.items()} for name, of in declared.items()}
     told = {unit: [sorted(names), lazy_in(unit, lazy)] for unit, names in by_rows.items()}
     expect_same(world, [facts, cold, told], what="what is announced", error=CallError)

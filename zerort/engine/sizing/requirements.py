@@ -19,6 +19,7 @@ from zerort.config import Plan
 from zerort.engine.model.division import Division, cut_over, divide, needs_whole_tensors
 from zerort.engine.model.tensors import Frozen, TensorSpec, frozen_in, full_name, is_frozen
 from zerort.engine.options import Accumulate, keeps_whole_gradients
+from zerort.engine.rows.checks import RowSettings, check_rows, check_tie, declared_rows
 from zerort.engine.rows.table import row_bounds, touched_nbytes
 from zerort.engine.sizing.section_size import PARTS, SectionSize
 from zerort.engine.sizing.state_sizes import fixed_nbytes, state_columns, state_nbytes
@@ -114,6 +115,34 @@ class ModelSpec:
             accumulate=self.accumulate,
             in_tree=self.virtual_shards is not None,
         )
+
+    def check_rows(self, *, has_budget: bool, on_gpus: bool) -> None:
+        """Refuse tables by rows that a runtime refuses, with its words (`engine.rows.checks`).
+
+        Args:
+            has_budget: Whether a budget says the tiers, instead of the plan.
+            on_gpus: Whether ranks compute on GPUs.
+
+        Raises:
+            CallError: A tensor, its optimizer or a tie to it cannot have rows.
+            PlanError: The plan cannot.
+        """
+        settings = RowSettings(
+            plan=self.plan,
+            has_budget=has_budget,
+            optimizer=self.optimizer,
+            param_groups=self.param_groups,
+            on_gpus=on_gpus,
+            has_copies=self.replicate > 1,
+        )
+        for unit, tables in self.rows.items():
+            tensors = self.units[unit]
+            cold = {name for name in tensors if is_frozen(frozen_in(unit, self.frozen), name)}
+            check_rows(settings, unit, tables, tensors, frozen=cold, shared=(), lazy=lazy_in(unit, self.lazy))
+        for unit, names in self.ties.items():
+            for local in names:
+                home, name = self._place_of(unit, local)
+                check_tie(unit, local, full_name(home, name), by_rows=name in self.rows.get(home, ()))
 
     def tied_to(self) -> dict[str, UnitTies]:
         """Return what each unit with tied parameters uses of others.
@@ -353,23 +382,22 @@ def lazy_in(unit: str, lazy: Lazy) -> bool:
     return lazy if isinstance(lazy, bool) else lazy.get(unit, False)
 
 
-def checked_rows(rows: Rows | None, units: Mapping[str, Mapping[str, TensorSpec]]) -> dict[str, tuple[str, ...]]:
-    """Return tables that are gathered by rows, or say which is none.
+def checked_rows(rows: Rows | None, units: Collection[str], *, lazy: Lazy) -> dict[str, tuple[str, ...]]:
+    """Return which names are given as tables by rows, by unit; whether they can be, `check_rows` says.
+
+    Args:
+        rows: What a user has given.
+        units: The names of all units.
+        lazy: Given beside it.
 
     Raises:
-        CallError: There is one.
+        CallError: They are no names by unit.
     """
+    if not all(isinstance(one, bool) for one in (lazy.values() if isinstance(lazy, Mapping) else [lazy])):
+        raise CallError(f"Expected lazy=True, False, or one of them by unit; got {lazy!r}.")
     if not isinstance(rows, (Mapping, type(None))):
         raise CallError(f"Expected rows by unit and table, rows={{'embed': ('table',)}}; got {rows!r}.")
-    for unit, names in (rows or {}).items():
-        if not isinstance(names, Collection):
-            raise CallError(
-                f"Expected rows by unit and table, rows={{'embed': ('table',)}}; got {names!r} for {unit!r}."
-            )
-        tables = [name for name, spec in units.get(unit, {}).items() if len(spec.shape) == 2]
-        odd = [names] if isinstance(names, str) else [name for name in names if name not in tables]
-        if odd:
-            raise CallError(
-                f"Expected rows by unit and table, rows={{'embed': ('table',)}}; got {odd[0]!r} of {unit_title(unit)}."
-            )
-    return {unit: tuple(dict.fromkeys(names)) for unit, names in (rows or {}).items()}
+    odd = next((unit for unit in rows or {} if unit not in units), None)
+    if odd is not None:
+        raise CallError(f"Expected rows by unit and table, rows={{'embed': ('table',)}}; got no {unit_title(odd)}.")
+    return {unit: declared_rows(unit, names, lazy=False) for unit, names in (rows or {}).items()}

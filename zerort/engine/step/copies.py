@@ -3,7 +3,7 @@
 Reductions are fired unit by unit, over the ranks that share a copy of the model and, behind that, over the copies
 (`zerort.buffer.bucket`). A rank that has reduced a unit which another has not would wait for a call that never comes,
 while that one waits for it in the step. So all ranks meet first; who lacks calls that others have made meets them with
-a complaint for each (decision 0079).
+a complaint for each (decision 0079); calls over copies are counted by their group (decision 0198).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def reduced_alike(context: Context, units: Units) -> bool:
     replicate, shard = context.mesh.replicate, context.mesh.shard
     if replicate is None:
         return True
-    mine = np.array([(unit.has_gradients, *unit.calls) for unit in units.values()], np.int64)
+    mine = np.array([replicate.made, *(fact for unit in units.values() for fact in (unit.has_gradients, *unit.calls))])
     # not-gpu: between arrays of the host
-    everyone = context.world.all_gather(mine.reshape(-1), name="reduced").wait().reshape(context.world.size, -1, 3)
+    told = context.world.all_gather(mine, name="reduced").wait().reshape(context.world.size, -1)
+    made, everyone = told[:, 0].reshape(replicate.size, shard.size), told[:, 1:].reshape(context.world.size, -1, 3)
     if (everyone == everyone[0]).all():
         return True
-    by_copy = everyone.sum(1).reshape(replicate.size, shard.size, 3)
-    _, within, over = by_copy[replicate.rank, shard.rank]
+    within = everyone[:, :, 1].sum(1).reshape(replicate.size, shard.size)[replicate.rank]
     lacking = (
-        (shard, by_copy[replicate.rank, :, 1].max() - within),
-        (replicate, by_copy[:, shard.rank, 2].max() - over),
+        (shard, within.max() - within[shard.rank]),
+        (replicate, made[:, shard.rank].max() - replicate.made),  # a copy may have dropped gradients that it has summed
     )
     for group, count in lacking:
         for _ in range(count if group.runs_ahead else 0):  # else what was fired has ended, or is not fired yet
