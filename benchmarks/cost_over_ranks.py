@@ -19,10 +19,10 @@ import numpy as np
 
 from zerort.comm import geometry
 from zerort.comm.guard.call import Call
-from zerort.comm.transports.messages.alarms import Alarm, Alarms
 from zerort.comm.transports.carrier import Carrier
 from zerort.comm.transports.greeting import GREETING_NBYTES, Greeter
 from zerort.comm.transports.host_side import AloneOnHost
+from zerort.comm.transports.messages.alarms import Alarm, Alarms
 from zerort.comm.transports.shift import Topology
 from zerort.testing.counted_post import CountedPost
 
