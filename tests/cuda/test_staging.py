@@ -278,7 +278,7 @@ def stop(device, lane):
     gate, gone_on = threading.Event(), []
 
     def wait():
-        cupy.cuda.get_current_stream().launch_host_func(lambda _: gone_on.append(gate.wait(20)), None)
+        cupy.cuda.get_current_stream().launch_host_func(lambda _: gone_on.append(gate.wait(200)), None)
 
     device.named_stream(lane).submit(wait, after=())
     return gate, gone_on

@@ -26,7 +26,7 @@ class Watched(Differences):
 
     def decode(self, out, payload, *, room):
         if self.go is not None:
-            assert self.go.wait(20)
+            assert self.go.wait(200)
         self.decoded.append(out.size)
         Differences.decode(self, out, payload, room=room)
 

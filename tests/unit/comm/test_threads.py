@@ -60,7 +60,7 @@ def test_a_call_that_is_not_eager_does_not_wait_for_the_others(verb):
 
     def body(group):
         if group.rank == 1:
-            assert gone_on.wait(20), "rank 0 stood still until rank 1 came"
+            assert gone_on.wait(200), "rank 0 stood still until rank 1 came"
         ticket = getattr(group, verb)(np.ones(2), eager=False)
         if group.rank == 0:
             assert not ticket.done()
@@ -78,7 +78,7 @@ def test_a_call_after_another_groups_waits_for_it_and_its_caller_does_not():
         array = np.zeros(4)
 
         def write():
-            assert written.wait(20)
+            assert written.wait(200)
             array.fill(group.rank + 1)
             if group.rank == 0:
                 raise ArithmeticError("told to whoever waits for it")
@@ -109,7 +109,7 @@ def test_a_complaint_need_not_be_waited_for():
             group.complain("no gradient here", wait=False)  # nobody has come yet, and nobody is told of it here
             told.set()
         else:
-            assert told.wait(20), "rank 0 waits for the others"
+            assert told.wait(200), "rank 0 waits for the others"
             with pytest.raises(CallError, match="no gradient here"):
                 group.all_reduce(np.ones(2)).wait()
         assert group.all_reduce(np.ones(2)).wait().sum() == 2 * group.size

@@ -33,7 +33,7 @@ def test_a_waiter_takes_the_work_over():
     """A blocking call costs no thread switch: the thread that waits does the work, unless the stream forbids it."""
     with HostStream("helping") as stream:
         gate = threading.Event()
-        first = stream.submit(lambda: gate.wait(10))  # occupies the worker, or nobody yet
+        first = stream.submit(lambda: gate.wait(200))  # occupies the worker, or nobody yet
         where = stream.submit(threading.current_thread)
         gate.set()
         first.wait()
@@ -46,7 +46,7 @@ def test_a_waiter_takes_the_work_over():
 
 def test_an_abandoned_stream_does_not_wait():
     stream, gate = HostStream("stuck"), threading.Event()
-    ticket = stream.submit(lambda: gate.wait(30))
+    ticket = stream.submit(lambda: gate.wait(200))
     with pytest.raises(TimeoutError):
         ticket.wait(timeout=0.02)
     stream.abandon()

@@ -154,7 +154,7 @@ def test_many_bytes_are_deleted_in_the_background(tmp_path: Path) -> None:
         names.append(f"f{at}")
 
     def slow(path, **options):
-        assert release.wait(20)
+        assert release.wait(200)
         real(path, **options)
 
     with mock.patch.object(os, "unlink", slow):

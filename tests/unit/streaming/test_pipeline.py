@@ -220,7 +220,7 @@ def test_what_is_computed_elsewhere_is_written_when_its_ticket_is_done(store, de
 
         def work():
             if depth > 1:
-                assert begun[min(number + 1, COUNT - 1)].wait(20)  # the next one's compute
+                assert begun[min(number + 1, COUNT - 1)].wait(200)  # the next one's compute
             m[:] += 1
 
         return worker.submit(work)
@@ -238,7 +238,7 @@ def test_a_run_returns_when_all_is_being_written(store):
     def compute(number, m, v):
         timer = threading.Timer(0.02, late.set)
         timer.start()
-        return worker.submit(lambda: late.wait(20) and m.fill(7))
+        return worker.submit(lambda: late.wait(200) and m.fill(7))
 
     with HostStream("elsewhere", helping=False) as worker, Pipeline(slot_nbytes=600_000) as pipeline:
         pipeline.run(chunks, compute, finish=False)
