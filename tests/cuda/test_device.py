@@ -137,7 +137,7 @@ def test_work_comes_after_tickets_that_the_host_has_not_come_to(device, on_gpu):
     """Behind work that its own stream has queued, but not begun: there is no event yet that the GPU could wait for."""
     gate = threading.Event()
     with HostStream("before") as on_host:
-        before = (device.stream("before") if on_gpu else on_host).submit(lambda: gate.wait(200))
+        before = (device.stream("before") if on_gpu else on_host).submit(lambda: gate.wait(20))
         after = device.stream("after").submit(lambda: "done", after=[before])
         with pytest.raises(TimeoutError):
             after.wait(timeout=0.2)
@@ -163,7 +163,7 @@ def test_synchronize_waits_for_the_gpu(device):
 def test_a_wait_for_the_gpu_can_time_out(device):
     gate = threading.Event()
     stream = device.stream("blocked")
-    ticket = stream.submit(lambda: cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(200), None))
+    ticket = stream.submit(lambda: cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(20), None))
     with pytest.raises(TimeoutError, match=r"'blocked' is not done after 0\.2 s"):
         ticket.wait(timeout=0.2)
     assert not ticket.done()
@@ -296,7 +296,7 @@ def test_streams_in_one_order_take_turns_on_the_host(device):
 
     def slow():
         first.take_turn()
-        gate.wait(200)
+        gate.wait(20)
         issued.append("first")
 
     def quick():

@@ -151,7 +151,7 @@ class Hesitating(MemoryStore):
 
 def test_nothing_is_asked_of_a_store_when_a_run_has_failed(device):
     def fail(number, part):
-        store.entered.wait(200)
+        store.entered.wait(20)
         raise ZeroDivisionError
 
     with Hesitating(device) as store, Pipeline(slot_nbytes=SLOT, depth=3, device=device) as pipeline:
@@ -166,7 +166,7 @@ def test_what_a_run_leaves_to_the_gpu_comes_before_what_is_read_next(device):
 
     def fill(number, part):
         def work():
-            cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(200), None)
+            cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(20), None)
             part.fill(number)
 
         return calls.submit(work)

@@ -273,12 +273,12 @@ def test_arrays_of_the_host_are_in_order_from_run_to_run(device, pinned):
     assert (other == 2).all()
 
 
-def stop(device, lane):
-    """Return what lets a lane go on, and a list that is empty until it does."""
+def stop(device, lane, *, at_most=20):
+    """Return what lets a lane go on, and a list that is empty until it does; it goes on by itself after a while."""
     gate, gone_on = threading.Event(), []
 
     def wait():
-        cupy.cuda.get_current_stream().launch_host_func(lambda _: gone_on.append(gate.wait(200)), None)
+        cupy.cuda.get_current_stream().launch_host_func(lambda _: gone_on.append(gate.wait(at_most)), None)
 
     device.named_stream(lane).submit(wait, after=())
     return gate, gone_on
@@ -287,7 +287,7 @@ def stop(device, lane):
 @pytest.fixture
 def gate(device):
     """Nothing is copied in until it is set."""
-    gate, _ = stop(device, "copy in")
+    gate, _ = stop(device, "copy in", at_most=200)
     yield gate
     gate.set()
     device.named_stream("copy in").synchronize()

@@ -70,7 +70,7 @@ class Slow(MemoryStore):
         self._gate = gate
 
     def write(self, name, source, *, offset=0):
-        self._stream.submit(lambda: self._gate.wait(200))
+        self._stream.submit(lambda: self._gate.wait(20))
         return super().write(name, source, offset=offset)
 
 
@@ -85,7 +85,7 @@ def test_a_slot_is_not_filled_while_a_disk_reads_it(device, gate):
 
 def test_what_the_caller_has_queued_comes_first(store, gate, elsewhere):
     source, out, seen = cupy.empty(2 * SLOT, np.uint8), cupy.zeros(2 * SLOT, np.uint8), cupy.empty(2 * SLOT, np.uint8)
-    elsewhere.launch_host_func(lambda _: gate.wait(200), None)
+    elsewhere.launch_host_func(lambda _: gate.wait(20), None)
     source.fill(3)
     ticket = store.write("value", source)
     soon(gate)
@@ -98,7 +98,7 @@ def test_what_the_caller_has_queued_comes_first(store, gate, elsewhere):
 
 def test_a_read_comes_after_the_write_before_it(store, gate, elsewhere):
     source, out = cupy.asarray(two_blocks()), cupy.empty(2 * SLOT, np.uint8)
-    elsewhere.launch_host_func(lambda _: gate.wait(200), None)
+    elsewhere.launch_host_func(lambda _: gate.wait(20), None)
     store.write("value", source)
     ticket = store.read("value", out)
     soon(gate)
@@ -107,7 +107,7 @@ def test_a_read_comes_after_the_write_before_it(store, gate, elsewhere):
 
 def test_a_value_goes_after_what_was_asked_of_it(store, gate, elsewhere):
     source = cupy.asarray(two_blocks())
-    elsewhere.launch_host_func(lambda _: gate.wait(200), None)
+    elsewhere.launch_host_func(lambda _: gate.wait(20), None)
     ticket = store.write("value", source)
     soon(gate)
     store.delete("value")
@@ -135,7 +135,7 @@ def test_a_staging_closes_behind_its_copies(device, pinned, gate):
     here.fill(0)
 
     def stop():
-        cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(200), None)
+        cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(20), None)
 
     device.named_stream("copy out").submit(stop, after=())
     with Staging(device, slot_nbytes=here.nbytes, depth=1) as staging:  # a free slot, once freed, would stop the GPU

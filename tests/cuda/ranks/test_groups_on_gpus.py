@@ -55,7 +55,7 @@ def test_the_hosts_arrays_do_not_wait_for_the_gpu(group):
     gate = threading.Event()
     with cupy.cuda.Stream(non_blocking=True) as busy:
         ones = cupy.ones(1000)
-        busy.launch_host_func(lambda _: gate.wait(200), None)
+        busy.launch_host_func(lambda _: gate.wait(20), None)
         before = group.all_reduce(ones)
         try:
             assert_same(group.all_reduce(pattern(group.rank, 5000)).wait(timeout=10), total(group, 5000))
