@@ -94,11 +94,15 @@ void run_codecs(std::size_t numel, Random& random) {
   for (const int bits : {8, 4}) {
     const std::size_t blocks = (numel + zerort::block_numel(bits) - 1) / zerort::block_numel(bits);
     const Tight source(numel * 4, 4, random), scales(blocks * zerort::scale_nbytes(bits), 4, random);
+    const Tight base(numel * 4, 4, random);
     const Tight codes(zerort::code_nbytes(bits, numel), 1, random), out(numel * 4, 4, random);
-    for (const bool stochastic : {false, true})
-      zerort::encode_blocks(bits, reinterpret_cast<const float*>(source.data()), numel, 0, {stochastic, 1, 2},
-                            scales.data(), codes.data());
-    zerort::decode_blocks(bits, reinterpret_cast<float*>(out.data()), numel, scales.data(), codes.data());
+    for (const bool differs : {false, true}) {
+      const float* below = differs ? reinterpret_cast<const float*>(base.data()) : nullptr;
+      for (const bool stochastic : {false, true})
+        zerort::encode_blocks(bits, reinterpret_cast<const float*>(source.data()), below, numel, 0, {stochastic, 1, 2},
+                              scales.data(), codes.data());
+      zerort::decode_blocks(bits, reinterpret_cast<float*>(out.data()), numel, scales.data(), codes.data(), differs);
+    }
   }
   for (const std::size_t width : {1, 2, 4, 8}) {
     const Tight base(numel * width, width, random), now(numel * width, width, random), planes(numel * width, 1, random);

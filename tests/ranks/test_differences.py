@@ -30,7 +30,7 @@ SHAPES = {"w": (37, 41), "b": (41,), "scale": (), "empty": (0, 3), "long": (3001
 
 @pytest.fixture(scope="module", params=["node", pytest.param("mpi", id="over-mpi"), "hierarchical"])
 def group(request, options):
-    sizes = {"node": (1, 2, 3), "mpi": (2,), "hierarchical": (3, 4, 5, 8)}[request.param]
+    sizes = {"node": (1, 2), "mpi": (2,), "hierarchical": (3, 4, 5, 8)}[request.param]
     if WORLD.size not in sizes:
         pytest.skip("one way to share memory, or not to, is enough")
     if request.param == "hierarchical":  # of three ranks, two share memory and one is alone
@@ -137,9 +137,9 @@ def story(group, path, wire, *, plan=PLAIN, replicate=1, dtype=np.float32):
     ("plan", "dtype", "replicate"),
     [
         pytest.param(PLAIN, np.float32, 1, marks=pytest.mark.smoke),
-        (PLAIN, BFLOAT16, 1),
+        pytest.param(PLAIN, BFLOAT16, 1, marks=few),
         (PLAIN, np.float32, 2),
-        (zr.Plan.zero(3, secondary="host"), np.float32, 1),
+        pytest.param(zr.Plan.zero(3, secondary="host"), np.float32, 1, marks=few),
     ],
     ids=["float32", "bfloat16", "copies", "secondary"],
 )
