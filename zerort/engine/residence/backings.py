@@ -24,8 +24,9 @@ from zerort.engine.residence.chunked_array import ChunkedArray, cut_chunks
 from zerort.engine.residence.coded_parameters import CodedParameters
 from zerort.engine.residence.copied import CopiedParameters
 from zerort.engine.residence.host_memory import HostMemory
-from zerort.engine.residence.parameters import Parameters, ShardedParameters
+from zerort.engine.residence.parameters import Parameters
 from zerort.engine.residence.replicated import ReplicatedParameters
+from zerort.engine.residence.sharded import ShardedParameters
 from zerort.errors import PlanError
 from zerort.layout import FlatLayout, Partition, Placement
 from zerort.native.dtypes import numpy_dtype

@@ -17,7 +17,8 @@ from typing import Any
 from zerort.buffer import tell_sizes
 from zerort.comm import Group
 from zerort.device import Done, Ticket
-from zerort.engine.residence.parameters import Parameters, ShardedParameters
+from zerort.engine.residence.parameters import Parameters
+from zerort.engine.residence.sharded import ShardedParameters
 from zerort.errors import ZerortError
 from zerort.typing import Array
 

@@ -17,7 +17,7 @@ from zerort.buffer import PLAIN, RangeGather
 from zerort.comm.agreed import agreed, raise_together
 from zerort.config import Tier
 from zerort.engine.model.section import Section
-from zerort.engine.residence.parameters import ShardedParameters
+from zerort.engine.residence.sharded import ShardedParameters
 from zerort.engine.rows.bucket import RowBucket, RowGradient
 from zerort.engine.rows.exchange import RowExchange
 from zerort.engine.rows.memory import RowsInMemory
