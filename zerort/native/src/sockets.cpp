@@ -144,7 +144,8 @@ void Sockets::write(Outgoing& to) {
     msghdr said = {};
     said.msg_iov = parts;
     said.msg_iovlen = count;
-    const ssize_t sent = sendmsg(to.socket, &said, MSG_DONTWAIT | MSG_NOSIGNAL);
+    // MSG_EOR: else the kernel may hold the last few bytes back until all before them have left ("autocorking").
+    const ssize_t sent = sendmsg(to.socket, &said, MSG_DONTWAIT | MSG_NOSIGNAL | MSG_EOR);
     if (sent < 0) {
       to.is_broken = !may_pass(errno);
       return;
