@@ -30,6 +30,9 @@ constexpr double kSpin = 20e-6;
 constexpr double kPartOfWait = 8;
 constexpr long kLongestNapNs = 50000;
 
+// Seconds of naps before the kernel is asked to wake this rank: that takes longer than a small message.
+constexpr double kNapFor = 500e-6;
+
 // Sleeps that end when they should. Not sched_yield: who yields again and again falls behind whoever computes on the same core,
 // by milliseconds when the message has come, and one that sleeps does not. By default Linux rounds sleeps up by 50 µs.
 class ShortNaps {
@@ -146,7 +149,7 @@ bool Messages::wait(double seconds, double busy) {
     const double waited = double(now_ns() - began) * 1e-9;
     if (waited >= seconds) return false;
     if (waited < kSpin && busy > 0) continue;
-    if (count_ == 0) {
+    if (count_ == 0 && (busy <= 0 || waited >= kNapFor)) {
       post_.sockets->sleep(seconds - waited);  // the kernel wakes it
       continue;
     }
