@@ -19,6 +19,7 @@ namespace {
 
 constexpr int kTagBits = 8;  // of a head; the rest is the length
 constexpr std::size_t kMostStrangers = 256;
+constexpr std::size_t kManyBytes = 256 * 1024;  // to wake for: each time costs as much as copying some ten KiB
 
 bool may_pass(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
@@ -157,15 +158,25 @@ void Sockets::write(Outgoing& to) {
   }
 }
 
+// Have the kernel wake this rank for a good part of a long message, or for any byte of the rest.
+void Sockets::wake_for(Incoming& from, std::size_t rest) {
+  const int wanted = rest >= kManyBytes ? int(kManyBytes) : 1;
+  if (wanted == from.low_water) return;
+  from.low_water = wanted;
+  setsockopt(from.socket, SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted);
+}
+
 void Sockets::read(Incoming& from) {
   // True if as much has come as was asked for.
-  const auto take = [&from](char* to, std::size_t& done, std::size_t nbytes) {
+  const auto take = [this, &from](char* to, std::size_t& done, std::size_t nbytes) {
     while (done < nbytes) {
       const ssize_t came = recv(from.socket, to + done, nbytes - done, MSG_DONTWAIT);
       if (came <= 0) {
         if (came == 0 || !may_pass(errno)) {
           close_socket(from.socket);
           from.is_broken = true;
+        } else {
+          wake_for(from, nbytes - done);
         }
         return false;
       }

@@ -83,6 +83,7 @@ class Sockets {
     std::size_t head_done = 0;
     std::size_t nbytes = 0, done = 0;  // of the message whose head has come
     bool is_unasked = false;           // nobody has asked for that one yet
+    int low_water = 1;                 // bytes for which the kernel wakes this rank
     std::deque<Receiving> queue;       // the message under way is for the first with its tag
   };
   struct Stranger {
@@ -94,6 +95,7 @@ class Sockets {
   void connect(Outgoing& to);
   void write(Outgoing& to);
   void read(Incoming& from);
+  void wake_for(Incoming& from, std::size_t rest);
   void admit();
   bool hear_hello(Stranger& stranger);
   bool lacks_connection() const;
