@@ -315,20 +315,25 @@ def test_what_cannot_have_rows_is_refused_before_anything_is_made(options, text,
         ({"rows": ("tabel",)}, "got no such name"),
         ({"rows": ("bias",)}, r"rows x width; got shape \[4\]"),
         ({"rows": ("table",), "frozen": "table"}, "got a frozen table"),
-        ({"rows": ("table",), "lazy": 1}, "got lazy=1"),
-        ({"lazy": True}, "got lazy=True and rows="),
     ],
 )
 def test_what_is_no_table_is_refused(declared, text):
     with zr.open(zr.Plan.zero(3), zr.AdamW(lr=0.1)) as rt, pytest.raises(CallError, match=text) as registered:
         rt.register("embed", {"table": np.ones(SHAPE), "bias": np.ones(4)}, **declared)
-    if "lazy" in declared:
-        return  # which a forecast takes for all units
     units = {"embed": {"table": zr.TensorSpec(SHAPE), "bias": zr.TensorSpec((4,))}}
     given = {**declared, "rows": {"embed": declared["rows"]}}
     with pytest.raises(CallError) as forecast:
         zr.forecast(units, plan=zr.Plan.zero(3), optimizer=zr.AdamW(lr=0.1), size=1, **given)
     assert str(forecast.value) == str(registered.value)
+
+
+@pytest.mark.parametrize(
+    ("declared", "text"),
+    [({"rows": ("table",), "lazy": 1}, "got lazy=1"), ({"lazy": True}, "got lazy=True and rows=")],
+)
+def test_what_is_not_lazy_is_refused(declared, text):
+    with zr.open(zr.Plan.zero(3), zr.AdamW(lr=0.1)) as rt, pytest.raises(CallError, match=text):
+        rt.register("embed", {"table": np.ones(SHAPE), "bias": np.ones(4)}, **declared)
 
 
 @pytest.mark.parametrize(
