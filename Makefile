@@ -105,6 +105,7 @@ check-ranks: $(VENV)/.dev
 lint: $(VENV)/.dev ## Check style and format (ruff)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@! git grep -nE '^(<{7}|>{7}) ' || { echo "Expected no conflict markers."; exit 1; }
 
 # What users copy, and what many tests build upon; tests themselves are not annotated.
 TYPED = examples/*.py benchmarks/*.py tests/oracles/*.py tests/loaded.py tests/native/sanitize.py tests/jobs/doc_blocks.py \

@@ -4,6 +4,7 @@
 """
 
 import os
+import subprocess
 
 from zerort.cli.bench.hosts.namespaces import Hosts, expect_hosts
 from zerort.errors import BootstrapError
@@ -28,6 +29,11 @@ def why_not() -> str | None:
     except BootstrapError as error:
         return str(error)
     return None
+
+
+def run(*words: str) -> None:
+    """Run a command that has to succeed."""
+    subprocess.run(words, check=True, capture_output=True, text=True)
 
 
 def run_on_hosts(ranks: list[int], words: list, *, timeout: float, env: dict[str, str]) -> JobResult:

@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hosts as network
 from conftest import PRELUDE
 
+from zerort.testing.jobs import wait_for_job
+
 WHY_NOT = network.why_not()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
@@ -237,6 +239,28 @@ def test_eight_hosts_keep_the_contract_and_name_alike_who_is_missing(on_hosts):
     assert sorted(told) == list("0123457"), result.output
     assert len(set(told.values())) == 1, result.output
     assert "got no rank 6." in told["0"], result.output
+
+
+def test_hosts_reach_each_other_at_different_addresses(tmp_path):
+    """Two of three hosts have a link of their own, with addresses that the third cannot reach."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        PRELUDE
+        + textwrap.dedent("""
+        group = zr.open_group(options=zr.GroupOptions.from_environment(timeout=20.0, sockets="always"))
+        assert (group.all_reduce(np.ones(300_000)).wait() == 3).all()
+        say("rank", group.rank, "summed", "TCP sockets" in repr(group))
+        group.close()
+        """)
+    )
+    with network.Hosts(3) as hosts:
+        first, second, _ = hosts.names
+        network.run("ip", "link", "add", "own0", "netns", first, "type", "veth", "peer", "own0", "netns", second)
+        for name, address in ((first, "10.0.0.1/30"), (second, "10.0.0.2/30")):
+            network.run("ip", "-n", name, "addr", "add", address, "dev", "own0")
+            network.run("ip", "-n", name, "link", "set", "own0", "up")
+        result = wait_for_job(hosts.command(1, [script]), timeout=150.0)
+    assert result.output.count("summed True") == 3, result.output
 
 
 def test_where_hosts_cannot_reach_each_other_by_sockets_mpi_carries_messages(on_hosts):

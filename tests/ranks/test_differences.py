@@ -8,6 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import zerort as zr
+from zerort.checkpoint import read_manifest
 from zerort.codec import INT4
 from zerort.comm import Group, open_group
 from zerort.comm.bootstrap.opening import best_transport
@@ -212,6 +213,27 @@ def trained(group, steps, *, wire=INT4_FEEDBACK, load=None, save=None, gathers=F
                 gathered(unit)
             rt.save(save)
         return bits(gathered(unit))
+
+
+def test_copies_that_have_gathered_different_units_are_saved(group):
+    """What is saved is the first copy's, and so is which of it is up to date."""
+    if group.size % 2:
+        pytest.skip("two copies of the model")
+    with tempfile.TemporaryDirectory() as mine:
+        path = Path(WORLD.bcast(mine)) / "saved"
+        ranks = zr.mesh(replicate=2, group=group)
+        with zr.open(PLAIN, zr.AdamW(lr=1e-2), mesh=ranks, wire=INT4_FEEDBACK, prefetch=0) as rt:
+            units = [rt.register(name, values_of(seed)) for seed, name in enumerate("ab")]
+            for unit in units:
+                gathered(unit)
+                unit.reduce(values_of(3))
+            rt.step()
+            gathered(units[rt.context.mesh.copy])
+            rt.save(path)
+        current = read_manifest(path).meta["gathered"]
+        assert current
+        assert all(name.startswith("a.") for name in current), current
+        WORLD.Barrier()
 
 
 @pytest.mark.parametrize("gathers", [False, True], ids=["behind", "up-to-date"])

@@ -15,7 +15,7 @@ views.py          tensors by name, for as long as their buffer is gathered
 """
 
 from zerort.buffer.bucket import GradientBucket
-from zerort.buffer.coded.ranges import BlockCodes, Changes, Differences, NonZeros, RangeCodec, room_nbytes
+from zerort.buffer.coded.ranges import BlockCodes, Changes, DifferenceCodes, NonZeros, RangeCodec, room_nbytes
 from zerort.buffer.coded.reduce import CodedReduce, sent_nbytes
 from zerort.buffer.coded.residual import Residual
 from zerort.buffer.coded.senders import Routes, Senders

@@ -120,6 +120,7 @@ class Launcher:
                 known is not None
                 and eager
                 and after is None
+                and follows is None
                 and known.shortcut
                 and known.nbytes <= self._eager_nbytes
                 and self._transport.broken is None

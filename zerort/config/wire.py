@@ -64,8 +64,9 @@ class Wire:
     the order of the senders: hosts, whose ranks sum theirs first; ranks with ``over="all"``; virtual shards, if there
     are any. `TopK`: only the largest travel. None: as they are."""
 
-    feedback: bool | None = None
-    """Whether what coding has lost is made up for: errors do not add up over steps.
+    feedback: bool | Literal["gather", "reduce"] | None = None
+    """Whether what coding has lost is made up for: errors do not add up over steps. True: of gradients, and of
+    parameters with ``gather="int4"``; ``"reduce"`` or ``"gather"``: of one of both alone.
 
     Of gradients, each sender keeps what they have lost, and adds it to the next ones before they are coded. Takes two
     bytes per parameter and sender (`TopK`: four), split over the ranks of a host; twice that where steps may be
@@ -76,7 +77,7 @@ class Wire:
     travel once per update, not once per gather. The first gather, of all of it, is as coarse as without; the error
     shrinks with each update to a part of that update. Other formats of `gather` are as without.
 
-    None: with `TopK`, which would lose most of all gradients, and not with others."""
+    None: of gradients with `TopK`, which would lose most of them, and of nothing else."""
 
     over: Literal["hosts", "all"] = "hosts"
     """Between which ranks: ``"hosts"``, only where ranks do not all share memory (those on GPUs: their host's), or with
@@ -98,20 +99,33 @@ class Wire:
                     "Leave it out for values that travel as they are."
                 )
         if self.feedback is None:
-            object.__setattr__(self, "feedback", isinstance(self.reduce, TopK))
-        has_losses = self.reduce is not None or self.gather == "int4"
-        if type(self.feedback) is not bool or (self.feedback and not has_losses):
+            of_sums = "reduce" if self.gather == "int4" else True
+            object.__setattr__(self, "feedback", of_sums if isinstance(self.reduce, TopK) else False)
+        losses = {"reduce": self.reduce is not None, "gather": self.gather == "int4"}
+        is_known = type(self.feedback) is bool or (isinstance(self.feedback, str) and self.feedback in losses)
+        if not is_known or not (losses.get(str(self.feedback), True) and (not self.feedback or any(losses.values()))):
             raise CallError(
-                "Expected Wire(feedback=True) with reduce= or gather='int4', whose losses it makes up for, got "
-                f"feedback={self.feedback!r}, reduce={self.reduce!r} and gather={self.gather!r}."
+                "Expected Wire(feedback=True) with reduce= or gather='int4', whose losses it makes up for, or "
+                f"feedback='reduce' or 'gather' with that one; got feedback={self.feedback!r}, reduce={self.reduce!r} "
+                f"and gather={self.gather!r}."
             )
         if self.over not in ("hosts", "all"):
             raise CallError(f"Expected Wire(over=) to be 'hosts' or 'all', got {self.over!r}.")
 
     @property
+    def sends_differences(self) -> bool:
+        """Whether parameters travel as codes of differences: int4 with feedback."""
+        return self.gather == "int4" and self.feedback in (True, "gather")
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether senders keep what coding has lost of gradients."""
+        return self.reduce is not None and self.feedback in (True, "reduce")
+
+    @property
     def keeps_whole(self) -> bool:
         """Whether each host keeps the whole model, of which what changes travels: deltas, and int4 with feedback."""
-        return self.gather == "delta" or (self.gather == "int4" and bool(self.feedback))
+        return self.gather == "delta" or self.sends_differences
 
     def codes(self, *, one_host: bool, virtual_shards: int | None) -> bool:
         """Say whether anything is coded among ranks.

@@ -18,7 +18,7 @@ NUMEL = 1536
 
 
 @dataclass(frozen=True, slots=True)
-class Watched(Differences):
+class Watched(DifferenceCodes):
     """Differences that note which ranges are decoded, after `go`."""
 
     decoded: list[int] | None = None

@@ -5,7 +5,6 @@ import pickle
 import pytest
 
 import zerort as zr
-from zerort.buffer import Differences
 from zerort.codec import FORMATS
 from zerort.config.wire import WIRE_FORMATS
 from zerort.engine.wire.coding import Coding, range_codec
@@ -40,9 +39,12 @@ def test_a_wire_names_codecs_that_there_are() -> None:
         ),
         (
             {"gather": "int8", "feedback": True},
-            "Expected Wire(feedback=True) with reduce= or gather='int4', whose losses it makes up for, got "
-            "feedback=True, reduce=None and gather='int8'.",
+            "Expected Wire(feedback=True) with reduce= or gather='int4', whose losses it makes up for, or "
+            "feedback='reduce' or 'gather' with that one; got feedback=True, reduce=None and gather='int8'.",
         ),
+        ({"reduce": "int8", "feedback": "gather"}, "Expected Wire(feedback=True) with reduce= or gather='int4'"),
+        ({"gather": "int4", "feedback": "reduce"}, "Expected Wire(feedback=True) with reduce= or gather='int4'"),
+        ({"gather": "int4", "feedback": "both"}, "Expected Wire(feedback=True) with reduce= or gather='int4'"),
         ({"reduce": "int8", "feedback": 1}, "Expected Wire(feedback=True) with reduce= or gather='int4', whose losses"),
         ({"gather": "int8", "over": "nodes"}, "Expected Wire(over=) to be 'hosts' or 'all', got 'nodes'."),
     ],
@@ -58,6 +60,8 @@ def test_top_k_keeps_what_it_does_not_send_unless_told() -> None:
     assert wire.feedback is True
     assert zr.Wire(reduce=zr.TopK(0.01), feedback=False).feedback is False
     assert zr.Wire(reduce="int4").feedback is False
+    assert zr.Wire(gather="int4", reduce=zr.TopK(0.01)).keeps_residuals
+    assert not zr.Wire(gather="int4", reduce="int4", feedback="gather").keeps_residuals
     assert eval(repr(wire), {"Wire": zr.Wire, "TopK": zr.TopK}) == pickle.loads(pickle.dumps(wire)) == wire
 
 
@@ -109,7 +113,10 @@ def test_deltas_beside_sums_that_are_coded_in_shared_memory_too_are_not_sent() -
     ("wire", "differs"),
     [
         (zr.Wire(gather="int4", feedback=True, over="all"), True),
-        (zr.Wire(gather="int4", reduce=zr.TopK(0.1), over="all"), True),  # which has feedback
+        (zr.Wire(gather="int4", reduce="int4", feedback="gather", over="all"), True),
+        (zr.Wire(gather="int4", reduce="int4", feedback="reduce", over="all"), False),
+        (zr.Wire(gather="int4", reduce=zr.TopK(0.1), over="all"), False),  # whose feedback is of gradients
+        (zr.Wire(gather="int4", reduce=zr.TopK(0.1), feedback=True, over="all"), True),
         (zr.Wire(gather="int4", reduce="int4", over="all"), False),
         (zr.Wire(gather="int8", reduce="int4", feedback=True, over="all"), False),
         (zr.Wire(reduce="int4", feedback=True, over="all"), False),
@@ -121,7 +128,7 @@ def test_of_gathers_feedback_is_for_int4_alone(wire, differs) -> None:
     assert wire.keeps_whole == differs
     for dtype, has_codes in {"float32": True, "bfloat16": True, "float16": False, "int32": False}.items():
         assert coding.sends_differences(dtype) == coding.keeps_whole(dtype) == (differs and has_codes)
-        assert isinstance(range_codec(coding, dtype, is_sparse=False), Differences) == (differs and has_codes)
+        assert isinstance(range_codec(coding, dtype, is_sparse=False), DifferenceCodes) == (differs and has_codes)
 
 
 @pytest.mark.parametrize(

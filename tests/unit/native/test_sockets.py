@@ -1,6 +1,7 @@
 """Messages over sockets: matched by sender and tag, of any length, both ways at once; strangers and broken ends."""
 
 import itertools
+import resource
 import socket
 import struct
 
@@ -118,7 +119,14 @@ def test_every_rank_hears_all_others(ranks):
 
 
 @pytest.mark.parametrize(
-    "hello", [b"", b"GET / HTTP/1.1\r\n\r\n" + bytes(20), bytes(16) + struct.pack("q", 0), TOKEN + struct.pack("q", 7)]
+    "hello",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n" + bytes(20),
+        bytes(16) + struct.pack("ii", 0, 1),
+        TOKEN + struct.pack("ii", 7, 1),
+        TOKEN + struct.pack("ii", 0, 2),  # for another rank, at the same address of another network
+    ],
 )
 def test_who_does_not_know_the_token_or_is_no_rank_is_not_heard(ranks, hello):
     two = ranks(2)
@@ -146,3 +154,17 @@ def test_a_message_longer_than_its_room_is_an_error(ranks):
     sending, asked = two.start(0, [(1, np.zeros(9, np.uint8))]), two.start(1, [], [(0, np.zeros(8, np.uint8))])
     with pytest.raises(RuntimeError, match="fits into its room"):
         all_done(sending, asked)
+
+
+def test_ranks_that_say_late_who_they_are_are_no_strangers(ranks):
+    many, (soft, hard) = 290, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 2000 <= hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2000, hard))
+    all_ = ranks(many + 1)
+    given, taken = np.arange(many, dtype=np.uint16), np.zeros(many, np.uint16)
+    sending = [all_.start(r, [(many, given[r : r + 1])]) for r in range(many)]  # connect, and say nothing yet
+    asked = all_.start(many, [], [(r, taken[r : r + 1]) for r in range(many)])
+    assert not asked.wait(0.05, 0.0)
+    assert all_done(*sending)
+    assert asked.wait(SOON, 0.0)
+    assert (taken == given).all()

@@ -50,11 +50,23 @@ def gathered_values(section: Section, rank: int, loading: Manifest | None) -> It
     yield Value(kind=GATHERED, layout=layout, partition=section.partition, mine=mine, is_partial=True)
 
 
-def up_to_date_names(units: Units) -> dict[str, Any]:
-    """Return the tensors of which ranks compute with the last update, if that differs from the parameters."""
+def up_to_date_names(units: Units, copies: Group | None) -> dict[str, Any]:
+    """Return the tensors of which ranks compute with the last update, if that differs from the parameters.
+
+    Args:
+        units: All of them.
+        copies: The ranks that hold the same range in each copy of the model, if there are several. The first one's
+            base is saved, and copies may have gathered different units since the update. All of them call this.
+    """
     sections = [section for section in units.sections() if section.parameters.base is not None]
-    current = [name for one in sections if one.parameters.is_copy_current for name in sorted(one.names)]
-    return {GATHERED: current} if sections else {}
+    if not sections:
+        return {}
+    is_current = np.array([one.parameters.is_copy_current for one in sections], np.uint8)
+    if copies is not None:
+        is_current = copies.broadcast(is_current, root=0, name="save").wait()  # not-gpu: numbers of the host
+    return {
+        GATHERED: [name for one, now in zip(sections, is_current, strict=True) if now for name in sorted(one.names)]
+    }
 
 
 def spread_base(section: Section, group: Group, manifest: Manifest) -> None:

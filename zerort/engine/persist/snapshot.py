@@ -219,7 +219,7 @@ def meta_of(context: Context, units: Units) -> dict[str, Any]:
         "lr": rates_by_name(context, units),
         **_coded(units),
         **_pruned(units),
-        **up_to_date_names(units),
+        **up_to_date_names(units, context.mesh.replicate),
         "plan": str(context.budget or context.plan),
         "senders": senders,
         **(Divided.by_steps_of(context).describe() if senders else {}),

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from zerort.buffer import BlockCodes, Changes, Differences, NonZeros, RangeCodec, Senders
+from zerort.buffer import BlockCodes, Changes, NonZeros, RangeCodec, Senders
 from zerort.codec import FORMATS, LARGEST_BLOCK, Format, LargestFormat, SummandFormat
 from zerort.config import TopK, Wire
 from zerort.errors import CallError
@@ -104,7 +104,7 @@ class Coding:
 
     def sends_differences(self, dtype: str) -> bool:
         """Say whether parameters of a dtype travel as codes of what the whole of before lacks."""
-        return self.wire.gather == "int4" and bool(self.wire.feedback) and self.gather_format(dtype) is not None
+        return self.wire.sends_differences and self.gather_format(dtype) is not None
 
     def keeps_whole(self, dtype: str) -> bool:
         """Say whether the whole of parameters of a dtype stays on each host: what travels is put into it."""
@@ -118,7 +118,7 @@ class Coding:
 
     def residual_dtype(self, dtype: str) -> str | None:
         """Return what ranks keep of what coding loses of gradients that are summed in a dtype; None: nothing."""
-        format = self.reduce_format(dtype) if self.wire.feedback else None
+        format = self.reduce_format(dtype) if self.wire.keeps_residuals else None
         return None if format is None else format.residual_dtype
 
     def check_gathered(self, dtype: str, *, what: str) -> None:
@@ -166,9 +166,8 @@ class Coding:
         reduces = any(self.reduce_format(dtype) is not None for dtype in reduced)
         exactly = " (lossless)" * (self.wire.gather == "delta")
         coded = [f"gather {self.wire.gather}{exactly}"] * gathers + [f"reduce {self.wire.reduce}"] * reduces
-        if self.wire.feedback:
-            makes_up = any(map(self.sends_differences, dtypes))
-            coded += ["feedback of both"] if reduces and makes_up else ["feedback"] * (reduces or makes_up)
+        of_sums, of_gathers = reduces and self.wire.keeps_residuals, any(map(self.sends_differences, dtypes))
+        coded += ["feedback of both"] if of_sums and of_gathers else ["feedback"] * (of_sums or of_gathers)
         text = ", ".join(coded) + "; results depend on the number of ranks" * (reduces and not self.by_shard)
         text += f"; {UNCODED_OVER_COPIES}" * (reduces and copies > 1)
         return text + "; gradients of tied tensors travel uncoded from other units" * (reduces and ties)

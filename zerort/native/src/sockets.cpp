@@ -28,6 +28,19 @@ void close_socket(int& socket) {
   socket = -1;
 }
 
+// Let no firewall forget a connection that is seldom used.
+void keep_alive(int socket) {
+  const int yes = 1, seconds = 60;
+  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+}
+
+std::runtime_error too_few_files() {
+  return std::runtime_error(std::string("Expected a socket for a rank of another host, got: ") + std::strerror(errno) +
+                            ". Allow more open files (ulimit -n), or set ZERORT_SOCKETS=never.");
+}
+
 // Leave those in the list that still have something to do.
 template <typename Side>
 void forget_idle(std::vector<Side*>& sides) {
@@ -65,8 +78,8 @@ void Sockets::send(int rank, int tag, const void* from, std::size_t nbytes, cons
   Sending message = {{}, kHead, static_cast<const char*>(from), nbytes, pending};
   const std::uint64_t head = std::uint64_t(nbytes) << kTagBits | std::uint64_t(tag);
   std::memcpy(message.head, &head, kHead);
-  ++*pending;
   if (to.socket < 0 && !to.is_broken) connect(to);
+  ++*pending;
   const bool was_idle = to.queue.empty();
   to.queue.push_back(std::move(message));
   if (was_idle) {
@@ -113,11 +126,10 @@ void Sockets::sleep(double seconds) {
 
 void Sockets::connect(Outgoing& to) {
   to.socket = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (to.socket < 0)
-    throw std::runtime_error(std::string("Expected a socket for a rank of another host, got: ") + std::strerror(errno) +
-                             ". Allow more open files (ulimit -n), or set ZERORT_SOCKETS=never.");
+  if (to.socket < 0) throw too_few_files();
   const int yes = 1;
   setsockopt(to.socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  keep_alive(to.socket);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(to.peer.address);
@@ -127,9 +139,9 @@ void Sockets::connect(Outgoing& to) {
     return;
   }
   Sending hello = {{}, kHello, nullptr, 0, nullptr};
-  const std::int64_t me = rank_;
+  const std::int32_t both[2] = {rank_, to.peer.rank};
   std::memcpy(hello.head, token_.data(), token_.size());
-  std::memcpy(hello.head + token_.size(), &me, sizeof me);
+  std::memcpy(hello.head + token_.size(), both, sizeof both);
   to.queue.push_front(std::move(hello));
   writing_.push_back(&to);
 }
@@ -211,12 +223,14 @@ bool Sockets::lacks_connection() const {
 void Sockets::admit() {
   for (;;) {
     const int socket = accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (socket < 0 && (errno == EMFILE || errno == ENFILE)) throw too_few_files();
     if (socket < 0) break;
+    keep_alive(socket);
     strangers_.push_back({socket, {}});
   }
   strangers_.erase(
       std::remove_if(strangers_.begin(), strangers_.end(), [this](Stranger& one) { return hear_hello(one); }), strangers_.end());
-  while (strangers_.size() > kMostStrangers) {  // they are none of ours
+  while (strangers_.size() > kMostStrangers + incoming_.size()) {  // they are none of ours
     close_socket(strangers_.front().socket);
     strangers_.erase(strangers_.begin());
   }
@@ -227,10 +241,10 @@ bool Sockets::hear_hello(Stranger& stranger) {
   const ssize_t came = recv(stranger.socket, stranger.hello + stranger.done, kHello - stranger.done, MSG_DONTWAIT);
   if (came < 0 && may_pass(errno)) return false;
   if (came > 0 && (stranger.done += std::size_t(came)) < kHello) return false;
-  std::int64_t rank;
-  std::memcpy(&rank, stranger.hello + token_.size(), sizeof rank);
-  const auto found = incoming_.find(int(rank));
-  if (came <= 0 || std::memcmp(stranger.hello, token_.data(), token_.size()) != 0 || found == incoming_.end() ||
+  std::int32_t both[2];
+  std::memcpy(both, stranger.hello + token_.size(), sizeof both);
+  const auto found = incoming_.find(both[0]);
+  if (came <= 0 || both[1] != rank_ || std::memcmp(stranger.hello, token_.data(), token_.size()) != 0 || found == incoming_.end() ||
       found->second.socket >= 0) {
     close_socket(stranger.socket);
     return true;

@@ -1,11 +1,12 @@
 // Sockets: messages to ranks of other hosts over TCP, without MPI in between (decision 0197).
 //
 //   a connection for each sender and receiver, made when the first message leaves
-//   hello: token of the group · sender      then for each message: tag and length, 8 bytes │ data
+//   hello: token of the group · sender · receiver      then for each message: tag and length, 8 bytes │ data
 //
 // Receives are matched by sender and tag, in order, as MPI does. Data goes straight from and to the arrays of messages. What
 // nobody has asked for yet stays in the kernel, and TCP holds its sender up. A connection that breaks is left alone: whoever
-// waits for it looks at the clock and at alarms, as with MPI. Touches no Python; any thread may call it.
+// waits for it looks at the clock and at alarms, as with MPI. Touches no Python. Any thread may call it; what one moves for another
+// does not wake that one, so nobody sleeps for long.
 #pragma once
 
 #include <array>

@@ -97,12 +97,19 @@ class GroupContract(RepeatContract):
 
         def body(group: Group) -> None:
             source = self.put(np.ones(3))
-            for trouble in (False, group.size > 1, False):
+            several = group.size > 1
+            for trouble, after in (
+                (False, None),
+                (False, Done(None)),
+                (several, None),
+                (several, Done(None)),
+                (False, None),
+            ):
                 if trouble and group.rank == group.size - 1:
                     group.complain("no such luck")
                     continue
                 call = group.all_gather(source, eager=False)
-                met = group.barrier(after=Done(None), follows=call)
+                met = group.barrier(after=after, follows=call)
                 if trouble:
                     for ticket in (call, met):
                         with pytest.raises(CallError, match="no such luck"):

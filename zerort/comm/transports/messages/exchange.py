@@ -110,7 +110,9 @@ class Exchange:
         self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]], *, sequence: int
     ) -> None:
         """Send and receive greetings, each in one message; what comes may be shorter than the room for it."""
-        self.await_greeting(self.wire.start(sends, receives, tag=_GREETINGS), sends, receives, sequence=sequence)
+        with _kept(None, sends, receives):
+            under_way = self.wire.start(sends, receives, tag=_GREETINGS)
+        self.await_greeting(under_way, sends, receives, sequence=sequence)
 
     def await_greeting(self, under_way: UnderWay, *memory: object, sequence: int) -> None:
         """Wait for messages that were begun; keep their ``memory`` for ever if that is given up."""
@@ -147,7 +149,8 @@ class Exchange:
         out, into = (
             [(rank, part) for rank, array in all_ for part in _pieces(array, limit)] for all_ in (given, wanted)
         )
-        messages = Messages(self.wire.start(out, into, tag=_DATA), given, wanted)
+        with _kept(None, given, wanted):
+            messages = Messages(self.wire.start(out, into, tag=_DATA), given, wanted)
         _outstanding[id(messages)] = messages
         return messages
 

@@ -1,10 +1,10 @@
 """Sockets between hosts: where hosts reach each other over TCP, and whether that is as fast as MPI (decision 0197).
 
-    1. one rank of each host tries the addresses of the next host, until somebody of the group answers there
-    2. each rank listens at its host's address, and tells the others the port
+    1. one rank of each host tries the addresses of each other host, until that one's rank answers
+    2. each rank listens, and tells the others the port
     3. messages are timed over both; sockets carry them unless MPI is clearly faster, as it is on InfiniBand
 
-MPI over Ethernet takes about three times the CPU time for a byte, on cores that others compute on. Connections are made
+MPI over Ethernet takes twice the CPU time for a byte or more, on cores that others compute on. Connections are made
 when the first message leaves (``native/src/sockets.h``). Whoever connects has to know 16 random bytes, which only ranks
 of the group have been told, over MPI.
 """
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import resource
 import secrets
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 from mpi4py import MPI
@@ -44,8 +46,11 @@ _CLEARLY: Final = 1.5
 _SIOCGIFADDR, _SIOCGIFFLAGS, _SIOCGIFNETMASK = 0x8915, 0x8913, 0x891B
 _UP, _LOOPBACK = 0x1, 0x8
 
-_reached: dict[tuple[Interface, ...], int | None] = {}
-"""Which address answered, of hosts that were tried: groups are split, and the network stays."""
+_AT_ONCE: Final = 32
+"""Hosts that are tried at the same time."""
+
+_reached: dict[tuple[Interface, ...], int] = {}
+"""Which address answered, by those of a host: groups are split, and the network stays."""
 
 
 class Interface(NamedTuple):
@@ -56,8 +61,16 @@ class Interface(NamedTuple):
     mask: int
 
 
+class _Answer(NamedTuple):
+    """Where the first rank of a host answers, and what."""
+
+    interfaces: tuple[Interface, ...]
+    port: int
+    token: bytes
+
+
 def interfaces() -> tuple[Interface, ...]:
-    """Return the addresses at which other hosts may reach this one."""
+    """Return the addresses at which other hosts may reach this one: of fast links first, of bridges last."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
 
@@ -69,8 +82,18 @@ def interfaces() -> tuple[Interface, ...]:
                 flags = struct.unpack("<H", ask(_SIOCGIFFLAGS, name)[16:18])[0]
                 if flags & _UP and not flags & _LOOPBACK:
                     numbers = (ask(what, name)[20:24] for what in (_SIOCGIFADDR, _SIOCGIFNETMASK))
-                    found.append(Interface(*(int.from_bytes(raw, "big") for raw in numbers)))
-    return tuple(found)
+                    one = Interface(*(int.from_bytes(raw, "big") for raw in numbers))
+                    found.append((os.path.isdir(f"/sys/class/net/{name}/bridge"), -_speed(name), one))
+    return tuple(one for *_, one in sorted(found))
+
+
+def _speed(name: str) -> int:
+    """Return the Mbit/s of a link; 0 if nobody knows."""
+    try:
+        with open(f"/sys/class/net/{name}/speed", encoding="ascii") as file:
+            return max(int(file.read()), 0)
+    except (OSError, ValueError):
+        return 0
 
 
 def candidates(here: Sequence[Interface], there: Sequence[Interface]) -> list[int]:
@@ -127,24 +150,24 @@ def connect_hosts(comm: MPI.Intracomm, hosts: Sequence[int], *, is_compiled: boo
     rank, first = comm.Get_rank(), {host: hosts.index(host) for host in dict.fromkeys(hosts)}
     if not all(comm.allgather(is_compiled and _has_room(len(hosts)))):
         return _without("the compiled module, and more files that a process may open (ulimit -n)", insists=insists)
-    addresses = _find_addresses(comm, list(first.values()))
+    addresses = _find_addresses(comm, hosts, list(first.values()))
     if addresses is None:
-        return _without("an address of each host at which the next one gets an answer", insists=insists)
-    address_of = dict(zip(first, addresses, strict=True))
-    listener = _listen(_text(address_of[hosts[rank]]))
+        return _without("an address of each host at which each other one gets an answer", insists=insists)
+    listener = _listen()
     ports = comm.allgather(0 if listener is None else listener.getsockname()[1])
     token = comm.bcast(secrets.token_bytes(16))
     if listener is None or not all(ports):
         if listener is not None:
             listener.close()
         return _without("a port on which each rank can listen", insists=insists)
+    address_of = dict(zip(first, addresses, strict=True))
     peers = [(r, address_of[host], ports[r]) for r, host in enumerate(hosts) if host != hosts[rank]]
     return open_sockets(rank, token=token, listener=listener.detach(), peers=peers)
 
 
-def _listen(address: str) -> socket.socket | None:
+def _listen() -> socket.socket | None:
     try:
-        listener = socket.create_server((address, 0), backlog=1024)
+        listener = socket.create_server(("", 0), backlog=1024)
     except OSError:
         return None
     listener.settimeout(0)
@@ -157,35 +180,44 @@ def _without(what: str, *, insists: bool) -> None:
 
 
 def _has_room(ranks: int) -> bool:
-    """Say whether this process may open a connection to and from each rank, and as many other files."""
-    return 4 * ranks < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    """Say whether this process may open a connection to and from each rank, and as many other files as it has now."""
+    try:
+        others = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        others = 0
+    return 2 * (others + 2 * ranks) < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def _find_addresses(comm: MPI.Intracomm, firsts: Sequence[int]) -> list[int] | None:
-    """Return the address of each host at which the one before it has got an answer; None if one has got none.
+def _find_addresses(comm: MPI.Intracomm, hosts: Sequence[int], firsts: Sequence[int]) -> list[int] | None:
+    """Return an address of each host at which this rank's host has got an answer; None if any host has got none.
 
     Args:
         comm: All ranks.
-        firsts: A rank of each host.
+        hosts: For each rank, a number that tells its host.
+        firsts: The first rank of each host. Another host may reach it elsewhere: networks differ.
     """
     rank = comm.Get_rank()
     mine = interfaces() if rank in firsts else ()
     with _answering(mine) as (port, token):
-        told: list[tuple[tuple[Interface, ...], int, bytes]] = comm.allgather((mine, port, token))
-        found = None
+        told: list[_Answer] = comm.allgather(_Answer(mine, port, token))
+        found: list[int | None] = []
         if rank in firsts:
-            next_one = firsts[(firsts.index(rank) + 1) % len(firsts)]
-            found = _reach(mine, *told[next_one])
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                found = list(pool.map(lambda one: 0 if one == rank else _reach(mine, told[one]), firsts))
         by_rank = comm.allgather(found)
-    found_of = [by_rank[firsts[place - 1]] for place in range(len(firsts))]
-    return None if None in found_of else found_of
+    if any(address is None for one in firsts for address in by_rank[one]):
+        return None
+    mine_first = hosts.index(hosts[rank])
+    return [address or 0 for address in by_rank[mine_first]]
 
 
-def _reach(here: Sequence[Interface], there: tuple[Interface, ...], port: int, token: bytes) -> int | None:
-    if there not in _reached:
-        answers = (address for address in candidates(here, there) if _is_answered(address, port, token))
-        _reached[there] = next(answers, None)
-    return _reached[there]
+def _reach(here: Sequence[Interface], there: _Answer) -> int | None:
+    if there.interfaces not in _reached:
+        for address in candidates(here, there.interfaces):
+            if _is_answered(address, there.port, there.token):
+                _reached[there.interfaces] = address
+                break
+    return _reached.get(there.interfaces)
 
 
 def _is_answered(address: int, port: int, token: bytes) -> bool:
@@ -198,24 +230,26 @@ def _is_answered(address: int, port: int, token: bytes) -> bool:
 @contextlib.contextmanager
 def _answering(mine: tuple[Interface, ...]) -> Iterator[tuple[int, bytes]]:
     """Answer whoever connects, with a word of this rank's own, while the block runs; yield the port and that word."""
-    token, listener = secrets.token_bytes(16), _listen("") if mine else None
+    token, listener = secrets.token_bytes(16), _listen() if mine else None
     if listener is None:
         yield 0, token
         return
     with listener:
         listener.settimeout(None)
 
+        is_over = threading.Event()
+
         def answer() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    with listener.accept()[0] as asked:
-                        asked.sendall(token)
+            while not is_over.is_set():
+                with contextlib.suppress(OSError), listener.accept()[0] as asked:  # whoever it is may hang up
+                    asked.sendall(token)
 
         thread = threading.Thread(target=answer, name="zerort address check", daemon=True)
         thread.start()
         try:
             yield listener.getsockname()[1], token
         finally:
+            is_over.set()
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
             thread.join()
 

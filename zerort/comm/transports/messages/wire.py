@@ -28,7 +28,7 @@ class UnderWay(Protocol):
     """Messages that were begun."""
 
     def wait(self, seconds: float, busy: float, /) -> bool:
-        """Wait up to ``seconds``, polling without sleep for the first ``busy``; say whether all have gone and come."""
+        """Wait up to ``seconds``, with short naps for the first ``busy``; say whether all have gone and come."""
 
 
 class Requests:
