@@ -37,7 +37,7 @@ __all__ = [
     "Changes",
     "CodedGather",
     "CodedReduce",
-    "Differences",
+    "DifferenceCodes",
     "FoldedShard",
     "Folding",
     "GradientBucket",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from zerort.buffer import CodedGather, Differences
+from zerort.buffer import CodedGather, DifferenceCodes
 from zerort.codec import INT4
 from zerort.device.slots import Slots
 from zerort.layout import Partition
@@ -28,7 +28,7 @@ class Watched(DifferenceCodes):
         if self.go is not None:
             assert self.go.wait(200)
         self.decoded.append(out.size)
-        Differences.decode(self, out, payload, room=room)
+        DifferenceCodes.decode(self, out, payload, room=room)
 
 
 def gather(group, codec, *, out, partition):

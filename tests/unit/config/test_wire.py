@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 import zerort as zr
+from zerort.buffer import DifferenceCodes
 from zerort.codec import FORMATS
 from zerort.config.wire import WIRE_FORMATS
 from zerort.engine.wire.coding import Coding, range_codec

@@ -1,9 +1,9 @@
 """`RangeCodec`: what a rank's range of parameters travels as, from its owner to all ranks (`CodedGather`).
 
-    BlockCodes     int8, int4 or bfloat16                   lossy; as long for any values
-    Differences    codes of what the whole of before lacks    what is lost is made up for; the whole stays on each host
-    Changes        what differs from the whole of before      lossless; the whole stays on each host
-    NonZeros       what is not zero                           lossless; for what `zr.Sparsity` prunes
+    BlockCodes         int8, int4 or bfloat16                  lossy; as long for any values
+    DifferenceCodes    codes of what the whole of before lacks    losses are made up for; the whole stays on each host
+    Changes            what differs from the whole of before      lossless; the whole stays on each host
+    NonZeros           what is not zero                           lossless; for what `zr.Sparsity` prunes
 
 Blocks lie by global element index, and ranges begin at multiples of them: the decoded whole does not depend on how
 ranks cut it (decision 0126). The base of changes is the whole that all ranks have, the same bits on each, and values
@@ -37,7 +37,7 @@ from zerort.codec import (
 )
 from zerort.typing import Array
 
-__all__ = ["BlockCodes", "Changes", "Differences", "NonZeros", "RangeCodec", "room_nbytes", "sent_nbytes_of"]
+__all__ = ["BlockCodes", "Changes", "DifferenceCodes", "NonZeros", "RangeCodec", "room_nbytes", "sent_nbytes_of"]
 
 _ALIGNMENT: Final = 8
 """Bytes that each rank's payload begins at a multiple of, if its length depends on values."""
@@ -135,7 +135,7 @@ class BlockCodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Differences:
+class DifferenceCodes:
     """A code for each element of what the whole of before lacks, and scales of blocks."""
 
     format: Format

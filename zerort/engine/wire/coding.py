@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from zerort.buffer import BlockCodes, Changes, NonZeros, RangeCodec, Senders
+from zerort.buffer import BlockCodes, Changes, DifferenceCodes, NonZeros, RangeCodec, Senders
 from zerort.codec import FORMATS, LARGEST_BLOCK, Format, LargestFormat, SummandFormat
 from zerort.config import TopK, Wire
 from zerort.errors import CallError
@@ -184,7 +184,7 @@ def range_codec(coding: Coding | None, dtype: str, *, is_sparse: bool) -> RangeC
     if coding is not None and coding.sends_deltas(dtype):
         return Changes()
     if coding is not None and (format := coding.gather_format(dtype)) is not None:
-        return Differences(format) if coding.sends_differences(dtype) else BlockCodes(format)
+        return DifferenceCodes(format) if coding.sends_differences(dtype) else BlockCodes(format)
     return NonZeros(itemsize(dtype)) if is_sparse else None
 
 
