@@ -272,7 +272,8 @@ def _check_wire(ranks: Mesh, plan: Plan, settings: RuntimeOptions, wire: Wire) -
     if wire.keeps_whole and plan.parameter.tier not in reach(on_gpus=on_gpus):
         where = "in the memory of GPUs" if on_gpus else "in memory"
         wanted = "gather='delta'" if wire.gather == "delta" else "gather='int4', feedback=True"
-        cure = "leave gather= out" if wire.gather == "delta" else "gather='int8', or no feedback of gathers"
+        others = "reduce" if wire.keeps_residuals else False
+        cure = "leave gather= out" if wire.gather == "delta" else f"gather='int8', or feedback={others!r}"
         raise PlanError(
             f"Expected parameters {where} with Wire({wanted}), which keeps the whole model there on each "
             f"{'rank' if on_gpus else 'host'}, got parameters on {plan.parameter.tier.name}. Use "
