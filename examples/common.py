@@ -107,7 +107,8 @@ class Screen:
         parts = ", ".join(
             f"{part} {format_bytes(getattr(memory, part))}" for part in ("parameter", "gradient", "state")
         )
-        self.say(f"\n{options.plan}: {PLANS[options.plan]}\nat rest on this rank: {parts}")
+        plan = PLANS[options.plan].describe(gpus=not self.rt.group.device.in_host_memory)
+        self.say(f"\n{options.plan}: {plan}\nat rest on this rank: {parts}")
         if self.report is None:
             self.say(f"nothing to do: the checkpoint is at step {self.position}; ask for more with --steps")
             return

@@ -66,6 +66,7 @@ def test_train_learns_the_same_with_every_plan(plan, ranks, alone):
     assert (first, last) == pytest.approx(alone, abs=0.011)  # to the last digit that is shown
     assert f"{plan}: parameter " in output
     assert re.search(r"at rest on this rank: parameter \S+, gradient \S+, state \S+", output)
+    assert " in memory | gradient " in output  # there is one memory on a host
     assert "it writes: '    def " in output
 
 
