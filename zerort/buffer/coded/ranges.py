@@ -135,28 +135,12 @@ class BlockCodes:
 
 
 @dataclass(frozen=True, slots=True)
-class DifferenceCodes:
-    """A code for each element of what the whole of before lacks, and scales of blocks."""
+class DifferenceCodes(BlockCodes):
+    """A code for each element of what the whole of before lacks, and scales of blocks, which the format must have."""
 
-    format: Format
-    """One with blocks."""
     needs_base = True
-    decodes_apart = True
-    is_measured = False
     adds = True
     words = Words(decode="add differences of")
-
-    def most_nbytes(self, numel: int) -> int:
-        """Return the length of a payload."""
-        return self.format.nbytes(numel)
-
-    def beside_nbytes(self, numel: int) -> int:
-        """Return 0: a kernel needs nothing else."""
-        return 0
-
-    def measure(self, mine: Array, before: Array, *, room: Array) -> int:
-        """Return the length of a range's payload."""
-        return self.format.nbytes(mine.size)
 
     def encode(self, payload: Array, mine: Array, before: Array, *, start: int, room: Array) -> None:
         """Write the codes of what a range has more than before."""
