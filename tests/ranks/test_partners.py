@@ -71,3 +71,28 @@ def test_a_long_broadcast_leaves_each_host_at_most_once(group):
     for rank, one in enumerate(WORLD.allgather(sent)):
         left[sorted(set(hosts)).index(hosts[rank])] += sum(count for _, count in one)
     assert sorted(left) == [0] + [numel] * (len(left) - 1)
+
+
+def test_the_wire_does_not_pause_between_the_sums_of_an_all_reduce_and_their_gather(group, monkeypatch):
+    group, _, _ = group
+    exchange, numel = group._transport._exchange, 100_003
+    start, finish = exchange.start, exchange.finish
+    under_way, least = [], []  # messages; how many rounds that send were under way when another began
+
+    def started(sends, receives):
+        least.append(len(under_way))
+        messages = start(sends, receives)
+        under_way.extend([messages] * bool(messages.sends or messages.receives))
+        return messages
+
+    def finished(messages, *, sequence):
+        finish(messages, sequence=sequence)
+        under_way[:] = [one for one in under_way if one is not messages]
+
+    monkeypatch.setattr(exchange, "start", started)
+    monkeypatch.setattr(exchange, "finish", finished)
+    source = np.arange(numel, dtype=np.float64) + group.rank
+    expected = group.size * np.arange(numel, dtype=np.float64) + sum(range(group.size))
+    assert (group.all_reduce(source, out=source).wait() == expected).all()
+    assert least[0] == 0
+    assert min(least[1:]) > 0

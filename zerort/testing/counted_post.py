@@ -63,7 +63,7 @@ class CountedPost:
 
         def start(sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]) -> Messages:
             self._send(rank, [(to, array) for to, array in sends if array.size])
-            return Messages(Requests([]), [], list(receives))
+            return Messages(Requests([]), list(sends), list(receives))
 
         return start
 

@@ -1,4 +1,4 @@
-"""The schedule between hosts: every piece crosses once, links carry one stream at a time, for any hosts."""
+"""The schedule between hosts: every piece crosses once in each step, for any hosts."""
 
 from __future__ import annotations
 
@@ -30,17 +30,23 @@ def test_every_rank_has_one_partner_on_each_host_and_they_share_evenly(hosts, ra
         assert len(topology.served(rank, host)) in (there // here, -(-there // here))
 
 
-@given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 20), st.booleans(), st.integers(0, 1))
-def test_rounds_carry_every_element_once_in_each_step(longest, hosts, piece, by_piece, first_step):
-    rounds = list(plan_rounds(longest, hosts=hosts, piece=piece, by_piece=by_piece, first_step=first_step))
+@given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 20))
+def test_rounds_carry_every_element_once_in_each_step(longest, hosts, piece):
+    rounds = list(plan_rounds(longest, hosts=hosts, piece=piece))
     units = [unit for one in rounds for unit in one]
-    for step in range(first_step, hosts):
+    for step in range(hosts):
         covered = [at for unit in units if unit.step == step for at in range(unit.done, unit.done + unit.numel)]
         assert covered == list(range(longest))
     assert all(sum(unit.numel for unit in one) <= piece for one in rounds)
     full = [one for one in rounds if len(one) == 1 and one[0].numel == piece]
-    if piece <= longest:
-        assert len(full) >= longest // piece * (hosts - first_step)  # long pieces are not cut by packing
+    assert len(full) >= longest // piece * hosts  # long pieces are not cut by packing
+
+
+@given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 20))
+def test_a_piece_is_through_when_its_own_step_is(longest, hosts, piece):
+    units = [unit for one in plan_rounds(longest, hosts=hosts, piece=piece) for unit in one]
+    for done, steps in itertools.groupby(units, lambda unit: unit.done):
+        assert [unit.step for unit in steps] == [*range(1, hosts), 0], done
 
 
 @pytest.mark.parametrize("step", [1, 5, 63])

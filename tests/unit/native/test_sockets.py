@@ -1,6 +1,8 @@
 """Messages over sockets: matched by sender and tag, of any length, both ways at once; strangers and broken ends."""
 
+import contextlib
 import itertools
+import os
 import resource
 import socket
 import struct
@@ -69,6 +71,32 @@ def all_done(*batches, within=SOON):
 
 def numbers(count, seed):
     return np.random.default_rng(seed).integers(0, 256, count).astype(np.uint8)
+
+
+def send_buffers():
+    """Return what the kernel may hold of what each connection of this process sends, in bytes."""
+    found = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
+            if one.family == socket.AF_INET and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found.append(one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+    return found
+
+
+def test_connections_hold_no_more_than_they_are_told_those_that_are_there_and_those_to_come(ranks):
+    three = ranks(3)
+    given, taken = numbers(3_000_000, 0), [np.zeros(3_000_000, np.uint8) for _ in range(2)]
+
+    def send(to):
+        return all_done(three.start(0, [(to, given)]), three.start(to, [], [(0, taken[to - 1])]))
+
+    assert send(1)
+    three.sockets[0].limit_buffers(40_000)
+    assert send_buffers().count(80_000) == 1  # the kernel doubles it, for what it needs beside the data
+    assert send(1)
+    assert send(2)
+    assert send_buffers().count(80_000) == 2
+    assert (np.stack(taken) == given).all()
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 24, 65_536, 65_560, 30_000_000])

@@ -2,6 +2,7 @@
 
     scatter    the host's sum of a piece ──> its owner, which sums over hosts in their order
     gather     one's own piece ──> a partner on each other host, from where the host's ranks have it
+    all_reduce both: what was summed first is gathered while the last sums are on the wire
     chain      root's array, piece by piece, from host to host: root's link carries it once
     all_pairs  arrays of every rank for every other
 
@@ -11,7 +12,7 @@ While a rank sums or copies what has come, the next rounds are on the wire ([Not
 from __future__ import annotations
 
 import collections
-import itertools
+import functools
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
@@ -81,6 +82,37 @@ def piece_nbytes(topology: Topology, *, exchange_nbytes: int, slot_nbytes: int) 
     return found // 64 * 64 or found
 
 
+class _Rounds:
+    """The rounds of one call that are under way: begun in order, and concluded in order when their messages are there.
+
+    Args:
+        finish: Waits for messages.
+        call: The call.
+    """
+
+    def __init__(self, finish: Callable[[Messages, Call], None], call: Call) -> None:
+        self.call = call
+        self._finish = finish
+        self._under_way: collections.deque[tuple[Messages, Callable[[Messages], None]]] = collections.deque()
+
+    def add(self, messages: Messages, conclude: Callable[[Messages], None]) -> None:
+        """Leave a round's messages on the wire; conclude the oldest round if there are many."""
+        self._under_way.append((messages, conclude))
+        if len(self._under_way) >= DEPTH:
+            self.finish_first()
+
+    def finish_first(self) -> None:
+        """Wait for the oldest round, and conclude it."""
+        messages, conclude = self._under_way.popleft()
+        self._finish(messages, self.call)
+        conclude(messages)
+
+    def finish_all(self) -> None:
+        """Wait for all rounds, and conclude them."""
+        while self._under_way:
+            self.finish_first()
+
+
 class Carrier:
     """One rank's messages to and from other hosts.
 
@@ -118,10 +150,41 @@ class Carrier:
 
     def scatter(self, table: Geometry, out: Array, call: Call, side: HostSide) -> None:
         """Sum ``table`` over all hosts into this rank's ``out``."""
+        rounds = _Rounds(self._finish, call)
+        self._scatter(rounds, table, out, side)
+        rounds.finish_all()
+        side.end()
+
+    def all_reduce(
+        self,
+        scattered: Geometry,
+        gathered: Geometry,
+        mine: Array,
+        out: Array,
+        call: Call,
+        *,
+        sums: HostSide,
+        copies: HostSide,
+    ) -> None:
+        """Sum ``scattered`` into ``mine``, and bring all ranks' to every ``out``, without a pause of the wire."""
+        rounds = _Rounds(self._finish, call)
+        summed = self._scatter(rounds, scattered, mine, sums)
+        sums.end()  # from here on no rank of the host reads a source, which may be somebody's out
+
+        def await_sum(done: int) -> None:
+            while done not in summed:
+                rounds.finish_first()
+
+        self._gather(rounds, gathered, mine, out, copies, await_sum)
+        rounds.finish_all()
+        copies.end()
+
+    def _scatter(self, rounds: _Rounds, table: Geometry, out: Array, side: HostSide) -> set[int]:
+        """Begin all rounds of a sum; return where the pieces begin whose sums are there, to which later ones come."""
         rank, topology, hosts = self._rank, self._topology, self._topology.count
         mine = table.takes[rank][1]
-        parts: dict[int, dict[int, Array]] = {}  # by where a piece begins, then by host
-        sent: collections.deque[list[Array]] = collections.deque()  # by round
+        parts: dict[int, dict[int, Array]] = collections.defaultdict(dict)  # by where a piece begins, then by host
+        summed: set[int] = set()
 
         def take(count: int) -> Array:
             return self._take(count * out.itemsize).view(out.dtype)
@@ -134,36 +197,50 @@ class Carrier:
                 partials = side.partials(unit, table, served, take)
                 count = max(0, min(unit.numel, mine - unit.done))
                 if unit.step == 0:
-                    parts[unit.done] = {self._host: partials[0]}
+                    parts[unit.done][self._host] = partials[0]
                     continue
                 sends += list(zip(served, partials, strict=True))
                 if count:
                     part = parts[unit.done][behind] = take(count)
                     receives.append((topology.partner(behind, rank), part))
-            sent.append([array for _, array in sends])
             return self._start(sends, receives)
 
-        def conclude(number: int, round_: Round) -> None:
+        def conclude(round_: Round, messages: Messages) -> None:
             for unit in round_:
-                if unit.step == hosts - 1:
+                if unit.step == 0:  # the piece's last
                     found = parts.pop(unit.done)
                     if len(found) == hosts:
                         result = out[unit.done :][: found[self._host].size]
-                        native.reduce_into(result, [found[host] for host in range(hosts)], call.reduction)
+                        native.reduce_into(result, [found[host] for host in range(hosts)], rounds.call.reduction)
                     self._give(found.values())
-            self._give(sent.popleft())
+                    summed.add(unit.done)
+            self._give(array for _, array in messages.sends)
 
-        rounds = plan_rounds(table.longest, hosts=hosts, piece=self.piece(out.itemsize), by_piece=True, first_step=0)
-        self._run(rounds, begin, conclude, call)
-        side.end()
+        for round_ in plan_rounds(table.longest, hosts=hosts, piece=self.piece(out.itemsize)):
+            rounds.add(begin(round_), functools.partial(conclude, round_))
+        return summed
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def gather(self, table: Geometry, source: Array, out: Array, call: Call, side: HostSide) -> None:
         """Bring every rank's ``source`` to its place in every rank's ``out``."""
+        rounds = _Rounds(self._finish, call)
+        self._gather(rounds, table, source, out, side, lambda done: None)
+        rounds.finish_all()
+        side.end()
+
+    def _gather(
+        self,
+        rounds: _Rounds,
+        table: Geometry,
+        source: Array,
+        out: Array,
+        side: HostSide,
+        await_source: Callable[[int], None],
+    ) -> None:
+        """Begin all rounds of a gather; ``await_source`` waits for the piece of ``source`` that begins there."""
         rank, topology = self._rank, self._topology
         most = topology.most
-        numbers = itertools.count()
 
         def landed(round_: Round) -> list[Landed]:
             found, used = [], 0
@@ -175,14 +252,13 @@ class Carrier:
                 used += most * unit.numel
             return found
 
-        def begin(round_: Round) -> Messages:
-            number, sends, receives = next(numbers), [], []
-            pieces = iter(landed(round_))
+        def begin(number: int, round_: Round, pieces: list[Landed]) -> Messages:
+            sends, receives, left = [], [], iter(pieces)
             for unit in round_:
+                await_source(unit.done)
                 mine = source[unit.done :][: max(0, min(unit.numel, table.takes[rank][1] - unit.done))]
-                ahead = topology.ahead(rank, unit.step)
                 for r in topology.members[topology.behind(rank, unit.step)]:
-                    piece = next(pieces)
+                    piece = next(left)
                     if piece.carrier == rank and piece.numel:
                         spot = side.spot(number, piece)
                         if unit.step:
@@ -190,17 +266,16 @@ class Carrier:
                         elif spot.ctypes.data != mine.ctypes.data:
                             np.copyto(spot, mine)
                 if unit.step:
-                    sends.append((topology.partner(ahead, rank), mine))
+                    sends.append((topology.partner(topology.ahead(rank, unit.step), rank), mine))
             return self._start(sends, receives)
 
-        def conclude(number: int, round_: Round) -> None:
-            side.deliver(number, landed(round_))
+        def conclude(number: int, pieces: list[Landed], messages: Messages) -> None:
+            side.deliver(number, pieces)
 
-        rounds = plan_rounds(
-            table.longest, hosts=topology.count, piece=self.piece(out.itemsize), by_piece=False, first_step=0
-        )
-        self._run(rounds, begin, conclude, call)
-        side.end()
+        planned = plan_rounds(table.longest, hosts=topology.count, piece=self.piece(out.itemsize))
+        for number, round_ in enumerate(planned):
+            pieces = landed(round_)
+            rounds.add(begin(number, round_, pieces), functools.partial(conclude, number, pieces))
 
     def chain(self, source: Array, out: Array, call: Call, side: HostSide) -> None:
         """Bring root's ``source`` to every rank's ``out``, each host handing pieces on to the next."""
@@ -265,34 +340,10 @@ class Carrier:
                         np.copyto(place, source[first + unit.done :][:many])
             return self._start(sends, receives)
 
-        rounds = plan_rounds(
-            table.longest, hosts=topology.count, piece=self.piece(out.itemsize), by_piece=False, first_step=0
-        )
-        self._run(rounds, begin, lambda number, round_: None, call)
-
-    # -- the rounds ------------------------------------------------------------------------------------------------
-
-    def _run(
-        self,
-        rounds: Iterable[Round],
-        begin: Callable[[Round], Messages],
-        conclude: Callable[[int, Round], None],
-        call: Call,
-    ) -> None:
-        """Begin rounds in order, and conclude each when its messages are there while later ones are on their way."""
-        under_way: collections.deque[tuple[int, Round, Messages]] = collections.deque()
-
-        def conclude_first() -> None:
-            number, round_, messages = under_way.popleft()
-            self._finish(messages, call)
-            conclude(number, round_)
-
-        for number, round_ in enumerate(rounds):
-            under_way.append((number, round_, begin(round_)))
-            if len(under_way) >= DEPTH:
-                conclude_first()
-        while under_way:
-            conclude_first()
+        rounds = _Rounds(self._finish, call)
+        for round_ in plan_rounds(table.longest, hosts=topology.count, piece=self.piece(out.itemsize)):
+            rounds.add(begin(round_), lambda messages: None)
+        rounds.finish_all()
 
     def _take(self, nbytes: int) -> Array:
         """Return memory for a piece, which `_give` takes back."""

@@ -307,16 +307,19 @@ class MpiTransport(Transport):
             self._carrier.all_pairs(table, source, out, call)
 
     def all_reduce(self, call: Call) -> None:
-        """Reduce one's own part, then gather all parts."""
+        """Reduce one's own part, and gather all parts."""
         assert call.source is not None
         assert call.out is not None
         counts = split_evenly(call.numel, self.size)
         mine = np.empty(counts[self.rank], call.out.dtype)  # apart: an out may be another rank's source
-        self._carrier.scatter(
-            geometry.of_reduce_scatter(counts, self.rank), mine, call, self._side(call, call.source, mine)
-        )
-        self._carrier.gather(
-            geometry.of_all_gather(counts, self.rank), mine, call.out, call, self._side(call, mine, call.out)
+        self._carrier.all_reduce(
+            geometry.of_reduce_scatter(counts, self.rank),
+            geometry.of_all_gather(counts, self.rank),
+            mine,
+            call.out,
+            call,
+            sums=self._side(call, call.source, mine),
+            copies=self._side(call, mine, call.out),
         )
 
     def _side(self, call: Call, source: Array, out: Array) -> HostSide:

@@ -1,8 +1,9 @@
 """Who sends what to whom between hosts, and when: everyone to the next host, then to the one after it, and so on.
 
-    step 1:   0 → 1   1 → 2   2 → 3   3 → 0      every link carries one stream each way: no host hears several at once
+    step 1:   0 → 1   1 → 2   2 → 3   3 → 0      in each, every link carries one stream each way
     step 2:   0 → 2   1 → 3   2 → 0   3 → 1
     step 3:   0 → 3   1 → 0   2 → 1   3 → 2
+    step 0:   what a host has for itself         last: the wire is busy meanwhile
 
 [Note: partners]
 Every rank sends its own shard and receives its own sums; at the other end stands its *partner* there: the rank with
@@ -10,9 +11,10 @@ the same number on its host, modulo that host's ranks. So each byte crosses the 
 ranks of a host share the work, and a host of few ranks holds up no others.
 
 [Note: rounds]
-Long shards go in pieces of one size, whatever the number of ranks; short ones of several steps share a round. A few
-rounds are under way at a time, so that the wire is busy while a rank sums and copies (decision 0113). Only integers
-live here.
+Long shards go in pieces of one size, whatever the number of ranks: all steps of a piece, then those of the next; short
+pieces of several steps share a round. Several rounds are under way at a time, to different hosts, so that the wire is
+busy while a rank sums and copies, and while one host is slow to take what is for it (decisions 0113, 0200). Only
+integers live here.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from typing import NamedTuple
 
 __all__ = ["DEPTH", "Round", "Topology", "Unit", "plan_rounds"]
 
-DEPTH = 3
-"""Rounds under way at a time."""
+DEPTH = 6
+"""Rounds under way at a time: on two hosts every other one is a host's own."""
 
 
 class Unit(NamedTuple):
@@ -88,32 +90,26 @@ class Topology:
         return (self.host_of[rank] - step) % self.count
 
 
-def plan_rounds(longest: int, *, hosts: int, piece: int, by_piece: bool, first_step: int = 1) -> Iterator[Round]:
+def plan_rounds(longest: int, *, hosts: int, piece: int) -> Iterator[Round]:
     """Yield the rounds that carry shards of up to ``longest`` elements; the same on all ranks.
 
     Args:
         longest: Elements of the longest shard.
         hosts: How many.
         piece: Elements of a message, and of the units that share a round.
-        by_piece: All steps of a piece before the next piece, as a sum over hosts needs them; else piece after piece of
-            a step, so that a link stays with one stream.
-        first_step: 0 if what a host has for itself takes part.
 
-    >>> [[tuple(unit) for unit in one] for one in plan_rounds(10, hosts=3, piece=8, by_piece=False)]
-    [[(1, 0, 8)], [(1, 8, 2)], [(2, 0, 8)], [(2, 8, 2)]]
-    >>> [[tuple(unit) for unit in one] for one in plan_rounds(2, hosts=3, piece=8, by_piece=False)]
-    [[(1, 0, 2), (2, 0, 2)]]
+    >>> [[tuple(unit) for unit in one] for one in plan_rounds(10, hosts=3, piece=8)]
+    [[(1, 0, 8)], [(2, 0, 8)], [(0, 0, 8)], [(1, 8, 2), (2, 8, 2), (0, 8, 2)]]
     """
-    dones, steps = range(0, longest, piece), range(first_step, hosts)
-    order = ((s, d) for d in dones for s in steps) if by_piece else ((s, d) for s in steps for d in dones)
     found: Round = []
     filled = 0
-    for step, done in order:
-        unit = Unit(step, done, min(piece, longest - done))
-        if found and filled + unit.numel > piece:
-            yield found
-            found, filled = [], 0
-        found.append(unit)
-        filled += unit.numel
+    for done in range(0, longest, piece):
+        numel = min(piece, longest - done)
+        for step in [*range(1, hosts), 0]:
+            if found and filled + numel > piece:
+                yield found
+                found, filled = [], 0
+            found.append(Unit(step, done, numel))
+            filled += numel
     if found:
         yield found

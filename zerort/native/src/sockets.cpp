@@ -36,6 +36,8 @@ void keep_alive(int socket) {
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
 }
 
+void set_send_buffer(int socket, int nbytes) { setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &nbytes, sizeof nbytes); }
+
 std::runtime_error too_few_files() {
   return std::runtime_error(std::string("Expected a socket for a rank of another host, got: ") + std::strerror(errno) +
                             ". Allow more open files (ulimit -n), or set ZERORT_SOCKETS=never.");
@@ -70,6 +72,13 @@ void Sockets::close() {
   }
   for (Stranger& one : strangers_) close_socket(one.socket);
   strangers_.clear();
+}
+
+void Sockets::limit_buffers(int nbytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  send_buffer_ = nbytes;
+  for (auto& [rank, one] : outgoing_)
+    if (one.socket >= 0) set_send_buffer(one.socket, nbytes);
 }
 
 void Sockets::send(int rank, int tag, const void* from, std::size_t nbytes, const Pending& pending) {
@@ -130,6 +139,7 @@ void Sockets::connect(Outgoing& to) {
   const int yes = 1;
   setsockopt(to.socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   keep_alive(to.socket);
+  if (send_buffer_ > 0) set_send_buffer(to.socket, send_buffer_);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(to.peer.address);

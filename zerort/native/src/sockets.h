@@ -51,6 +51,9 @@ class Sockets {
   // Sleep until something can be moved, or for that long.
   void sleep(double seconds);
 
+  // Have the kernel hold no more than that of what a connection sends, instead of as much as it likes.
+  void limit_buffers(int nbytes);
+
   // Break all connections: what is under way stays so.
   void close();
 
@@ -104,6 +107,7 @@ class Sockets {
   const int rank_;
   const Token token_;
   int listener_;
+  int send_buffer_ = 0;  // bytes that the kernel may hold; 0: as it likes
   std::mutex mutex_;
   std::map<int, Outgoing> outgoing_;  // by rank
   std::map<int, Incoming> incoming_;

@@ -43,6 +43,11 @@ _LONG_NBYTES: Final = 256 * 1024
 _CLEARLY: Final = 1.5
 """How many times as long as over MPI a message may take: what was measured when a group opens is not exact."""
 
+_BUFFER_NBYTES: Final = 512 * 1024
+"""What the kernel may hold of what a connection sends, on a network where that is more than is ever on its way.
+
+What it holds beyond that has left the caches when the other side reads it: half of TCP's CPU time (decision 0200)."""
+
 _SIOCGIFADDR, _SIOCGIFFLAGS, _SIOCGIFNETMASK = 0x8915, 0x8913, 0x891B
 _UP, _LOOPBACK = 0x1, 0x8
 
@@ -130,6 +135,8 @@ def choose_wire(exchange: Exchange, measure: Callable[[], Network], *, options: 
     wire.use(sockets)
     over_sockets = measure()
     if insists or is_preferable(over_sockets, over_mpi):
+        if 2 * on_its_way(over_sockets) <= _BUFFER_NBYTES:
+            sockets.limit_buffers(_BUFFER_NBYTES)
         return over_sockets
     wire.use(None)
     return over_mpi
@@ -256,6 +263,11 @@ def _answering(mine: tuple[Interface, ...]) -> Iterator[tuple[int, bytes]]:
 
 def _text(address: int) -> str:
     return socket.inet_ntoa(address.to_bytes(4, "big"))
+
+
+def on_its_way(network: Network) -> float:
+    """Return the bytes that a connection can have sent and not heard of again: what fits into a round trip."""
+    return 2 * network.latency * network.bandwidth
 
 
 def is_preferable(sockets: Network, mpi: Network) -> bool:
