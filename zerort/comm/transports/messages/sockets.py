@@ -31,7 +31,7 @@ from zerort.config import GroupOptions
 from zerort.errors import BootstrapError
 from zerort.native.wire import open_sockets
 
-__all__ = ["Interface", "candidates", "choose_wire", "connect_hosts", "interfaces", "is_preferable"]
+__all__ = ["Interface", "candidates", "choose_wire", "connect_hosts", "interfaces", "is_preferable", "send_buffer"]
 
 _ANSWER_WITHIN: Final = 1.0
 """Seconds for one address of the next host."""
@@ -44,9 +44,9 @@ _CLEARLY: Final = 1.5
 """How many times as long as over MPI a message may take: what was measured when a group opens is not exact."""
 
 _BUFFER_NBYTES: Final = 512 * 1024
-"""What the kernel may hold of what a connection sends, on a network where that is more than is ever on its way.
+"""Of what a connection sends, the kernel may hold as much, or more where more is on its way.
 
-What it holds beyond that has left the caches when the other side reads it: half of TCP's CPU time (decision 0200)."""
+What it holds beyond has left the caches when the other side reads it: half of TCP's CPU time (decision 0200)."""
 
 _SIOCGIFADDR, _SIOCGIFFLAGS, _SIOCGIFNETMASK = 0x8915, 0x8913, 0x891B
 _UP, _LOOPBACK = 0x1, 0x8
@@ -135,8 +135,9 @@ def choose_wire(exchange: Exchange, measure: Callable[[], Network], *, options: 
     wire.use(sockets)
     over_sockets = measure()
     if insists or is_preferable(over_sockets, over_mpi):
-        if 2 * on_its_way(over_sockets) <= _BUFFER_NBYTES:
-            sockets.limit_buffers(_BUFFER_NBYTES)
+        buffer = send_buffer(over_sockets)
+        if buffer is not None:
+            sockets.limit_buffers(buffer)
         return over_sockets
     wire.use(None)
     return over_mpi
@@ -265,9 +266,19 @@ def _text(address: int) -> str:
     return socket.inet_ntoa(address.to_bytes(4, "big"))
 
 
-def on_its_way(network: Network) -> float:
-    """Return the bytes that a connection can have sent and not heard of again: what fits into a round trip."""
-    return 2 * network.latency * network.bandwidth
+def send_buffer(network: Network) -> int | None:
+    """Return the bytes of a send buffer that does not hold a connection up; None if the kernel does not allow it.
+
+    >>> send_buffer(Network(latency=0.1, overhead=0.0, bandwidth=10e9)) is None
+    True
+    """
+    round_trip = 2 * network.latency * network.bandwidth  # what can have been sent and not been heard of again
+    needed = round(min(2 * round_trip, 2**30))
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as asked:
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, max(needed, _BUFFER_NBYTES))
+        # Linux doubles what it is asked for, to have room for its own records, up to net.core.wmem_max.
+        granted = asked.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+    return granted if granted >= needed else None
 
 
 def is_preferable(sockets: Network, mpi: Network) -> bool:
