@@ -90,7 +90,9 @@ def test_connections_hold_no_more_than_they_are_told_those_that_are_there_and_th
     def send(to):
         return all_done(three.start(0, [(to, given)]), three.start(to, [], [(0, taken[to - 1])]))
 
+    assert three.sockets[0].round_trip() == 0.0  # to nobody yet
     assert send(1)
+    assert 0.0 < three.sockets[0].round_trip() < 1.0
     three.sockets[0].limit_buffers(40_000)
     assert send_buffers().count(80_000) == 1  # the kernel doubles it, for what it needs beside the data
     assert send(1)

@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <string>
 
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -72,6 +72,18 @@ void Sockets::close() {
   }
   for (Stranger& one : strangers_) close_socket(one.socket);
   strangers_.clear();
+}
+
+double Sockets::round_trip() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::uint32_t longest = 0;  // µs
+  for (const auto& [rank, one] : outgoing_) {
+    tcp_info known = {};
+    socklen_t nbytes = sizeof known;
+    if (one.socket >= 0 && getsockopt(one.socket, IPPROTO_TCP, TCP_INFO, &known, &nbytes) == 0)
+      longest = std::max(longest, known.tcpi_min_rtt);
+  }
+  return longest * 1e-6;
 }
 
 void Sockets::limit_buffers(int nbytes) {

@@ -197,6 +197,7 @@ void bind_wire(nb::module_& module) {
           nb::arg("comm"), nb::arg("byte"));
   nb::class_<Sockets>(module, "Sockets")
       .def("__init__", &open_sockets, nb::arg("rank"), nb::arg("token"), nb::arg("listener"), nb::arg("peers"))
+      .def("round_trip", &Sockets::round_trip)
       .def("limit_buffers", &Sockets::limit_buffers)
       .def("close", &Sockets::close);
   nb::class_<Post>(module, "Post")

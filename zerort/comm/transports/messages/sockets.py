@@ -135,7 +135,8 @@ def choose_wire(exchange: Exchange, measure: Callable[[], Network], *, options: 
     wire.use(sockets)
     over_sockets = measure()
     if insists or is_preferable(over_sockets, over_mpi):
-        buffer = send_buffer(over_sockets)
+        round_trip = max(exchange.comm.allgather(sockets.round_trip()))
+        buffer = send_buffer(round_trip, over_sockets.bandwidth)
         if buffer is not None:
             sockets.limit_buffers(buffer)
         return over_sockets
@@ -266,14 +267,17 @@ def _text(address: int) -> str:
     return socket.inet_ntoa(address.to_bytes(4, "big"))
 
 
-def send_buffer(network: Network) -> int | None:
+def send_buffer(round_trip: float, bandwidth: float) -> int | None:
     """Return the bytes of a send buffer that does not hold a connection up; None if the kernel does not allow it.
 
-    >>> send_buffer(Network(latency=0.1, overhead=0.0, bandwidth=10e9)) is None
+    Args:
+        round_trip: Seconds until the kernel of another host says that data has come.
+        bandwidth: Bytes per second.
+
+    >>> send_buffer(0.2, 10e9) is None
     True
     """
-    round_trip = 2 * network.latency * network.bandwidth  # what can have been sent and not been heard of again
-    needed = round(min(2 * round_trip, 2**30))
+    needed = round(min(2 * round_trip * bandwidth, 2**30))
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as asked:
         asked.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, max(needed, _BUFFER_NBYTES))
         # Linux doubles what it is asked for, to have room for its own records, up to net.core.wmem_max.
