@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerort.comm.transports.carrier import piece_nbytes
+from zerort.comm.transports.node.memory import slab_nbytes
 from zerort.comm.transports.shift import Topology, plan_rounds
+from zerort.config import GroupOptions
 
 HOSTS = st.lists(st.integers(1, 5), min_size=1, max_size=6).map(
     lambda ranks: [host for host, many in enumerate(ranks) for _ in range(many)]
@@ -61,9 +63,9 @@ def test_in_a_step_every_host_hears_one_other(step):
 
 def test_messages_do_not_shrink_with_the_number_of_ranks():
     def nbytes(hosts, ranks):
-        topology = Topology([host for host in range(hosts) for _ in range(ranks)])
-        return piece_nbytes(topology, exchange_nbytes=8 * 1024**2, slot_nbytes=2 * 1024**2)
+        topology, options = Topology([host for host in range(hosts) for _ in range(ranks)]), GroupOptions()
+        slab = slab_nbytes(options.staging_nbytes, ranks)
+        return piece_nbytes(topology, exchange_nbytes=options.exchange_nbytes, slab_nbytes=slab)
 
-    assert [nbytes(hosts, 2) for hosts in (2, 4, 8, 64, 512)] == [1024**2, 1024**2, 512 * 1024, 65536, 65536]
-    for ranks in (1, 2, 8, 64):
-        assert ranks * nbytes(2, ranks) >= 1024**2  # of all of a host's ranks at once
+    assert [nbytes(hosts, 2) for hosts in (2, 4, 8, 64, 512)] == [512 * 1024] * 3 + [65536] * 2
+    assert [nbytes(2, ranks) for ranks in (1, 8, 64)] == [512 * 1024, 256 * 1024, 4096]  # of 64, slabs are less

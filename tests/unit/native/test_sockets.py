@@ -76,10 +76,13 @@ def numbers(count, seed):
 def send_buffers():
     """Return what the kernel may hold of what each connection of this process sends, in bytes."""
     found = []
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
-            if one.family == socket.AF_INET and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                found.append(one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the directory's own
+            if not os.readlink(fd).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(fd.name))) as one:
+                if one.family == socket.AF_INET and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.append(one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
     return found
 
 

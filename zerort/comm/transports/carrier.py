@@ -27,7 +27,7 @@ from zerort.typing import Array
 
 __all__ = ["WIDEST_NBYTES", "Carrier", "HostSide", "Landed", "piece_nbytes"]
 
-_MESSAGE_NBYTES = 1024**2
+_MESSAGE_NBYTES = 512 * 1024
 """Of a message of a long array: the wire's latency no longer shows, and a few of them are no great wait."""
 
 _LEAST_NBYTES = 64 * 1024
@@ -68,17 +68,17 @@ class HostSide(Protocol):
         """Wait until the other ranks of the host need nothing of this rank's memory any more."""
 
 
-def piece_nbytes(topology: Topology, *, exchange_nbytes: int, slot_nbytes: int) -> int:
+def piece_nbytes(topology: Topology, *, exchange_nbytes: int, slab_nbytes: int) -> int:
     """Return the bytes of a message of a long array, the same on all ranks; a multiple of 64 if there is room.
 
     Args:
         topology: How many hosts, of how many ranks.
         exchange_nbytes: About what a rank may hold of the others' arrays.
-        slot_nbytes: Room for a piece of each rank of a host; made more where it would hold no element of each.
+        slab_nbytes: Where ranks of a host stage arrays: half of it has room for a piece of each; made more where it
+            would hold no element of each.
     """
-    most = topology.most
     share = max(exchange_nbytes // (2 * topology.count), min(_LEAST_NBYTES, exchange_nbytes))
-    found = min(_MESSAGE_NBYTES, share, max(slot_nbytes // most, WIDEST_NBYTES))
+    found = min(_MESSAGE_NBYTES, share, max(slab_nbytes // 2 // topology.most, WIDEST_NBYTES))
     return found // 64 * 64 or found
 
 
@@ -166,10 +166,12 @@ class Carrier:
         sums: HostSide,
         copies: HostSide,
     ) -> None:
-        """Sum ``scattered`` into ``mine``, and bring all ranks' to every ``out``, without a pause of the wire."""
+        """Sum ``scattered`` into ``mine``, and bring all ranks' to every ``out``; of long arrays without a pause."""
         rounds = _Rounds(self._finish, call)
         summed = self._scatter(rounds, scattered, mine, sums)
-        sums.end()  # from here on no rank of the host reads a source, which may be somebody's out
+        # From here on no rank of the host reads a source, which may be somebody's out. Of a rank that is alone on its
+        # host messages may: what comes to a range of out was summed from what they brought of it, so they are done.
+        sums.end()
 
         def await_sum(done: int) -> None:
             while done not in summed:

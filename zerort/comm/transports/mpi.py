@@ -22,7 +22,7 @@ from zerort.comm.guard.verdict import Trouble, failed_trouble, gone_trouble, lat
 from zerort.comm.transport import Transport
 from zerort.comm.transports.carrier import Carrier, HostSide, piece_nbytes
 from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, small_nbytes
-from zerort.comm.transports.host_side import LANDING_SLOTS, AloneOnHost
+from zerort.comm.transports.host_side import AloneOnHost
 from zerort.comm.transports.messages.alarms import Alarm
 from zerort.comm.transports.messages.exchange import Exchange, Interrupted, Messages
 from zerort.comm.transports.messages.giving_up import agree_on_missing, sightings
@@ -72,9 +72,7 @@ class MpiTransport(Transport):
         self._exchange = Exchange(comm, hosts=hosts, message_nbytes=options.message_nbytes, timeout=options.timeout)
         self.topology = self._make_topology(hosts)
         slab = slab_nbytes(options.staging_nbytes, self.topology.most)
-        self._piece_nbytes = piece_nbytes(
-            self.topology, exchange_nbytes=options.exchange_nbytes, slot_nbytes=2 * slab // LANDING_SLOTS
-        )
+        self._piece_nbytes = piece_nbytes(self.topology, exchange_nbytes=options.exchange_nbytes, slab_nbytes=slab)
         self._carrier = Carrier(
             self.rank, self.topology, nbytes=self._piece_nbytes, start=self.start, finish=self.finish
         )

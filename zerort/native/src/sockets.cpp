@@ -80,8 +80,8 @@ double Sockets::round_trip() {
   for (const auto& [rank, one] : outgoing_) {
     tcp_info known = {};
     socklen_t nbytes = sizeof known;
-    if (one.socket >= 0 && getsockopt(one.socket, IPPROTO_TCP, TCP_INFO, &known, &nbytes) == 0)
-      longest = std::max(longest, known.tcpi_min_rtt);
+    if (one.socket >= 0 && getsockopt(one.socket, IPPROTO_TCP, TCP_INFO, &known, &nbytes) == 0 && ~known.tcpi_min_rtt != 0)
+      longest = std::max(longest, known.tcpi_min_rtt);  // all ones: nothing was answered yet
   }
   return longest * 1e-6;
 }

@@ -51,7 +51,7 @@ class Sockets {
   // Sleep until something can be moved, or for that long.
   void sleep(double seconds);
 
-  // Seconds until the kernel of the farthest rank that was sent something has said that it came; 0: nothing was sent.
+  // Seconds until the kernel of the farthest rank that was sent something has said that it came; 0: unknown.
   double round_trip();
 
   // Have the kernel hold no more than that of what a connection sends, instead of as much as it likes.

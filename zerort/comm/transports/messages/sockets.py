@@ -136,7 +136,7 @@ def choose_wire(exchange: Exchange, measure: Callable[[], Network], *, options: 
     over_sockets = measure()
     if insists or is_preferable(over_sockets, over_mpi):
         round_trip = max(exchange.comm.allgather(sockets.round_trip()))
-        buffer = send_buffer(round_trip, over_sockets.bandwidth)
+        buffer = send_buffer(round_trip, over_sockets.bandwidth, granted=_granted_buffer())
         if buffer is not None:
             sockets.limit_buffers(buffer)
         return over_sockets
@@ -267,22 +267,29 @@ def _text(address: int) -> str:
     return socket.inet_ntoa(address.to_bytes(4, "big"))
 
 
-def send_buffer(round_trip: float, bandwidth: float) -> int | None:
-    """Return the bytes of a send buffer that does not hold a connection up; None if the kernel does not allow it.
+def send_buffer(round_trip: float, bandwidth: float, *, granted: int) -> int | None:
+    """Return the bytes of a send buffer that does not hold a connection up; None: the kernel chooses.
 
     Args:
-        round_trip: Seconds until the kernel of another host says that data has come.
+        round_trip: Seconds until the kernel of another host says that data has come; 0 if that is not known.
         bandwidth: Bytes per second.
+        granted: The largest that the kernel allows.
 
-    >>> send_buffer(0.2, 10e9) is None
-    True
+    >>> send_buffer(100e-6, 125e6, granted=4 * 1024**2), send_buffer(100e-6, 5e9, granted=4 * 1024**2)
+    (524288, 1000000)
+    >>> send_buffer(20e-3, 5e9, granted=4 * 1024**2), send_buffer(100e-6, 125e6, granted=212992)
+    (None, None)
     """
-    needed = round(min(2 * round_trip * bandwidth, 2**30))
+    wanted = max(_BUFFER_NBYTES, 2 * round_trip * bandwidth)
+    return int(wanted) if round_trip and wanted <= granted else None
+
+
+def _granted_buffer() -> int:
+    """Return the bytes of the largest send buffer that can be had here."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as asked:
-        asked.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, max(needed, _BUFFER_NBYTES))
-        # Linux doubles what it is asked for, to have room for its own records, up to net.core.wmem_max.
-        granted = asked.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
-    return granted if granted >= needed else None
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**30)
+        # Linux grants twice net.core.wmem_max: half of it is for its own records.
+        return asked.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
 
 
 def is_preferable(sockets: Network, mpi: Network) -> bool:
