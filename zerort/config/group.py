@@ -50,7 +50,7 @@ class GroupOptions:
     """Bytes of the largest single MPI message; a multiple of 64 below 2 GiB, where MPI's counts end."""
 
     exchange_nbytes: int = 8 * 1024**2
-    """Bytes of one block of a network exchange: what a rank holds of the others' arrays; a multiple of 64."""
+    """Bytes, about, that a rank holds of the arrays of other hosts while they are exchanged; a multiple of 64."""
 
     shm_dir: str = "/dev/shm"
     """The directory, in memory, that the ranks of a node share."""
