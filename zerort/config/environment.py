@@ -71,7 +71,7 @@ ENVIRONMENT: Final[Mapping[str, Variable]] = MappingProxyType(
         "ZERORT_EAGER_BYTES": Variable("eager_nbytes", parse_bytes, _SIZE, "up to here, run on the caller's thread"),
         "ZERORT_STAGING_BYTES": Variable("staging_nbytes", parse_bytes, _SIZE, "one rank's slab in the node's window"),
         "ZERORT_MESSAGE_BYTES": Variable("message_nbytes", parse_bytes, _SIZE, "the largest single MPI message"),
-        "ZERORT_EXCHANGE_BYTES": Variable("exchange_nbytes", parse_bytes, _SIZE, "what a rank holds of other hosts' arrays"),
+        "ZERORT_EXCHANGE_BYTES": Variable("exchange_nbytes", parse_bytes, _SIZE, "what is held of other hosts' arrays"),
         "ZERORT_SHM_DIR": Variable("shm_dir", str, "an absolute path", "memory that the ranks of a node share"),
         "ZERORT_FLIGHT_DIR": Variable("flight_dir", str, "a path", "where flight records are dumped"),
         "ZERORT_FLIGHT_LENGTH": Variable("flight_length", int, "a count above 0", "calls a flight record remembers"),
