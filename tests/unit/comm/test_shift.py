@@ -68,4 +68,9 @@ def test_messages_do_not_shrink_with_the_number_of_ranks():
         return piece_nbytes(topology, exchange_nbytes=options.exchange_nbytes, slab_nbytes=slab)
 
     assert [nbytes(hosts, 2) for hosts in (2, 4, 8, 64, 512)] == [512 * 1024] * 3 + [65536] * 2
-    assert [nbytes(2, ranks) for ranks in (1, 8, 64)] == [512 * 1024, 256 * 1024, 4096]  # of 64, slabs are less
+    assert [nbytes(2, ranks) for ranks in (1, 4, 8, 64)] == [
+        1024**2,
+        256 * 1024,
+        256 * 1024,
+        4096,
+    ]  # of 64, slabs are less

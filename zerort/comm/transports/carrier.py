@@ -27,15 +27,22 @@ from zerort.typing import Array
 
 __all__ = ["WIDEST_NBYTES", "Carrier", "HostSide", "Landed", "piece_nbytes"]
 
-_MESSAGE_NBYTES = 512 * 1024
-"""Of a message of a long array: the wire's latency no longer shows, and a few of them are no great wait."""
+_ROUND_NBYTES = 1024**2
+"""Of a round's messages of long arrays, those of all ranks of a host."""
+
+_MESSAGE_NBYTES = 256 * 1024
+"""Of one of them, at least: the wire's latency no longer shows."""
 
 _LEAST_NBYTES = 64 * 1024
-"""The same where there are very many hosts."""
+"""The same where there are very many hosts, of whose arrays a rank would hold too much."""
 
 
 WIDEST_NBYTES = 32
 """Of an element: NumPy has none wider than a complex long double."""
+
+
+Parts = list[tuple[int, Array]]
+"""What goes to a rank, or comes from it."""
 
 
 class Landed(NamedTuple):
@@ -78,7 +85,8 @@ def piece_nbytes(topology: Topology, *, exchange_nbytes: int, slab_nbytes: int) 
             would hold no element of each.
     """
     share = max(exchange_nbytes // (2 * topology.count), min(_LEAST_NBYTES, exchange_nbytes))
-    found = min(_MESSAGE_NBYTES, share, max(slab_nbytes // 2 // topology.most, WIDEST_NBYTES))
+    usual = max(_ROUND_NBYTES // topology.most, _MESSAGE_NBYTES)
+    found = min(usual, share, max(slab_nbytes // 2 // topology.most, WIDEST_NBYTES))
     return found // 64 * 64 or found
 
 
@@ -93,10 +101,10 @@ class _Rounds:
     def __init__(self, finish: Callable[[Messages, Call], None], call: Call) -> None:
         self.call = call
         self._finish = finish
-        self._under_way: collections.deque[tuple[Messages, Callable[[Messages], None]]] = collections.deque()
+        self._under_way: collections.deque[tuple[Messages | None, Callable[[], None]]] = collections.deque()
 
-    def add(self, messages: Messages, conclude: Callable[[Messages], None]) -> None:
-        """Leave a round's messages on the wire; conclude the oldest round if there are many."""
+    def add(self, messages: Messages | None, conclude: Callable[[], None]) -> None:
+        """Leave a round's messages, if it has any, on the wire; conclude the oldest round if there are many."""
         self._under_way.append((messages, conclude))
         if len(self._under_way) >= DEPTH:
             self.finish_first()
@@ -104,8 +112,9 @@ class _Rounds:
     def finish_first(self) -> None:
         """Wait for the oldest round, and conclude it."""
         messages, conclude = self._under_way.popleft()
-        self._finish(messages, self.call)
-        conclude(messages)
+        if messages is not None:
+            self._finish(messages, self.call)
+        conclude()
 
     def finish_all(self) -> None:
         """Wait for all rounds, and conclude them."""
@@ -191,8 +200,9 @@ class Carrier:
         def take(count: int) -> Array:
             return self._take(count * out.itemsize).view(out.dtype)
 
-        def begin(round_: Round) -> Messages:
-            sends, receives = [], []
+        def begin(round_: Round) -> None:
+            sends: Parts = []
+            receives: Parts = []
             for unit in round_:
                 ahead, behind = topology.ahead(rank, unit.step), topology.behind(rank, unit.step)
                 served = topology.served(rank, ahead)
@@ -205,9 +215,9 @@ class Carrier:
                 if count:
                     part = parts[unit.done][behind] = take(count)
                     receives.append((topology.partner(behind, rank), part))
-            return self._start(sends, receives)
+            rounds.add(self._begin(sends, receives), functools.partial(conclude, round_, sends))
 
-        def conclude(round_: Round, messages: Messages) -> None:
+        def conclude(round_: Round, sent: Parts) -> None:
             for unit in round_:
                 if unit.step == 0:  # the piece's last
                     found = parts.pop(unit.done)
@@ -216,10 +226,10 @@ class Carrier:
                         native.reduce_into(result, [found[host] for host in range(hosts)], rounds.call.reduction)
                     self._give(found.values())
                     summed.add(unit.done)
-            self._give(array for _, array in messages.sends)
+            self._give(array for _, array in sent)
 
         for round_ in plan_rounds(table.longest, hosts=hosts, piece=self.piece(out.itemsize)):
-            rounds.add(begin(round_), functools.partial(conclude, round_))
+            begin(round_)
         return summed
 
     # -- copies ----------------------------------------------------------------------------------------------------
@@ -254,7 +264,7 @@ class Carrier:
                 used += most * unit.numel
             return found
 
-        def begin(number: int, round_: Round, pieces: list[Landed]) -> Messages:
+        def begin(number: int, round_: Round, pieces: list[Landed]) -> Messages | None:
             sends, receives, left = [], [], iter(pieces)
             for unit in round_:
                 await_source(unit.done)
@@ -269,15 +279,12 @@ class Carrier:
                             np.copyto(spot, mine)
                 if unit.step:
                     sends.append((topology.partner(topology.ahead(rank, unit.step), rank), mine))
-            return self._start(sends, receives)
-
-        def conclude(number: int, pieces: list[Landed], messages: Messages) -> None:
-            side.deliver(number, pieces)
+            return self._begin(sends, receives)
 
         planned = plan_rounds(table.longest, hosts=topology.count, piece=self.piece(out.itemsize))
         for number, round_ in enumerate(planned):
             pieces = landed(round_)
-            rounds.add(begin(number, round_, pieces), functools.partial(conclude, number, pieces))
+            rounds.add(begin(number, round_, pieces), functools.partial(side.deliver, number, pieces))
 
     def chain(self, source: Array, out: Array, call: Call, side: HostSide) -> None:
         """Bring root's ``source`` to every rank's ``out``, each host handing pieces on to the next."""
@@ -325,7 +332,7 @@ class Carrier:
         """Bring to every rank what every other has for it; nothing can be shared within a host."""
         rank, topology = self._rank, self._topology
 
-        def begin(round_: Round) -> Messages:
+        def begin(round_: Round) -> Messages | None:
             sends, receives = [], []
             for unit in round_:
                 for r in topology.members[topology.ahead(rank, unit.step)]:
@@ -340,12 +347,16 @@ class Carrier:
                         receives.append((r, place))
                     elif many and place.ctypes.data != source[first + unit.done :].ctypes.data:
                         np.copyto(place, source[first + unit.done :][:many])
-            return self._start(sends, receives)
+            return self._begin(sends, receives)
 
         rounds = _Rounds(self._finish, call)
         for round_ in plan_rounds(table.longest, hosts=topology.count, piece=self.piece(out.itemsize)):
-            rounds.add(begin(round_), lambda messages: None)
+            rounds.add(begin(round_), lambda: None)
         rounds.finish_all()
+
+    def _begin(self, sends: Parts, receives: Parts) -> Messages | None:
+        """Begin to send and receive; None if there is nothing to."""
+        return self._start(sends, receives) if sends or receives else None
 
     def _take(self, nbytes: int) -> Array:
         """Return memory for a piece, which `_give` takes back."""
