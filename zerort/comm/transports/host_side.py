@@ -10,6 +10,7 @@ Sums are read out of the ranks' sources where that can be done, else they pass t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
 from zerort import native
@@ -21,6 +22,9 @@ from zerort.comm.transports.shift import DEPTH, Topology, Unit
 from zerort.typing import Array
 
 __all__ = ["LANDING_SLOTS", "AloneOnHost", "SharedHost"]
+
+_TOGETHER = 8
+"""Rounds whose pieces are copied from other ranks' outs at a time: to meet for each one takes longer."""
 
 LANDING_SLOTS = DEPTH + 1
 """Of a landing, which take turns: when one comes round again, all have met since they copied out of it."""
@@ -86,6 +90,7 @@ class SharedHost:
         self._readable = node.sources_are_readable()
         self._shared = node.one_out()
         self._copies = node.outs_are_readable()
+        self._received: list[list[Landed]] = []  # by round: what other ranks have in their outs, and this one not yet
         slot = landing.size // LANDING_SLOTS // out.itemsize * out.itemsize
         self._slots = [landing[k * slot :][:slot].view(out.dtype) for k in range(LANDING_SLOTS)]
         if not self._readable:
@@ -129,21 +134,32 @@ class SharedHost:
         return self._slots[number % LANDING_SLOTS][landed.at :][: landed.numel]
 
     def deliver(self, number: int, landed: list[Landed]) -> None:
-        """Meet the host's ranks, and copy what others of them received."""
+        """Copy what other ranks of the host received, when all have met; out of their outs some rounds at a time."""
         if self._shared:
             return
+        if self._copies:
+            self._received.append(landed)
+            if len(self._received) == _TOGETHER:
+                self._copy_received()
+            return
+        self._part()
+        for one in landed:
+            self._out[one.place :][: one.numel] = self._slots[number % LANDING_SLOTS][one.at :][: one.numel]
+
+    def _copy_received(self) -> None:
         self._part()
         width = self._out.itemsize
-        for one in landed:
-            if not self._copies:
-                self._out[one.place :][: one.numel] = self._slots[number % LANDING_SLOTS][one.at :][: one.numel]
-            elif one.carrier != self._rank and one.numel:
+        for one in itertools.chain.from_iterable(self._received):
+            if one.carrier != self._rank and one.numel:
                 self._node.copy_from_out(
                     self._here.index(one.carrier), one.place * width, self._out[one.place :], one.numel * width
                 )
+        self._received.clear()
 
     def end(self) -> None:
-        """Meet the host's ranks: some may still read this one's arrays."""
+        """Copy the rest, and meet the host's ranks: some may still read this one's arrays."""
+        if self._received:
+            self._copy_received()
         self._part()
 
 
