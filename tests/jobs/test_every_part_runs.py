@@ -78,7 +78,8 @@ def make_test(tmp_path):
     words = ["make", "--no-print-directory", "test", *given, "-o", "env/.torch"]
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / ".torch").touch()
-    outer = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MPI", "VENV")  # of the make that runs this test
+    # Of the make that runs this test; what was said to it on its command line is in the environment, too.
+    outer = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MPI", "VENV", "SIZES", "LIMIT", "ONLY", "MARK")
     clean = {name: value for name, value in os.environ.items() if name not in outer}
 
     def start(**environment):
