@@ -295,3 +295,33 @@ def test_where_hosts_cannot_reach_each_other_by_sockets_mpi_carries_messages(on_
     result = on_hosts([2, 2], code)
     assert result.code == 0, result.output
     assert result.output.count("told True") == 4, result.output
+
+
+def test_connections_between_hosts_have_small_send_buffers_where_the_kernel_grants_them(on_hosts):
+    code = """
+    import os, socket
+    from zerort.comm.transports.messages import sockets
+
+    chosen, send_buffer = [], sockets.send_buffer
+
+    def noted(round_trip, bandwidth, *, granted):
+        assert 0 < round_trip < 10, round_trip
+        chosen.append(send_buffer(10e-6, 1e9, granted=granted))  # not what was measured: others may take the cores
+        return chosen[-1]
+
+    sockets.send_buffer = noted
+    with zr.open_group(options=zr.GroupOptions.from_environment(timeout=60.0, sockets="always")) as group:
+        group.all_reduce(np.ones(1_000_000)).wait()  # every rank sends
+        sizes = []
+        for one in os.listdir("/proc/self/fd"):
+            if os.path.exists(f"/proc/self/fd/{one}") and os.readlink(f"/proc/self/fd/{one}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(one))) as connection:
+                    sizes.append(connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+        buffer, granted = chosen[-1], sockets._granted_buffer()
+        assert (buffer is not None) == (granted >= sockets._BUFFER_NBYTES), (buffer, granted)
+        assert buffer is None or sizes.count(2 * buffer) >= 1, (buffer, sizes)
+        say(group.rank, "as chosen")
+    """
+    result = on_hosts([2, 2], code)
+    assert result.code == 0, result.output
+    assert result.output.count("as chosen") == 4, result.output
