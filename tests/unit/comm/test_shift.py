@@ -61,7 +61,7 @@ def test_in_a_step_every_host_hears_one_other(step):
     )
 
 
-def test_messages_do_not_shrink_with_the_number_of_ranks():
+def test_messages_are_as_large_as_the_ranks_of_a_host_can_stage():
     def nbytes(hosts, ranks):
         topology, options = Topology([host for host in range(hosts) for _ in range(ranks)]), GroupOptions()
         slab = slab_nbytes(options.staging_nbytes, ranks)

@@ -22,7 +22,7 @@ from zerort import native
 from zerort.comm.geometry import Geometry
 from zerort.comm.guard.call import Call
 from zerort.comm.transports.messages.exchange import Messages
-from zerort.comm.transports.shift import DEPTH, Round, Topology, Unit, plan_rounds
+from zerort.comm.transports.shift import DEPTH, LANDING_SLOTS, Round, Topology, Unit, plan_rounds
 from zerort.typing import Array
 
 __all__ = ["WIDEST_NBYTES", "Carrier", "HostSide", "Landed", "piece_nbytes"]
@@ -31,7 +31,7 @@ _ROUND_NBYTES = 1024**2
 """Of a round's messages of long arrays, those of all ranks of a host."""
 
 _MESSAGE_NBYTES = 256 * 1024
-"""Of one of them, at least: the wire's latency no longer shows."""
+"""Of one of them, at least: the wire's latency no longer shows. Less on hosts of very many ranks, whose slabs are short."""
 
 _LEAST_NBYTES = 64 * 1024
 """The same where there are very many hosts, of whose arrays a rank would hold too much."""
@@ -297,7 +297,7 @@ class Carrier:
         def carrier(at: int, number: int) -> int:
             """Return who has piece ``number`` on the host at a position of the chain."""
             ranks = topology.members[(origin + at) % hosts]
-            return ranks[number % len(ranks)] if at else call.root
+            return ranks[number % LANDING_SLOTS % len(ranks)] if at else call.root
 
         sends: collections.deque[tuple[int, Messages]] = collections.deque()
         receives: collections.deque[tuple[Array, Messages]] = collections.deque()

@@ -23,12 +23,12 @@ from zerort.comm.guard.verdict import Trouble
 from zerort.comm.transport import Transport
 from zerort.comm.transports.carrier import HostSide
 from zerort.comm.transports.greeting import DIFFERS
-from zerort.comm.transports.host_side import LANDING_SLOTS, SharedHost
+from zerort.comm.transports.host_side import SharedHost
 from zerort.comm.transports.hosts_shortcut import HostsShortcut, make_native
 from zerort.comm.transports.messages.exchange import Interrupted
 from zerort.comm.transports.mpi import KEY_NBYTES, MpiTransport
 from zerort.comm.transports.node.transport import NodeTransport
-from zerort.comm.transports.shift import Topology
+from zerort.comm.transports.shift import LANDING_SLOTS, Topology
 from zerort.comm.transports.small_calls import ranges_of
 from zerort.config import GroupOptions
 from zerort.errors import CollectiveError, SharedMemoryError

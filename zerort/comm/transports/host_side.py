@@ -18,16 +18,13 @@ from zerort.comm.geometry import Geometry
 from zerort.comm.guard.call import Call
 from zerort.comm.transports.carrier import Landed
 from zerort.comm.transports.node.transport import NodeTransport
-from zerort.comm.transports.shift import DEPTH, Topology, Unit
+from zerort.comm.transports.shift import LANDING_SLOTS, Topology, Unit
 from zerort.typing import Array
 
-__all__ = ["LANDING_SLOTS", "AloneOnHost", "SharedHost"]
+__all__ = ["AloneOnHost", "SharedHost"]
 
 _TOGETHER = 8
 """Rounds whose pieces are copied from other ranks' outs at a time: to meet for each one takes longer."""
-
-LANDING_SLOTS = DEPTH + 1
-"""Of a landing, which take turns: when one comes round again, all have met since they copied out of it."""
 
 
 class AloneOnHost:

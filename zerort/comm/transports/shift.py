@@ -11,7 +11,7 @@ the same number on its host, modulo that host's ranks. So each byte crosses the 
 ranks of a host share the work, and a host of few ranks holds up no others.
 
 [Note: rounds]
-Long shards go in pieces of one size, whatever the number of ranks: all steps of a piece, then those of the next; short
+Long shards go in pieces of one size for all ranks of a group: all steps of a piece, then those of the next; short
 pieces of several steps share a round. Several rounds are under way at a time, to different hosts, so that the wire is
 busy while a rank sums and copies, and while one host is slow to take what is for it (decisions 0113, 0200). Only
 integers live here.
@@ -22,10 +22,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["DEPTH", "Round", "Topology", "Unit", "plan_rounds"]
+__all__ = ["DEPTH", "LANDING_SLOTS", "Round", "Topology", "Unit", "plan_rounds"]
 
 DEPTH = 6
 """Rounds under way at a time: on two hosts every other one is a host's own."""
+
+LANDING_SLOTS = DEPTH + 1
+"""Of a landing, which take turns: when one comes round again, all ranks of the host have met since they copied from it.
+
+Who sends a piece on out of a slot is who fills it next: nobody else knows when it has left."""
 
 
 class Unit(NamedTuple):
