@@ -31,7 +31,7 @@ _ROUND_NBYTES = 1024**2
 """Of a round's messages of long arrays, those of all ranks of a host."""
 
 _MESSAGE_NBYTES = 256 * 1024
-"""Of one of them, at least: the wire's latency no longer shows. Less on hosts of very many ranks, whose slabs are short."""
+"""Of one of them, at least: the wire's latency no longer shows. Less where many ranks of a host have short slabs."""
 
 _LEAST_NBYTES = 64 * 1024
 """The same where there are very many hosts, of whose arrays a rank would hold too much."""
