@@ -111,7 +111,7 @@ def make_rows(
                 compute_ms=1e3 * statistics.median(sample.compute for sample in slowest),
                 exposed_ms=statistics.median(exposed),
                 exposed=statistics.median(sample.exposed / sample.step for sample in slowest),
-                exposed_worst_ms=1e3 * statistics.median(max(s.exposed for s in one[name]) for one in rounds),
+                exposed_worst_ms=statistics.median(1e3 * max(s.exposed for s in one[name]) for one in rounds),
                 cpu_ms=1e3 * statistics.median(statistics.fmean(s.cpu for s in one[name]) for one in rounds),
                 runtime_cpu_ms=1e3
                 * statistics.median(statistics.fmean(s.runtime_cpu for s in one[name]) for one in rounds),
