@@ -22,6 +22,7 @@ from zerort import native
 from zerort.comm.geometry import Geometry
 from zerort.comm.guard.call import Call
 from zerort.comm.transports.messages.exchange import Messages
+from zerort.comm.transports.messages.wire import Parts
 from zerort.comm.transports.shift import DEPTH, LANDING_SLOTS, Round, Topology, Unit, plan_rounds
 from zerort.typing import Array
 
@@ -39,10 +40,6 @@ _LEAST_NBYTES = 64 * 1024
 
 WIDEST_NBYTES = 32
 """Of an element: NumPy has none wider than a complex long double."""
-
-
-Parts = list[tuple[int, Array]]
-"""What goes to a rank, or comes from it."""
 
 
 class Landed(NamedTuple):
@@ -201,8 +198,8 @@ class Carrier:
             return self._take(count * out.itemsize).view(out.dtype)
 
         def begin(round_: Round) -> None:
-            sends: Parts = []
-            receives: Parts = []
+            sends: list[tuple[int, Array]] = []
+            receives: list[tuple[int, Array]] = []
             for unit in round_:
                 ahead, behind = topology.ahead(rank, unit.step), topology.behind(rank, unit.step)
                 served = topology.served(rank, ahead)

@@ -17,11 +17,12 @@ from mpi4py import MPI
 from zerort.native import wire
 from zerort.typing import Array
 
-__all__ = ["Requests", "UnderWay", "Wire"]
+__all__ = ["Parts", "Requests", "UnderWay", "Wire"]
 
 _NAP = 50e-6
 
 Parts = Sequence[tuple[int, Array]]
+"""What goes to ranks, or comes from them."""
 
 
 class UnderWay(Protocol):
