@@ -46,7 +46,7 @@ _CLEARLY: Final = 1.5
 _BUFFER_NBYTES: Final = 512 * 1024
 """Of what a connection sends, the kernel may hold as much, or more where more is on its way.
 
-What it holds beyond has left the caches when the other side reads it: over a third of TCP's CPU time (decision 0200)."""
+What it holds beyond has left the caches when it is read there: over a third of TCP's CPU time (decision 0200)."""
 
 _SIOCGIFADDR, _SIOCGIFFLAGS, _SIOCGIFNETMASK = 0x8915, 0x8913, 0x891B
 _UP, _LOOPBACK = 0x1, 0x8
