@@ -121,10 +121,10 @@ def sound(ranks: int, *, giving_up: bool) -> Cost:
     return Cost(max(map(len, sent)), max(map(sum, sent)))
 
 
-def rounds_of(ranks: int) -> Cost:
+def rounds_of(ranks: int, *, piece_nbytes: int = LARGE_NBYTES) -> Cost:
     """Return what a rank sends of a large array in one direction: a message per piece and rank."""
     share = math.ceil(LARGE_NBYTES / 4 / ranks) * 4
-    return Cost((ranks - 1) * math.ceil(share / PIECE_NBYTES), LARGE_NBYTES // ranks * (ranks - 1))
+    return Cost((ranks - 1) * math.ceil(share / piece_nbytes), LARGE_NBYTES // ranks * (ranks - 1))
 
 
 ROWS = (
@@ -144,7 +144,11 @@ ROWS = (
         lambda n: Cost(log2(n), GREETING_NBYTES * log2(n)),
     ),
     Row("1 MiB all_gather", lambda n: carry(n, gathers=True), rounds_of),
-    Row("1 MiB reduce_scatter", lambda n: carry(n, gathers=False), rounds_of),
+    Row(
+        "1 MiB reduce_scatter",
+        lambda n: carry(n, gathers=False),
+        lambda n: rounds_of(n, piece_nbytes=PIECE_NBYTES),
+    ),
 )
 """What is counted exactly; ranks are a power of two."""
 

@@ -132,14 +132,14 @@ def test_the_next_units_parameters_are_read_while_this_one_computes(tmp_path):
                 with unit.gathered():
                     if follower not in (None, unit):
                         compute_until(lambda one=follower: one.form.fetched is not None and one.form.fetched.done())
-            # Forward: 0 1 2, backward: 2 1 0; unit 2 is gathered twice in a row.
+            # Forward: 0 1 2, backward: 2 1 0; units 1 and 2 stay where that turns.
             for name, before in (("unit1", "unit0"), ("unit2", "unit1")):
                 read, computed = spans_of(f"read {name} float32/parameter/0")[0], spans_of(f"compute {before}")[0]
                 assert computed.begin_ns < read.end_ns < computed.end_ns
                 assert read.track != computed.track
-            for name, before in (("unit1", "unit2"), ("unit0", "unit1")):
-                read, computed = spans_of(f"read {name} float32/parameter/0")[-1], spans_of(f"compute {before}")[-1]
-                assert computed.begin_ns < read.end_ns < computed.end_ns
+            assert [len(spans_of(f"read unit{at} float32/parameter/0")) for at in range(UNITS)] == [2, 1, 1]
+            read, computed = spans_of("read unit0 float32/parameter/0")[-1], spans_of("compute unit1")[-1]
+            assert computed.begin_ns < read.end_ns < computed.end_ns
 
     run_threads(1, body)
 

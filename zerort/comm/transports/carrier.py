@@ -37,6 +37,9 @@ _MESSAGE_NBYTES = 256 * 1024
 _LEAST_NBYTES = 64 * 1024
 """The same where there are very many hosts, of whose arrays a rank would hold too much."""
 
+_IN_PLACE_NBYTES = 16 * 1024**2
+"""Of a message that a rank alone on its host gathers: nothing is done with it on the way but to wait, with a limit."""
+
 
 WIDEST_NBYTES = 32
 """Of an element: NumPy has none wider than a complex long double."""
@@ -183,7 +186,8 @@ class Carrier:
             while done not in summed:
                 rounds.finish_first()
 
-        self._gather(rounds, gathered, mine, out, copies, await_sum)
+        piece = self.piece(out.itemsize)
+        self._gather(rounds, gathered, mine, out, copies, piece=piece, await_source=await_sum)
         rounds.finish_all()
         copies.end()
 
@@ -191,6 +195,7 @@ class Carrier:
         """Begin all rounds of a sum; return where the pieces begin whose sums are there, to which later ones come."""
         rank, topology, hosts = self._rank, self._topology, self._topology.count
         mine = table.takes[rank][1]
+        steps = topology.abroad or [0]  # a host's own sum needs no round, but where there is nobody else
         parts: dict[int, dict[int, Array]] = collections.defaultdict(dict)  # by where a piece begins, then by host
         summed: set[int] = set()
 
@@ -200,23 +205,24 @@ class Carrier:
         def begin(round_: Round) -> None:
             sends: list[tuple[int, Array]] = []
             receives: list[tuple[int, Array]] = []
-            for unit in round_:
+            for unit in round_ if topology.abroad else ():
                 ahead, behind = topology.ahead(rank, unit.step), topology.behind(rank, unit.step)
                 served = topology.served(rank, ahead)
-                partials = side.partials(unit, table, served, take)
+                sends += list(zip(served, side.partials(unit, table, served, take), strict=True))
                 count = max(0, min(unit.numel, mine - unit.done))
-                if unit.step == 0:
-                    parts[unit.done][self._host] = partials[0]
-                    continue
-                sends += list(zip(served, partials, strict=True))
                 if count:
                     part = parts[unit.done][behind] = take(count)
                     receives.append((topology.partner(behind, rank), part))
-            rounds.add(self._begin(sends, receives), functools.partial(conclude, round_, sends))
+            messages = self._begin(sends, receives)
+            for unit in round_:  # the wire is busy meanwhile
+                if unit.step == steps[-1]:
+                    own = Unit(0, unit.done, unit.numel)
+                    (parts[unit.done][self._host],) = side.partials(own, table, [rank], take)
+            rounds.add(messages, functools.partial(conclude, round_, sends))
 
         def conclude(round_: Round, sent: Parts) -> None:
             for unit in round_:
-                if unit.step == 0:  # the piece's last
+                if unit.step == steps[-1]:
                     found = parts.pop(unit.done)
                     if len(found) == hosts:
                         result = out[unit.done :][: found[self._host].size]
@@ -225,7 +231,7 @@ class Carrier:
                     summed.add(unit.done)
             self._give(array for _, array in sent)
 
-        for round_ in plan_rounds(table.longest, hosts=hosts, piece=self.piece(out.itemsize)):
+        for round_ in plan_rounds(table.longest, steps=steps, piece=self.piece(out.itemsize)):
             begin(round_)
         return summed
 
@@ -234,7 +240,8 @@ class Carrier:
     def gather(self, table: Geometry, source: Array, out: Array, call: Call, side: HostSide) -> None:
         """Bring every rank's ``source`` to its place in every rank's ``out``."""
         rounds = _Rounds(self._finish, call)
-        self._gather(rounds, table, source, out, side, lambda done: None)
+        piece = self.piece(out.itemsize) if self._topology.most > 1 else _IN_PLACE_NBYTES // out.itemsize
+        self._gather(rounds, table, source, out, side, piece=piece, await_source=lambda done: None)
         rounds.finish_all()
         side.end()
 
@@ -245,6 +252,8 @@ class Carrier:
         source: Array,
         out: Array,
         side: HostSide,
+        *,
+        piece: int,
         await_source: Callable[[int], None],
     ) -> None:
         """Begin all rounds of a gather; ``await_source`` waits for the piece of ``source`` that begins there."""
@@ -261,8 +270,10 @@ class Carrier:
                 used += most * unit.numel
             return found
 
-        def begin(number: int, round_: Round, pieces: list[Landed]) -> Messages | None:
-            sends, receives, left = [], [], iter(pieces)
+        def begin(number: int, round_: Round) -> None:
+            sends, receives, copies = [], [], []
+            pieces = landed(round_)
+            left = iter(pieces)
             for unit in round_:
                 await_source(unit.done)
                 mine = source[unit.done :][: max(0, min(unit.numel, table.takes[rank][1] - unit.done))]
@@ -273,15 +284,18 @@ class Carrier:
                         if unit.step:
                             receives.append((r, spot))
                         elif spot.ctypes.data != mine.ctypes.data:
-                            np.copyto(spot, mine)
+                            copies.append((spot, mine))
                 if unit.step:
                     sends.append((topology.partner(topology.ahead(rank, unit.step), rank), mine))
-            return self._begin(sends, receives)
+            rounds.add(self._begin(sends, receives), functools.partial(conclude, number, copies, pieces))
 
-        planned = plan_rounds(table.longest, hosts=topology.count, piece=self.piece(out.itemsize))
-        for number, round_ in enumerate(planned):
-            pieces = landed(round_)
-            rounds.add(begin(number, round_, pieces), functools.partial(side.deliver, number, pieces))
+        def conclude(number: int, copies: list[tuple[Array, Array]], pieces: list[Landed]) -> None:
+            for spot, mine in copies:  # not before: others wait for what this rank sends
+                np.copyto(spot, mine)
+            side.deliver(number, pieces)
+
+        for number, round_ in enumerate(plan_rounds(table.longest, steps=[*topology.abroad, 0], piece=piece)):
+            begin(number, round_)
 
     def chain(self, source: Array, out: Array, call: Call, side: HostSide) -> None:
         """Bring root's ``source`` to every rank's ``out``, each host handing pieces on to the next."""
@@ -347,7 +361,7 @@ class Carrier:
             return self._begin(sends, receives)
 
         rounds = _Rounds(self._finish, call)
-        for round_ in plan_rounds(table.longest, hosts=topology.count, piece=self.piece(out.itemsize)):
+        for round_ in plan_rounds(table.longest, steps=[*topology.abroad, 0], piece=self.piece(out.itemsize)):
             rounds.add(begin(round_), lambda: None)
         rounds.finish_all()
 

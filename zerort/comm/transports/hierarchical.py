@@ -289,6 +289,8 @@ class HierarchicalTransport(MpiTransport):
         return Topology(hosts)
 
     def _side(self, call: Call, source: Array, out: Array) -> HostSide:
+        if self._node.size == 1:
+            return super()._side(call, source, out)
         return SharedHost(
             call,
             source,

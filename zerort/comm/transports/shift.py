@@ -25,7 +25,7 @@ from typing import NamedTuple
 __all__ = ["DEPTH", "LANDING_SLOTS", "Round", "Topology", "Unit", "plan_rounds"]
 
 DEPTH = 6
-"""Rounds under way at a time: on two hosts every other one is a host's own."""
+"""Rounds under way at a time."""
 
 LANDING_SLOTS = DEPTH + 1
 """Of a landing, which take turns: when one comes round again, all ranks of the host have met since they copied from it.
@@ -76,6 +76,11 @@ class Topology:
         """How many ranks the largest host has."""
         return max(map(len, self.members))
 
+    @property
+    def abroad(self) -> range:
+        """The steps to other hosts."""
+        return range(1, self.count)
+
     def partner(self, host: int, rank: int) -> int:
         """Return who stands for ``rank`` on a host ([Note: partners])."""
         ranks = self.members[host]
@@ -95,22 +100,22 @@ class Topology:
         return (self.host_of[rank] - step) % self.count
 
 
-def plan_rounds(longest: int, *, hosts: int, piece: int) -> Iterator[Round]:
+def plan_rounds(longest: int, *, steps: Sequence[int], piece: int) -> Iterator[Round]:
     """Yield the rounds that carry shards of up to ``longest`` elements; the same on all ranks.
 
     Args:
         longest: Elements of the longest shard.
-        hosts: How many.
+        steps: Of each piece, in this order.
         piece: Elements of a message, and of the units that share a round.
 
-    >>> [[tuple(unit) for unit in one] for one in plan_rounds(10, hosts=3, piece=8)]
+    >>> [[tuple(unit) for unit in one] for one in plan_rounds(10, steps=[1, 2, 0], piece=8)]
     [[(1, 0, 8)], [(2, 0, 8)], [(0, 0, 8)], [(1, 8, 2), (2, 8, 2), (0, 8, 2)]]
     """
     found: Round = []
     filled = 0
     for done in range(0, longest, piece):
         numel = min(piece, longest - done)
-        for step in [*range(1, hosts), 0]:
+        for step in steps:
             if found and filled + numel > piece:
                 yield found
                 found, filled = [], 0

@@ -2,7 +2,7 @@
 
     fetch     lease a slot if need be, start every section's parameters      also ahead of time, as far as there is room
     acquire   fetch, compare errors where ranks read from disks, finish      now it will be whole
-    release   the last holder's gives the slot back
+    release   the last holder's gives the slot back, unless the unit is expected next: then it is as if fetched ahead
 
 [Note: Shared slots] Ranks that share memory share their slots, and each reads its own part of a unit from its disk
 straight into them, or decodes it there. So nobody may write into a slot that another rank still computes with: before a
@@ -144,10 +144,15 @@ class GatheredForm:
             raise
         context.run.meetings += 1
 
-    def release(self) -> None:
-        """End one `acquire`."""
+    def release(self, *, stays: bool = False) -> None:
+        """End one `acquire`.
+
+        Args:
+            stays: Whether it comes next again, and is left here as if it had been fetched ahead.
+        """
         self._holders -= 1
-        self.drop_unless_held()
+        if not stays:
+            self.drop_unless_held()
 
     def drop_unless_held(self) -> None:
         """Let it go if nobody holds it: a slot may serve another unit, and a step may change what is in it."""

@@ -3,6 +3,12 @@
 The first step is watched; from the second on, the order of the step before is the forecast. A gather that was not
 predicted is looked for further on, so that a branch that was not taken costs one late gather, not the whole step's. It
 depends on nothing but the program's own order, so all ranks prefetch the same.
+
+    order of a step           a  b  c  c  b  a         `ahead` 1: two units are here at once
+    gathered while in use     b  c  .  .  a  .         what comes next and is not here yet
+    stay when released        .  b  c  .  .  .         among the two that come next: not gathered again
+
+So around the turn from forward to backward, where there is little to hide a gather behind, nothing is gathered.
 """
 
 from __future__ import annotations
@@ -13,33 +19,32 @@ from typing import Protocol
 
 from zerort.comm.guard.differing import RanksDiffer
 
-__all__ = ["GatherOrder", "Prefetcher"]
+__all__ = ["GatherOrder", "Prefetcher", "count_gathers"]
 
 
 class GatherOrder:
     """The order of gathers in the last step, and where this step stands in it.
 
-    >>> order = GatherOrder(ahead=1)
-    >>> [order.note(name) for name in ("a", "b", "b", "a")]
+    >>> order = GatherOrder()
+    >>> [order.note(name, count=2) for name in ("a", "b", "b", "a")]
     [[], [], [], []]
     >>> order.end_step()
-    >>> [order.note(name) for name in ("a", "b", "b", "a")]
-    [['b'], ['b'], ['a'], []]
+    >>> [order.note(name, count=2) for name in ("a", "b", "b", "a")]
+    [['b', 'a'], ['b', 'a'], ['a'], []]
     >>> order.end_step()
-    >>> order.note("b"), order.detour
+    >>> order.note("b", count=1), order.detour
     (['b'], ' at 0')
     """
 
-    def __init__(self, *, ahead: int) -> None:
-        self._ahead = ahead
+    def __init__(self) -> None:
         self._before: list[str] = []
         self._now: list[str] = []
         self._at = 0  # where in _before the next gather is expected
         self.detour = ""
         """Where in the last step's order the gather that was noted last was not expected; empty: it was."""
 
-    def note(self, name: str) -> list[str]:
-        """Note that ``name`` is gathered now and return which are expected next."""
+    def note(self, name: str, *, count: int) -> list[str]:
+        """Note that ``name`` is gathered now and return the next ``count`` that are expected, each once."""
         self._now.append(name)
         expected = not self._before or self._before[self._at : self._at + 1] == [name]
         self.detour = "" if expected else f" at {self._at}"
@@ -47,7 +52,13 @@ class GatherOrder:
             self._at = self._before.index(name, self._at) + 1
         except ValueError:
             return []  # not predicted: stay where we were
-        return self._before[self._at : self._at + self._ahead]
+        coming: list[str] = []
+        for at in range(self._at, len(self._before)):
+            if len(coming) == count:
+                break
+            if self._before[at] not in coming:
+                coming.append(self._before[at])
+        return coming
 
     def forget(self) -> None:
         """Start anew: ranks have not all gathered the same."""
@@ -91,8 +102,10 @@ class Prefetcher:
     def __init__(self, units: Mapping[str, Gatherer], *, ahead: int, tells_order: bool = False) -> None:
         self._units = units
         self._tells_order = tells_order
-        self._order = GatherOrder(ahead=ahead)
-        self._expected: list[str] = []
+        self._order = GatherOrder()
+        self._ahead = ahead
+        self._current = ""
+        self._coming: list[str] = []
 
     @property
     def detour(self) -> str:
@@ -101,12 +114,18 @@ class Prefetcher:
 
     def note(self, name: str) -> None:
         """Note that a unit is about to be gathered."""
-        self._expected = self._order.note(name)
+        self._current = name
+        self._coming = self._order.note(name, count=self._ahead + 1)
+
+    def expects(self, name: str) -> bool:
+        """Say whether a unit that is released is among those that come next, as many as there is room for."""
+        return name in self._coming
 
     def fetch(self) -> None:
         """Start to gather the units that are expected next, as far as there is room."""
+        others = [name for name in self._coming if name != self._current]
         with contextlib.suppress(RanksDiffer):  # who needs them gathers them again
-            for name in self._expected:
+            for name in others[: self._ahead]:
                 if not self._units[name].form.fetch():
                     break
 
@@ -118,10 +137,26 @@ class Prefetcher:
     def end_step(self) -> None:
         """Start a new step's order of gathers; what was gathered ahead is out of date."""
         self.drop_unused()
+        self._coming = []
         self._order.end_step()
 
     def forget(self) -> None:
         """Let go of what was gathered ahead, and watch the next step anew: ranks have gathered different units."""
         self.drop_unused()
-        self._expected = []
+        self._coming = []
         self._order.forget()
+
+
+def count_gathers(units: int, *, passes: int, ahead: int) -> list[int]:
+    """Return how often each unit is gathered in a step that goes through all of them, back and forth.
+
+    Args:
+        units: How many.
+        passes: Forward, backward, and so on.
+        ahead: How many are gathered ahead: as many and one stay where the walk turns.
+
+    >>> count_gathers(4, passes=2, ahead=1), count_gathers(4, passes=4, ahead=0)
+    ([2, 2, 1, 1], [3, 4, 4, 2])
+    """
+    at_end, at_start = passes // 2, (passes - 1) // 2  # turns
+    return [passes - (at >= units - ahead - 1) * at_end - (at <= ahead) * at_start for at in range(units)]

@@ -136,12 +136,17 @@ class Unit(UnitGradients):
 
     def release(self) -> None:
         """Let the gathered form go. Views of it raise `StaleViewError` from now on."""
+        self._release(is_whole=False)
+
+    def _release(self, *, is_whole: bool) -> None:
+        """End a gather; one that is known to have brought all may stay for the next."""
         self._move("release")
         if self._views is not None:
             self._views.expire()
             self._views = None
+        expects = self._context.prefetcher.expects
         for unit in (self, *self.tied_owners):
-            unit.form.release()
+            unit.form.release(stays=is_whole and (expects(self.name) or expects(unit.name)))
         for table in self._tables.values():
             table.release()
 
@@ -167,13 +172,15 @@ class Unit(UnitGradients):
             rows: As in `gather`: indices of the rows to bring, by table; None: all.
         """
         ticket = self.gather(rows)
+        is_whole = False
         try:
             with self._context.ledger.stall("gather"):
                 views = self._context.device.order_after(ticket)  # gpu-wait: no_order_of_streams_changes_a_walk
+            is_whole = True
             with trace.span(f"compute {self.name}"):
                 yield views
         finally:
-            self.release()
+            self._release(is_whole=is_whole)
 
     def assign(self, values: Mapping[str, Array], *, broadcast: bool = False) -> None:
         """Set parameters by name, master weights included. Every rank calls this between steps; see `assign_values`."""

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from zerort.config import Budget, Plan, Tier, Wire
 from zerort.config.offload import OffloadOptions
 from zerort.engine.model.frozen import check_frozen_format
+from zerort.engine.model.prefetch import count_gathers
 from zerort.engine.model.tensors import Frozen, TensorSpec
 from zerort.engine.options import Accumulate
 from zerort.engine.report import MemoryReport
@@ -212,8 +213,11 @@ class MemoryForecast:
 
         Args:
             rank: Whose.
-            passes: How often every unit is gathered: once forward, once backward, in each micro-step.
+            passes: How often every unit is used: once forward, once backward, in each micro-step. Where one pass turns
+                into the next, some units stay.
         """
+        names = list(self.model_spec.units)
+        gathers = dict(zip(names, count_gathers(len(names), passes=passes, ahead=self.working.prefetch), strict=True))
         read = written = 0
         for size, tiers in zip(self.model_spec.sections(rank=rank), self.tiers, strict=True):
             if size.row_width:
@@ -222,7 +226,7 @@ class MemoryForecast:
             gradient = below["gradient"] // size.shards
             again, put_away = size.gradient_moves  # read and added to; written
             tied = size.tied_sums // size.shards if gradient else 0  # read above, then added to the sum where it rests
-            read += passes * below["parameter"] + gradient + below["state"] + again * gradient + tied
+            read += gathers[size.unit] * below["parameter"] + gradient + below["state"] + again * gradient + tied
             written += put_away * gradient + tied
             if size.is_trained:
                 read += below["parameter"] * size.reads_parameter
