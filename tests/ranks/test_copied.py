@@ -207,12 +207,13 @@ def test_backward_crosses_no_wire_with_a_second_copy(group, virtual_shards):
             before = trace.counters().get("wire.bytes", 0)
             losses += walk.train(2)
             sent = sum(WORLD.allgather(trace.counters().get("wire.bytes", 0) - before))
-            return losses, [one.digest for one in walk.reports], walk.reports[-1].bytes_moved, sent
+            first, *_, last = (one.bytes_moved for one in walk.reports)
+            return losses, [one.digest for one in walk.reports], first, last, sent
 
     trace.enable()
     try:
-        losses, digests, plain, sent = run(PLAIN)
-        found, got, moved, kept = run(SECONDARY)
+        losses, digests, first, plain, sent = run(PLAIN)
+        found, got, _, moved, kept = run(SECONDARY)
     finally:
         trace.disable()
     assert (found, got) == (losses, digests)
@@ -220,11 +221,11 @@ def test_backward_crosses_no_wire_with_a_second_copy(group, virtual_shards):
         assert moved == plain
         return
     steps = 1 if virtual_shards is None else -(-virtual_shards // group.size)  # micro-steps
-    assert moved["all_gather"] * 2 * steps == plain["all_gather"]
+    assert moved["all_gather"] * 2 * steps == first["all_gather"] > plain["all_gather"]  # later, some units stay
     assert moved["reduce_scatter" if virtual_shards is None else "all_to_all"] > 0
     if virtual_shards is None:
-        assert sum(moved.values()) <= 0.67 * sum(plain.values())
-        assert kept <= 0.67 * sent
+        assert sum(moved.values()) <= 0.67 * sum(first.values())
+        assert kept * sum(plain.values()) <= 1.01 * sent * sum(moved.values())
 
 
 def test_shared_memory_moves_nothing_by_default(group):

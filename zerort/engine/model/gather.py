@@ -193,13 +193,20 @@ def wait_for_gathers(context: Context, sections: Iterable[Section]) -> None:
         section.parameters.wait()  # gpu-wait: values_are_assigned_behind_a_gather
 
 
-def end_step_of_gathers(context: Context) -> None:
-    """Start a new step's gathers, on all ranks alike: slots, and what is gathered ahead. Every rank calls this."""
+def end_step_of_gathers(context: Context, *, is_discarded: bool = False) -> None:
+    """Start a new step's gathers, on all ranks alike: slots, and what is gathered ahead. Every rank calls this.
+
+    Args:
+        context: What the runtime's parts share.
+        is_discarded: Whether the step was given up: then the next one is expected to be as the one before it.
+    """
     differences = context.mesh.shard.differences
     if differences.is_known:
         context.prefetcher.forget()
         differences.forget()
         context.run.meetings += 1  # all have met in the step
+    elif is_discarded:
+        context.prefetcher.restart()
     else:
         context.prefetcher.end_step()
     if context.run.in_one_order:

@@ -64,6 +64,10 @@ class GatherOrder:
         """Start anew: ranks have not all gathered the same."""
         self._before, self._now, self._at, self.detour = [], [], 0, ""
 
+    def restart(self) -> None:
+        """Begin the step again: it was given up."""
+        self._now, self._at, self.detour = [], 0, ""
+
     def end_step(self) -> None:
         """Make this step's order the forecast for the next."""
         if self._now:
@@ -139,6 +143,12 @@ class Prefetcher:
         self.drop_unused()
         self._coming = []
         self._order.end_step()
+
+    def restart(self) -> None:
+        """Begin a step that was given up again: ranks may have come to different places in it."""
+        self.drop_unused()
+        self._coming = []
+        self._order.restart()
 
     def forget(self) -> None:
         """Let go of what was gathered ahead, and watch the next step anew: ranks have gathered different units."""

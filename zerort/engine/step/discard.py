@@ -34,8 +34,7 @@ def discard_gradients(context: Context, units: Units, *, keeps_batch: bool = Fal
         units.wait_for_reductions()
     context.update_stream.cancel_prefetch()
     forget_gradients(context, units)
-    if context.mesh.shard.differences.is_known:  # ranks have met: they gather alike again
-        end_step_of_gathers(context)
+    end_step_of_gathers(context, is_discarded=True)  # ranks have met: they gather alike again
     join = context.run.join
     if join.pulled:  # the loop goes on to its next batch, as after a step
         record = Record()
