@@ -148,27 +148,41 @@ def test_no_more_is_gathered_than_the_prefetch_says(group, prefetch):
             assert memory.gathered_peak == min(prefetch + 1, UNITS) * one
 
 
+def train(rt, units, *, done):
+    """Go forward and backward through all units, which have lost 1 in each of the steps that are done."""
+    for unit in (*units, *reversed(units)):
+        with unit.gathered() as p:
+            np.testing.assert_array_equal(p["w"], np.full(NUMEL, float(unit.name[4:]) - done, np.float32))
+    for unit in reversed(units):
+        unit.reduce({"w": np.ones(NUMEL, np.float32)})
+    return rt.step().bytes_moved.get("all_gather", 0)
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 9])
 def test_what_comes_again_at_once_stays(group, prefetch):
     """The last units of forward are the first of backward: as many as there is room for are gathered once."""
     with zr.open(plan=zr.Plan.zero(3), group=group, prefetch=prefetch, optimizer=zr.SGD(lr=1.0)) as rt:
         units = register(rt)
-        moved = []
-        for step in range(3):
-            for unit in units:
-                with unit.gathered() as p:
-                    np.testing.assert_array_equal(p["w"], np.full(NUMEL, float(unit.name[4:]) - step, np.float32))
-            for unit in reversed(units):
-                with unit.gathered() as p:
-                    np.testing.assert_array_equal(p["w"], np.full(NUMEL, float(unit.name[4:]) - step, np.float32))
-                unit.reduce({"w": np.ones(NUMEL, np.float32)})
-            moved.append(rt.step().bytes_moved.get("all_gather", 0))
+        moved = [train(rt, units, done=step) for step in range(3)]
         if group.one_memory or group.size == 1:
             assert not any(moved)
             return
         once = moved[0] // (2 * UNITS)
         assert moved[0] == 2 * UNITS * once > 0  # in the first step nobody knows what comes
         assert moved[1:] == [(2 * UNITS - min(prefetch + 1, UNITS)) * once] * 2
+
+
+def test_after_a_step_that_was_given_up_units_are_gathered_as_before(group):
+    with zr.open(plan=zr.Plan.zero(3), group=group, prefetch=1, optimizer=zr.SGD(lr=1.0)) as rt:
+        units = register(rt)
+        moved = [train(rt, units, done=0), train(rt, units, done=1)]
+        for unit in units[:3]:
+            with unit.gathered():
+                pass
+        rt.discard_gradients()
+        moved.append(train(rt, units, done=2))
+        once = moved[0] // (2 * UNITS)
+        assert moved[2] == moved[1] + 4 * once  # of three units, and of the one that would have come next
 
 
 def test_too_many_units_at_once_say_the_cure(group):
