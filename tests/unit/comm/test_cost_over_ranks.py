@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from zerort.comm.transports import carrier
+
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import cost_over_ranks
 
@@ -13,6 +15,12 @@ import cost_over_ranks
 @pytest.mark.parametrize("row", cost_over_ranks.ROWS, ids=lambda row: row.title)
 def test_messages_and_bytes_are_those_of_the_formula(row, ranks):
     assert row.counted(ranks) == row.formula(ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_shards_longer_than_a_message_are_gathered_in_pieces(ranks, monkeypatch):
+    monkeypatch.setattr(carrier, "_IN_PLACE_NBYTES", 40_000)
+    assert cost_over_ranks.carry(ranks, gathers=True).messages == (ranks - 1) * -(-(1024**2) // ranks // 40_000)
 
 
 @pytest.mark.parametrize("ranks", [4, 64])

@@ -201,3 +201,50 @@ def test_what_fails_after_a_step_is_told_before_anything_builds_on_it(tmp_path):
             train(rt)
 
     run_threads(1, body)
+
+
+def test_what_stays_is_what_was_assigned(tmp_path):
+    """A tied unit's gather holds its owner's values: after an assignment they do not stay."""
+
+    def body(group):
+        plan = zr.Plan.zero(3, parameter=NVME)
+        with zr.open(plan, zr.SGD(lr=1.0), group=group, prefetch=1, scratch=tmp_path, offload=SMALL) as rt:
+            owner, between = (rt.register(name, {"w": np.zeros(NUMEL, np.float32)}) for name in ("owner", "between"))
+            head = rt.register("head", {"b": np.zeros(3, np.float32)}, ties={"w": (owner, "w")})
+            for step in range(3):
+                for unit in (owner, between, head):
+                    with unit.gathered():
+                        if (step, unit) == (2, head):
+                            owner.assign({"w": np.full(NUMEL, 7, np.float32)})
+                for unit in (head, between, owner):
+                    with unit.gathered() as p:
+                        if step == 2 and unit is not between:
+                            assert (p["w"] == 7).all()
+                for unit in (owner, between, head):
+                    unit.reduce({})
+                rt.step()
+
+    run_threads(1, body)
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_a_tied_unit_stays_with_what_it_is_tied_to(tmp_path, prefetch):
+    def body(group):
+        plan = zr.Plan.zero(3, parameter=NVME)
+        with zr.open(plan, zr.SGD(lr=1.0), group=group, prefetch=prefetch, scratch=tmp_path, offload=SMALL) as rt:
+            units = [rt.register(name, {"w": np.zeros(NUMEL, np.float32)}) for name in ("owner", "b0", "b1")]
+            units.append(rt.register("head", {"b": np.zeros(3, np.float32)}, ties={"w": (units[0], "w")}))
+            for _ in range(3):
+                trace.reset()
+                for unit in (*units, *reversed(units)):
+                    with unit.gathered():
+                        pass
+                for unit in units:
+                    unit.reduce({})
+                rt.step()
+            return [len(spans_of(f"read {name} float32/parameter/0")) for name in ("owner", "b0", "b1", "head")]
+
+    (reads,) = run_threads(1, body)
+    assert reads[3] == 1  # what the turn needs first is dropped last
+    assert reads[0] <= 3
+    assert max(reads[1:3]) <= 2

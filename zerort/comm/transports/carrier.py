@@ -37,8 +37,10 @@ _MESSAGE_NBYTES = 256 * 1024
 _LEAST_NBYTES = 64 * 1024
 """The same where there are very many hosts, of whose arrays a rank would hold too much."""
 
-_IN_PLACE_NBYTES = 16 * 1024**2
-"""Of a message that a rank alone on its host gathers: nothing is done with it on the way but to wait, with a limit."""
+_IN_PLACE_NBYTES = 8 * 1024**2
+"""Of a message where every host has one rank, which gathers straight to its out.
+
+No longer ones: several are under way, and all of them have to arrive within the timeout of a wait."""
 
 
 WIDEST_NBYTES = 32
@@ -179,7 +181,8 @@ class Carrier:
         rounds = _Rounds(self._finish, call)
         summed = self._scatter(rounds, scattered, mine, sums)
         # From here on no rank of the host reads a source, which may be somebody's out. Of a rank that is alone on its
-        # host messages may: what comes to a range of out was summed from what they brought of it, so they are done.
+        # host messages and sums may: what comes to a range of out was summed from what they read of it, so they are
+        # done, and its own range is summed before it is gathered.
         sums.end()
 
         def await_sum(done: int) -> None:
@@ -278,9 +281,9 @@ class Carrier:
                 await_source(unit.done)
                 mine = source[unit.done :][: max(0, min(unit.numel, table.takes[rank][1] - unit.done))]
                 for r in topology.members[topology.behind(rank, unit.step)]:
-                    piece = next(left)
-                    if piece.carrier == rank and piece.numel:
-                        spot = side.spot(number, piece)
+                    one = next(left)
+                    if one.carrier == rank and one.numel:
+                        spot = side.spot(number, one)
                         if unit.step:
                             receives.append((r, spot))
                         elif spot.ctypes.data != mine.ctypes.data:

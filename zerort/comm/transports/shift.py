@@ -3,7 +3,7 @@
     step 1:   0 → 1   1 → 2   2 → 3   3 → 0      in each, every link carries one stream each way
     step 2:   0 → 2   1 → 3   2 → 0   3 → 1
     step 3:   0 → 3   1 → 0   2 → 1   3 → 2
-    step 0:   what a host has for itself         last: the wire is busy meanwhile
+    step 0:   what a host has for itself         of copies, last: the wire is busy meanwhile; sums need no round for it
 
 [Note: partners]
 Every rank sends its own shard and receives its own sums; at the other end stands its *partner* there: the rank with

@@ -8,7 +8,8 @@
 straight into them, or decodes it there. So nobody may write into a slot that another rank still computes with: before a
 shared slot is overwritten, all ranks must have passed a collective since it was released, and if none happened, `fetch`
 runs a barrier. All ranks lease, release and meet in the same order, so they agree on when. Slots may be shared although
-the group as a whole is not one memory: each of several hosts shares its own. Those of GPUs are private.
+the group as a whole is not one memory: each of several hosts shares its own. Those of GPUs are private. What stays is
+released later, on all ranks alike: units that are read from a disk are compared at each `acquire`, also if they stay.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class GatheredForm:
         if self.slot_nbytes and (self._shares_slots or (is_host and len(set(shard.hosts)) < shard.size)):
             context.run.in_one_order = True
         self._holders = 0  # who needs it: its unit, and units that are tied to that one
+        self._may_stay = True  # when the last of them has gone
         self._slot: Slot | None = None
         self.fetched: Ticket[Any] | None = None
         """Before `acquire`: this rank's own reads. After it: the whole."""
@@ -64,6 +66,11 @@ class GatheredForm:
     def slot_nbytes(self) -> int:
         """Bytes that it takes in a slot; 0 if it needs none."""
         return sum(_room_of(section) for section in self._sections if section.parameters.needs_room)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody has acquired it."""
+        return self._holders > 0
 
     def fetch(self) -> bool:
         """Start to bring the parameters here if there is room; say whether they are, or will be."""
@@ -94,7 +101,7 @@ class GatheredForm:
                 begun.append(section.parameters.start(out))
         except BaseException:
             self.fetched = joined(begun, result=None)
-            self.drop_unless_held()
+            self.drop()
             raise
         self.fetched = joined(begun, result=None)
         return True
@@ -103,8 +110,11 @@ class GatheredForm:
         """Bring the parameters here, until as many `release`. Every rank calls this."""
         self._expect_no_difference()
         if not self.fetch():
-            self._context.prefetcher.drop_unused()
-            if not self.fetch():
+            for other in self._context.prefetcher.unheld():
+                other.drop()
+                if self.fetch():
+                    break
+            else:
                 self._context.slots.gathered.lease(self.slot_nbytes)  # which says that there is none, and the cure
         if not self._holders:
             if self._can_fail:
@@ -140,7 +150,7 @@ class GatheredForm:
                     raise errors[0]
                 context.update_stream.check_written()  # else what is read may be older than a write that failed
         except ZerortError:
-            self.drop_unless_held()
+            self.drop()
             raise
         context.run.meetings += 1
 
@@ -151,13 +161,15 @@ class GatheredForm:
             stays: Whether it comes next again, and is left here as if it had been fetched ahead.
         """
         self._holders -= 1
-        if not stays:
-            self.drop_unless_held()
+        if not (stays and self._may_stay):
+            self.drop()
 
-    def drop_unless_held(self) -> None:
-        """Let it go if nobody holds it: a slot may serve another unit, and a step may change what is in it."""
+    def drop(self) -> None:
+        """Let it go when nobody holds it: a slot may serve another unit, and what is in it may have changed."""
         if self._holders:
+            self._may_stay = False
             return
+        self._may_stay = True
         fetched, slot, self.fetched, self._slot = self.fetched, self._slot, None, None
         if fetched is None:
             return

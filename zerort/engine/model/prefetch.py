@@ -8,16 +8,18 @@ depends on nothing but the program's own order, so all ranks prefetch the same.
     gathered while in use     b  c  .  .  a  .         what comes next and is not here yet
     stay when released        .  b  c  .  .  .         among the two that come next: not gathered again
 
-So around the turn from forward to backward, where there is little to hide a gather behind, nothing is gathered.
+So around the turn from forward to backward, where there is little to hide a gather behind, nothing is gathered. Where
+units take room for those that they are tied to, what is needed last is dropped for it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from zerort.comm.guard.differing import RanksDiffer
+from zerort.errors import ZerortError
 
 __all__ = ["GatherOrder", "Prefetcher", "count_gathers"]
 
@@ -78,11 +80,15 @@ class GatherOrder:
 class Form(Protocol):
     """The gathered form of a unit, as far as it is gathered ahead."""
 
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody uses it."""
+
     def fetch(self) -> bool:
         """Start to gather it if there is room; say whether it is, or will be, here."""
 
-    def drop_unless_held(self) -> None:
-        """Release it if nobody uses it."""
+    def drop(self) -> None:
+        """Let it go when nobody uses it."""
 
 
 class Gatherer(Protocol):
@@ -133,28 +139,36 @@ class Prefetcher:
                 if not self._units[name].form.fetch():
                     break
 
+    def unheld(self) -> Iterator[Form]:
+        """Yield the forms that nobody holds, those that are needed last first: what to drop for want of room."""
+        needed = [self._current, *self._coming]
+        names = sorted(self._units, key=lambda name: needed.index(name) if name in needed else len(needed))
+        return (form for name in reversed(names) if not (form := self._units[name].form).is_held)
+
     def drop_unused(self) -> None:
-        """Let go of units that were gathered ahead and that nobody holds."""
-        for unit in self._units.values():
-            unit.form.drop_unless_held()
+        """Let go of units that were gathered ahead and that nobody holds; of held ones, when they are released."""
+        with contextlib.ExitStack() as rest:  # all of them, whatever comes of one
+            for unit in reversed(list(self._units.values())):
+                rest.callback(unit.form.drop)
 
     def end_step(self) -> None:
         """Start a new step's order of gathers; what was gathered ahead is out of date."""
-        self.drop_unused()
         self._coming = []
         self._order.end_step()
+        self.drop_unused()
 
     def restart(self) -> None:
         """Begin a step that was given up again: ranks may have come to different places in it."""
-        self.drop_unused()
         self._coming = []
         self._order.restart()
+        with contextlib.suppress(ZerortError):  # who made the call has been told
+            self.drop_unused()
 
     def forget(self) -> None:
         """Let go of what was gathered ahead, and watch the next step anew: ranks have gathered different units."""
-        self.drop_unused()
         self._coming = []
         self._order.forget()
+        self.drop_unused()
 
 
 def count_gathers(units: int, *, passes: int, ahead: int) -> list[int]:

@@ -139,7 +139,7 @@ class Unit(UnitGradients):
         self._release(is_whole=False)
 
     def _release(self, *, is_whole: bool) -> None:
-        """End a gather; one that is known to have brought all may stay for the next."""
+        """End a gather; one that was waited for may stay: it has not failed, on no rank."""
         self._move("release")
         if self._views is not None:
             self._views.expire()

@@ -214,7 +214,7 @@ class MemoryForecast:
         Args:
             rank: Whose.
             passes: How often every unit is used: once forward, once backward, in each micro-step. Where one pass turns
-                into the next, some units stay.
+                into the next, some units stay. That units bring those that they are tied to is not counted.
         """
         names = list(self.model_spec.units)
         gathers = dict(zip(names, count_gathers(len(names), passes=passes, ahead=self.working.prefetch), strict=True))
