@@ -86,7 +86,8 @@ def open(
         wire: How values travel between ranks, such as ``zr.Wire(gather="int8")``; None: as they are.
         frozen_format: What frozen parameters rest in, decoded when they are gathered: "int8" or "int4"; None: as they
             are.
-        prefetch: Units that are gathered ahead of the one in use.
+        prefetch: Units that are gathered ahead of the one in use. As many and one stay where forward turns to backward:
+            more of them take memory and spare gathers.
         buckets: Gradient buckets that may be in flight at once.
         scratch: The directory for what rests on NVME, or several; None: as ``ZERORT_SCRATCH`` says, or the system's for
             temporary files.

@@ -62,7 +62,8 @@ class RuntimeOptions:
     """How a runtime trains. All ranks need the same values."""
 
     prefetch: int = 1
-    """Units that are gathered ahead of the one in use. At most ``prefetch + 1`` are gathered at once."""
+    """Units that are gathered ahead of the one in use. At most ``prefetch + 1`` are gathered at once; those that come
+    next again stay when they are released."""
 
     buckets: int = 2
     """Gradient buckets that may be in flight at once, where gradients do not rest whole on every rank."""
