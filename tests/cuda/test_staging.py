@@ -276,6 +276,7 @@ def test_arrays_of_the_host_are_in_order_from_run_to_run(device, pinned):
 def stop(device, lane, *, at_most=20):
     """Return what lets a lane go on, and a list that is empty until it does; it goes on by itself after a while."""
     gate, gone_on = threading.Event(), []
+    gc.collect()  # memory of other tests that is freed later would wait for the GPU, and so for the gate
 
     def wait():
         cupy.cuda.get_current_stream().launch_host_func(lambda _: gone_on.append(gate.wait(at_most)), None)
