@@ -12,7 +12,7 @@ from zerort.comm import Group
 from zerort.comm.bootstrap.opening import best_transport
 from zerort.comm.transports import small_calls
 from zerort.comm.transports.hosts_shortcut import HostsShortcut
-from zerort.comm.transports.messages import wire
+from zerort.comm.transports.messages import sockets, wire
 from zerort.config import GroupOptions
 from zerort.errors import CollectiveMismatchError
 
@@ -31,6 +31,13 @@ def way(request, monkeypatch):
     return request.param
 
 
+@pytest.fixture
+def connected(monkeypatch):
+    """Give hosts that are none addresses of their own, at which sockets find them."""
+    mine = sockets.Interface(0x7F000002 + WORLD.rank, 0xFF000000)
+    monkeypatch.setattr(sockets, "interfaces", lambda: (mine,))
+
+
 def open_hosts(options, *, kind="hierarchical", **sizes):
     """Open a group over hosts of two ranks, the last one smaller; of two ranks each is a host."""
     machine = WORLD.Split(WORLD.rank // min(2, WORLD.size - 1), WORLD.rank)
@@ -45,15 +52,18 @@ def shortcuts(group):
     return {prepared.call.op for prepared in known if isinstance(prepared.shortcut, HostsShortcut)}
 
 
-@pytest.mark.parametrize("kind", ["hierarchical", "mpi", "polled"])
+@pytest.mark.parametrize("kind", ["sockets", "hierarchical", "mpi", "polled"])
 @pytest.mark.parametrize("sizes", [pytest.param(WHOLE, id="whole"), pytest.param(CUT, id="cut")])
-def test_small_calls_made_again_and_again_give_what_numpy_gives(options, way, sizes, kind, monkeypatch):
+def test_small_calls_made_again_and_again_give_what_numpy_gives(options, way, sizes, kind, connected, monkeypatch):
     if kind == "polled":  # as where MPI's functions are not found: mpi4py carries messages
         monkeypatch.setattr(wire, "_find_post", lambda comm: None)
+    if kind == "sockets" and not native.AVAILABLE:
+        pytest.skip("only the compiled form has sockets")
+    options = dataclasses.replace(options, sockets="always" if kind == "sockets" else "never")
     if way == "passed-on" and sizes is CUT:
         pytest.skip("only those that each host sends to all at once are cut")
     n, counts = WORLD.size, COUNTS[: WORLD.size]
-    with open_hosts(options, kind=kind.replace("polled", "hierarchical"), **sizes) as group:
+    with open_hosts(options, kind="mpi" if kind == "mpi" else "hierarchical", **sizes) as group:
         r, numel = group.rank, sum(counts)
         window, gathered, copied = group.zeros(numel, "float64"), np.empty(numel), np.empty(numel)
         shared = group.zeros_shared(counts, "float64")
@@ -78,7 +88,7 @@ def test_small_calls_made_again_and_again_give_what_numpy_gives(options, way, si
             root = group.reduce(mine, root=step % n).wait()
             assert root is None if r != step % n else (root == total).all()
             mine[:], shard[:] = np.nan, np.nan  # theirs again: nobody reads them any more
-        if kind == "hierarchical" and native.AVAILABLE:
+        if kind in ("sockets", "hierarchical") and native.AVAILABLE:
             assert shortcuts(group) >= {"barrier", "all_gather", "broadcast", "all_reduce", "reduce_scatter"}
 
 
@@ -194,9 +204,9 @@ def test_a_call_of_some_hundred_kilobytes_is_one_message_to_each_other_host(room
     sent = []
     start = wire.Wire.start
 
-    def counted(self, sends, receives, *, tag):
+    def counted(self, sends, receives, **how):
         sent.extend(array.nbytes for _, array in sends)
-        return start(self, sends, receives, tag=tag)
+        return start(self, sends, receives, **how)
 
     with open_hosts(roomy) as group:
         monkeypatch.setattr(wire.Wire, "start", counted)
@@ -253,3 +263,44 @@ def test_calls_that_differ_are_told_whichever_of_them_takes_rounds(roomy):
                 total(mine if group.rank == group.size - 1 else theirs)
             assert str(told.value).count("test_small_calls_between_hosts.py:") >= 2
             agree()
+
+
+@pytest.mark.parametrize(
+    "by_sockets",
+    [
+        False,
+        pytest.param(True, marks=pytest.mark.skipif(not native.AVAILABLE, reason="only the compiled form has them")),
+    ],
+)
+@pytest.mark.parametrize("numel", [10, 30_000])
+def test_gathers_that_differ_leave_every_out_as_it_was(roomy, connected, by_sockets, numel):
+    """Those of the others lie in the host's one array, or are each rank's own; what one sends has no place there."""
+    counts = [numel + 3 * r for r in range(WORLD.size)]
+    with open_hosts(dataclasses.replace(roomy, sockets="always" if by_sockets else "never")) as group:
+        shared, own = group.zeros_shared(counts, np.float32), group.zeros(sum(counts), np.float32)
+        mine = np.zeros(counts[group.rank], np.float32)
+
+        def gather(out):
+            return group.all_gather(mine, counts=counts, out=out).wait()
+
+        def agree(step):
+            mine[:] = step + group.rank
+            expected = np.repeat(np.arange(group.size) + np.float32(step), counts)
+            for out in (shared.full, own):
+                assert (gather(out) == expected).all()
+            return expected
+
+        for step in range(4):
+            agree(step)
+        for odd, other in ((0, 2), (group.size - 1, 2 * numel)):  # shorter and longer than what the others send
+            expected = agree(odd)
+            for out in (shared.full, own):
+                mine[:] = -1
+                with pytest.raises(CollectiveMismatchError):
+                    if group.rank == odd:
+                        group.all_gather(np.full(other, 7, np.float32)).wait()
+                    else:
+                        gather(out)
+                assert (out == expected).all()
+                group.barrier().wait()  # all have looked
+            agree(odd + 1)

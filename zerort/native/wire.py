@@ -65,15 +65,24 @@ def with_sockets(post: Any, sockets: Any) -> Any:
 
 
 def start_messages(
-    post: Any, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]], *, tag: int
+    post: Any, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]], *, tag: int, is_exact: bool
 ) -> Any:
-    """Begin to send and receive; the arrays must live until ``wait`` has said that all is done."""
+    """Begin to send and receive; the arrays must live until ``wait`` has said that all is done.
+
+    Args:
+        post: Who carries messages.
+        sends: To a rank, an array.
+        receives: From a rank, room for an array.
+        tag: Receives find messages of the same.
+        is_exact: What comes fills its room; else it may be shorter.
+    """
     assert kernels is not None
     messages = kernels.Messages(post)
     messages.start(
         [(rank, address_of(array), array.nbytes) for rank, array in sends],
         [(rank, address_of(array), array.nbytes) for rank, array in receives],
         tag,
+        is_exact,
     )
     return messages
 

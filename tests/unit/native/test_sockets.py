@@ -6,6 +6,8 @@ import os
 import resource
 import socket
 import struct
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +43,8 @@ class Ranks:
         nothing = wire.open_post(isend=0, irecv=0, testall=0, handle_nbytes=4, status_nbytes=8, comm=0, byte=0)
         self.posts = [wire.with_sockets(nothing, one) for one in self.sockets]
 
-    def start(self, rank, sends=(), receives=(), tag=0):
-        return wire.start_messages(self.posts[rank], list(sends), list(receives), tag=tag)
+    def start(self, rank, sends=(), receives=(), tag=0, is_exact=True):
+        return wire.start_messages(self.posts[rank], list(sends), list(receives), tag=tag, is_exact=is_exact)
 
     def close(self):
         for one in self.sockets:
@@ -73,8 +75,8 @@ def numbers(count, seed):
     return np.random.default_rng(seed).integers(0, 256, count).astype(np.uint8)
 
 
-def send_buffers():
-    """Return what the kernel may hold of what each connection of this process sends, in bytes."""
+def options_of_connections(level, option, *room):
+    """Return an option of each connection of this process."""
     found = []
     for fd in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the directory's own
@@ -82,8 +84,23 @@ def send_buffers():
                 continue
             with socket.socket(fileno=os.dup(int(fd.name))) as one:
                 if one.family == socket.AF_INET and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    found.append(one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+                    found.append(one.getsockopt(level, option, *room))
     return found
+
+
+def send_buffers():
+    """Return what the kernel may hold of what each connection of this process sends, in bytes."""
+    return options_of_connections(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+
+def test_what_connections_send_is_not_paced(ranks):
+    """Where the machine's connections use BBR; elsewhere none of them does."""
+    two = ranks(2)
+    sent, room = numbers(1000, 0), np.zeros(1000, np.uint8)
+    assert all_done(two.start(0, [(1, sent)]), two.start(1, [], [(0, room)]))
+    used = options_of_connections(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    assert len(used) == 2
+    assert sum(name.startswith(b"bbr") for name in used) <= 1  # what receives sends nothing
 
 
 def test_connections_hold_no_more_than_they_are_told_those_that_are_there_and_those_to_come(ranks):
@@ -118,10 +135,45 @@ def test_messages_of_one_tag_come_in_order_and_may_be_shorter_than_their_room(ra
     two = ranks(2)
     sent = [numbers(length, length) for length in (5, 70_000, 1, 3)]
     rooms = [np.zeros(80_000, np.uint8) for _ in sent]
-    assert all_done(two.start(0, [(1, one) for one in sent]), two.start(1, [], [(0, room) for room in rooms]))
+    assert all_done(two.start(0, [(1, one) for one in sent]), two.start(1, [], [(0, room) for room in rooms], is_exact=False))
     for one, room in zip(sent, rooms, strict=True):
         assert (room[: one.size] == one).all()
         assert not room[one.size :].any()
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_whoever_sleeps_is_woken_by_a_message_that_is_shorter_than_its_room(ranks, order):
+    """Of two that come, whichever is last; a sleep that nothing ends takes as long as it may."""
+    three = ranks(3)
+    short = numbers(30, 0)
+    rooms = np.zeros((3, 500_000), np.uint8)
+    for _ in range(3):  # the connections are there from the second time on
+        rooms[:] = 0
+        asked = three.start(0, [], [(other, rooms[other]) for other in (1, 2)], is_exact=False)
+        first, last = order
+        sending = three.start(first, [(0, short)])
+        assert sending.wait(SOON, 0.0)
+        assert not asked.wait(0.01, 0.0)
+        waker = threading.Timer(0.05, lambda: three.start(last, [(0, short)]).wait(SOON, 0.0))
+        waker.start()
+        began = time.monotonic()
+        assert asked.wait(60.0, 0.0)
+        assert time.monotonic() - began < 30.0
+        waker.join()
+        assert (rooms[1:, : short.size] == short).all()
+        assert not rooms[1:, short.size :].any()
+
+
+def test_a_short_message_is_not_held_up_by_who_waits_for_another(ranks):
+    """Two batches under way: the one that was asked last stays out."""
+    three = ranks(3)
+    rooms, sent = np.zeros((3, 100), np.uint8), numbers(100, 0)
+    mine = three.start(0, [], [(1, rooms[1])])
+    others = three.start(0, [], [(2, rooms[2])])
+    assert all_done(mine, three.start(1, [(0, sent)]))
+    assert not others.wait(0.01, 0.0)
+    assert all_done(others, three.start(2, [(0, sent)]))
+    assert (rooms[1:] == sent).all()
 
 
 def test_a_message_that_nobody_has_asked_for_waits_until_somebody_does(ranks):

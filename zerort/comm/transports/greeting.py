@@ -31,7 +31,7 @@ DIFFERS, NEW_PLACE = 1, 2
 _SMALL_NBYTES = 64 * 1024
 """Of the largest array whose data travels with the greeting, where that is passed on."""
 
-_DIRECT_NBYTES = 1024**2
+_DIRECT_NBYTES = 2 * 1024**2
 """The same where each host greets all others: beyond, it pays to sum and copy while other pieces are on the wire."""
 
 _READ_NBYTES = 4 * 1024**2

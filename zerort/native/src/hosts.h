@@ -29,6 +29,12 @@ constexpr int kFlagBits = 2;
 constexpr int kGreetingTag = 1;
 constexpr double kBusy = 5e-3;  // seconds to poll without sleeping: most messages are there by then
 
+// A rank's part of an array: where it begins among all, and its length; bytes.
+struct Piece {
+  std::size_t place, nbytes;
+};
+using Places = std::vector<std::vector<Piece>>;  // of each host's data, in order
+
 // What one host tells all others about a call: 16 bytes of its digest, its number and flags, data. The same messages as those of
 // the form in Python, greeting.py.
 class Greeting {
@@ -54,19 +60,27 @@ class Greeting {
   std::size_t hosts() const { return plan_.ranks.size(); }
   std::uint64_t flags() const { return flags_; }
 
-  // Begin with what this host has to say of the call with this number.
-  void begin(std::uint64_t sequence, std::uint64_t flags) {
+  // Begin with what this host has to say of the call with this number. If there are `places`, this host's data is at its own in
+  // `whole`, and others' goes there as far as the network can do that.
+  void begin(std::uint64_t sequence, std::uint64_t flags, char* whole = nullptr, const Places* places = nullptr) {
     number_ = sequence << kFlagBits;
     flags_ = flags;
     heard_ = 1;
+    whole_ = whole;
+    places_ = plan_.direct ? places : nullptr;
     start_round();
+  }
+
+  bool has_landed(std::size_t host) const {
+    return places_ != nullptr && (host == plan_.me || under_way_.on_sockets(plan_.ranks[host]));
   }
 
   // The same, directly, with data for each host: `nbytes` of them in `part(host)`.
   void begin_parts(std::uint64_t sequence, std::uint64_t flags, const std::vector<std::size_t>& nbytes) {
     number_ = sequence << kFlagBits;
     flags_ = flags;
-    receive_all();
+    places_ = nullptr;
+    receive_all(nbytes[plan_.me]);
     for (std::size_t step = 1; step < hosts(); step++) {
       const std::size_t host = (plan_.me + step) % hosts();
       write_head(part(host) - kHead);
@@ -109,12 +123,13 @@ class Greeting {
     write_head(plan_.messages);
     if (!plan_.direct) {
       if (heard_ >= hosts()) return;
+      const std::size_t nbytes = kHead + passed() * plan_.most;
       under_way_.receive(plan_.ranks[(plan_.me + hosts() - heard_) % hosts()], kGreetingTag, plan_.messages + plan_.stride,
-                         plan_.stride);
-      under_way_.send(plan_.ranks[(plan_.me + heard_) % hosts()], kGreetingTag, plan_.messages, kHead + passed() * plan_.most);
+                         plan_.stride, nbytes);
+      under_way_.send(plan_.ranks[(plan_.me + heard_) % hosts()], kGreetingTag, plan_.messages, nbytes);
       return;
     }
-    receive_all();
+    receive_all(plan_.nbytes);
     for (std::size_t step = 1; step < hosts(); step++)  // each begins with another: no host hears all at once
       under_way_.send(plan_.ranks[(plan_.me + step) % hosts()], kGreetingTag, plan_.messages, kHead + plan_.nbytes);
   }
@@ -125,10 +140,27 @@ class Greeting {
     std::memcpy(message + sizeof plan_.digest, &number, sizeof number);
   }
 
-  void receive_all() {
-    for (std::size_t host = 0; host < hosts(); host++)
-      if (host != plan_.me)
-        under_way_.receive(plan_.ranks[host], kGreetingTag, const_cast<char*>(row(host)) - kHead, plan_.stride);
+  // Receive, in the order in which they come, messages of about so many bytes of data.
+  void receive_all(std::size_t nbytes) {
+    for (std::size_t step = 1; step < hosts(); step++) {
+      const std::size_t host = (plan_.me + hosts() - step) % hosts();
+      char* message = const_cast<char*>(row(host)) - kHead;
+      if (!under_way_.on_sockets(plan_.ranks[host])) {
+        under_way_.receive(plan_.ranks[host], kGreetingTag, message, plan_.stride, plan_.stride);
+        continue;
+      }
+      std::vector<Sockets::Room> rooms = {{message, kHead}};
+      std::size_t likely = nbytes;
+      if (places_ != nullptr) {
+        likely = 0;
+        for (const Piece& piece : (*places_)[host]) {
+          rooms.push_back({whole_ + piece.place, piece.nbytes});
+          likely += piece.nbytes;
+        }
+      }
+      rooms.push_back({message + kHead, plan_.stride - kHead});  // for what a call that differs may say
+      under_way_.receive(plan_.ranks[host], kGreetingTag, std::move(rooms), kHead + likely);
+    }
   }
 
   void take_head(const char* message) {
@@ -142,11 +174,8 @@ class Greeting {
   Messages under_way_;
   std::uint64_t number_ = 0, flags_ = 0;
   std::size_t heard_ = 0;  // hosts whose data is here
-};
-
-// A rank's part of an array: where it begins among all, and its length; bytes.
-struct Piece {
-  std::size_t place, nbytes;
+  char* whole_ = nullptr;  // where others' data goes
+  const Places* places_ = nullptr;
 };
 
 // What a call between hosts moves: nothing, copies, or sums.
@@ -156,7 +185,7 @@ struct HostsRoute : RouteBase {
   double patience;                  // seconds; whoever must wait longer for a host's ranks, or messages, goes on from Python
   // Of the leader only.
   std::vector<std::vector<char>> tails;  // what headers of this host's ranks end with, as all hosts know
-  std::vector<std::vector<Piece>> shards;  // of each host, in order: what it gives to a copy, or sums of a sum that is cut by host
+  Places shards;                         // of each host: what it gives to a copy, or sums of a sum that is cut by host
   bool scattered = false;                  // of a sum that is cut: no host needs more than what it sums
   std::size_t host = 0;
 };
@@ -202,7 +231,7 @@ class HostsShortcut : public ShortcutBase<HostsRoute> {
     if (is_cut() && !has_sums_ && !route_.scattered && !(greeting_->flags() & kDiffers)) {
       has_sums_ = true;
       sum_part(greeting_->data(), 0, shard_nbytes(route_.host));
-      greeting_->begin(sequence(), greeting_->flags());
+      begin(sequence(), greeting_->flags());
       return false;
     }
     settle();
@@ -261,7 +290,24 @@ class HostsShortcut : public ShortcutBase<HostsRoute> {
         local++;
       }
     }
-    greeting_->begin(sequence, flags);
+    begin(sequence, flags);
+  }
+
+  // Tell the other hosts. What they tell goes straight to its place in the window; not in an array of the caller's, which a call
+  // that differs must leave as it was.
+  void begin(std::uint64_t sequence, std::uint64_t flags) {
+    const bool lands = !route_.shards.empty() && !in_place();
+    greeting_->begin(sequence, flags, whole(), lands ? &route_.shards : nullptr);
+    if (lands) place(route_.host);
+  }
+
+  // Copy a host's data to its places in the result.
+  void place(std::size_t host) {
+    const char* from = greeting_->row(host);
+    for (const Piece& piece : route_.shards[host]) {
+      if (piece.nbytes != 0) std::memcpy(whole() + piece.place, from, piece.nbytes);
+      from += piece.nbytes;
+    }
   }
 
   bool is_cut() const { return route_.move == Move::reduce && !route_.shards.empty(); }
@@ -296,13 +342,8 @@ class HostsShortcut : public ShortcutBase<HostsRoute> {
         for (std::size_t host = 0; host < greeting_->hosts(); host++) rows.push_back(greeting_->row(host));
         reduce(route_.dtype, route_.reduction, result, rows.data(), rows.size(), route_.whole_nbytes / route_.width);
       } else if (!route_.shards.empty()) {  // each host's part, or its shards, to their places
-        for (std::size_t host = 0; host < greeting_->hosts(); host++) {
-          const char* from = greeting_->row(host);
-          for (const Piece& piece : route_.shards[host]) {
-            if (piece.nbytes != 0) std::memcpy(result + piece.place, from, piece.nbytes);
-            from += piece.nbytes;
-          }
-        }
+        for (std::size_t host = 0; host < greeting_->hosts(); host++)
+          if (!greeting_->has_landed(host)) place(host);
       }
     }
     std::memcpy(route_.notes, &flags, sizeof flags);

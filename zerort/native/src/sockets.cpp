@@ -20,6 +20,8 @@ namespace {
 constexpr int kTagBits = 8;  // of a head; the rest is the length
 constexpr std::size_t kMostStrangers = 256;
 constexpr std::size_t kManyBytes = 256 * 1024;  // to wake for: each time costs as much as copying some ten KiB
+constexpr std::size_t kWindow = 64 * 1024;      // what a kernel takes in before anybody reads
+constexpr std::size_t kMostParts = 64;          // of one read
 
 bool may_pass(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
@@ -34,6 +36,16 @@ void keep_alive(int socket) {
   setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+}
+
+// Have no connection paced at the rate that BBR saw last: several share a link, in bursts, and each has seen its share of it. One
+// that goes on alone leaves the rest of the link empty. Cubic may need a right that this process has not; Reno never does.
+void leave_bbr(int socket) {
+  char name[16] = {};
+  socklen_t nbytes = sizeof name - 1;
+  if (getsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name, &nbytes) != 0 || std::strncmp(name, "bbr", 3) != 0) return;
+  for (const std::string other : {"cubic", "reno"})
+    if (setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, other.c_str(), socklen_t(other.size())) == 0) return;
 }
 
 void set_send_buffer(int socket, int nbytes) { setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &nbytes, sizeof nbytes); }
@@ -109,32 +121,55 @@ void Sockets::send(int rank, int tag, const void* from, std::size_t nbytes, cons
   }
 }
 
-void Sockets::receive(int rank, int tag, void* to, std::size_t room, const Pending& pending) {
+void Sockets::receive(int rank, int tag, std::vector<Room> rooms, std::size_t likely_nbytes, const Pending& pending) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Incoming& from = incoming_.at(rank);
   ++*pending;
   if (from.queue.empty()) reading_.push_back(&from);
-  from.queue.push_back({tag, static_cast<char*>(to), room, pending});
+  from.queue.push_back({tag, std::move(rooms), likely_nbytes, pending});
   from.is_unasked = false;  // look again
 }
 
-void Sockets::progress() {
+std::size_t Sockets::Incoming::length() const {
+  if (head_done == kHead) return nbytes;
+  std::size_t likely = queue.front().likely_nbytes;
+  for (const Receiving& one : queue) likely = std::min(likely, one.likely_nbytes);
+  return likely;
+}
+
+std::size_t Sockets::Incoming::rest() const {
+  return head_done == kHead ? nbytes - done : kHead - head_done + length();
+}
+
+bool Sockets::Incoming::holds_up(const Pending& mine) const {
+  return socket >= 0 && !is_unasked && queue.size() == 1 && queue.front().pending == mine && length() <= kWindow;
+}
+
+void Sockets::progress(const Pending& mine) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (lacks_connection()) admit();
   for (Outgoing* one : writing_) write(*one);
-  for (Incoming* one : reading_) read(*one);
+  for (auto one = reading_.rbegin(); one != reading_.rend(); ++one) {  // who was asked last most often comes last
+    read(**one);
+    if ((*one)->holds_up(mine)) break;
+  }
   forget_idle(writing_);
   forget_idle(reading_);
 }
 
-void Sockets::sleep(double seconds) {
+void Sockets::sleep(const Pending& mine, double seconds) {
   std::vector<pollfd> ready;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const Outgoing* one : writing_)
       if (!one->queue.empty() && !one->is_broken) ready.push_back({one->socket, POLLOUT, 0});
-    for (const Incoming* one : reading_)
-      if (!one->queue.empty() && one->socket >= 0 && !one->is_unasked) ready.push_back({one->socket, POLLIN, 0});
+    for (auto one = reading_.rbegin(); one != reading_.rend(); ++one) {
+      Incoming& from = **one;
+      if (from.queue.empty() || from.socket < 0 || from.is_unasked) continue;
+      wake_for_rest(from);
+      ready.push_back({from.socket, POLLIN, 0});
+      if (from.holds_up(mine)) break;
+    }
     if (lacks_connection()) {
       ready.push_back({listener_, POLLIN, 0});
       for (const Stranger& one : strangers_) ready.push_back({one.socket, POLLIN, 0});
@@ -151,6 +186,7 @@ void Sockets::connect(Outgoing& to) {
   const int yes = 1;
   setsockopt(to.socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   keep_alive(to.socket);
+  leave_bbr(to.socket);
   if (send_buffer_ > 0) set_send_buffer(to.socket, send_buffer_);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
@@ -192,35 +228,45 @@ void Sockets::write(Outgoing& to) {
   }
 }
 
-// Have the kernel wake this rank for a good part of a long message, or for any byte of the rest.
-void Sockets::wake_for(Incoming& from, std::size_t rest) {
-  const int wanted = rest >= kManyBytes ? int(kManyBytes) : 1;
+// Have the kernel wake this rank for the rest of a message, or for a good part of a long one.
+void Sockets::wake_for_rest(Incoming& from) {
+  const std::size_t rest = from.rest();
+  const int wanted = int(rest >= kManyBytes ? kManyBytes : std::min(rest, kWindow));
   if (wanted == from.low_water) return;
   from.low_water = wanted;
   setsockopt(from.socket, SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted);
 }
 
-void Sockets::read(Incoming& from) {
-  // True if as much has come as was asked for.
-  const auto take = [this, &from](char* to, std::size_t& done, std::size_t nbytes) {
-    while (done < nbytes) {
-      const ssize_t came = recv(from.socket, to + done, nbytes - done, MSG_DONTWAIT);
-      if (came <= 0) {
-        if (came == 0 || !may_pass(errno)) {
-          close_socket(from.socket);
-          from.is_broken = true;
-        } else {
-          wake_for(from, nbytes - done);
-        }
-        return false;
-      }
-      done += std::size_t(came);
+// Read into the rooms, which have as much room, until they hold `nbytes`; true if they do.
+bool Sockets::take(Incoming& from, const Room* rooms, std::size_t& done, std::size_t nbytes) {
+  while (done < nbytes) {
+    iovec parts[kMostParts];
+    std::size_t count = 0, first = 0;  // of a room, among all
+    for (const Room* room = rooms; first < nbytes && count < kMostParts; first += (room++)->nbytes) {
+      const std::size_t filled = done - std::min(done, first), end = std::min(room->nbytes, nbytes - first);
+      if (filled < end) parts[count++] = {room->to + filled, end - filled};
     }
-    return true;
-  };
+    msghdr heard = {};
+    heard.msg_iov = parts;
+    heard.msg_iovlen = count;
+    const ssize_t came = recvmsg(from.socket, &heard, MSG_DONTWAIT);
+    if (came <= 0) {
+      if (came == 0 || !may_pass(errno)) {
+        close_socket(from.socket);
+        from.is_broken = true;
+      }
+      return false;
+    }
+    done += std::size_t(came);
+  }
+  return true;
+}
+
+void Sockets::read(Incoming& from) {
+  const Room head_room = {from.head, kHead};
   while (!from.queue.empty() && from.socket >= 0) {
     if (from.head_done < kHead) {
-      if (!take(from.head, from.head_done, kHead)) return;
+      if (!take(from, &head_room, from.head_done, kHead)) return;
       std::uint64_t head;
       std::memcpy(&head, from.head, kHead);
       from.nbytes = head >> kTagBits;
@@ -230,8 +276,10 @@ void Sockets::read(Incoming& from) {
     const auto mine = std::find_if(from.queue.begin(), from.queue.end(), [tag](const Receiving& one) { return one.tag == tag; });
     from.is_unasked = mine == from.queue.end();
     if (from.is_unasked) return;
-    if (from.nbytes > mine->room) throw std::runtime_error("Expected a message that fits into its room, got a longer one.");
-    if (!take(mine->to, from.done, from.nbytes)) return;
+    std::size_t room = 0;
+    for (const Room& one : mine->rooms) room += one.nbytes;
+    if (from.nbytes > room) throw std::runtime_error("Expected a message that fits into its room, got a longer one.");
+    if (!take(from, mine->rooms.data(), from.done, from.nbytes)) return;
     from.head_done = 0;
     --*mine->pending;
     from.queue.erase(mine);

@@ -41,15 +41,22 @@ class Sockets {
 
   bool carries(int rank) const { return outgoing_.count(rank) != 0; }
 
+  // Where a part of a message goes.
+  struct Room {
+    char* to;
+    std::size_t nbytes;
+  };
+
   // Begin. The memory must live until `pending`, which is made one more here, is less again.
   void send(int rank, int tag, const void* from, std::size_t nbytes, const Pending& pending);
-  void receive(int rank, int tag, void* to, std::size_t room, const Pending& pending);
+  // A message fills the rooms in order. It will have the likely length, or another that is no more than all of them have.
+  void receive(int rank, int tag, std::vector<Room> rooms, std::size_t likely_nbytes, const Pending& pending);
 
-  // Move what can be moved now.
-  void progress();
+  // Move what can be moved now; of the messages of `mine` as little as brings its end nearer.
+  void progress(const Pending& mine);
 
-  // Sleep until something can be moved, or for that long.
-  void sleep(double seconds);
+  // Sleep until something of `mine` can be moved, or for that long.
+  void sleep(const Pending& mine, double seconds);
 
   // Seconds until the kernel of the farthest rank that was sent something has said that it came; 0: unknown.
   double round_trip();
@@ -79,8 +86,8 @@ class Sockets {
   };
   struct Receiving {
     int tag;
-    char* to;
-    std::size_t room;
+    std::vector<Room> rooms;
+    std::size_t likely_nbytes;
     Pending pending;
   };
   struct Incoming {
@@ -92,6 +99,12 @@ class Sockets {
     bool is_unasked = false;           // nobody has asked for that one yet
     int low_water = 1;                 // bytes for which the kernel wakes this rank
     std::deque<Receiving> queue;       // the message under way is for the first with its tag
+
+    // Bytes of the message under way, and of them those that have not come; as is likely, if its head has not either.
+    std::size_t length() const;
+    std::size_t rest() const;
+    // A message of `mine` is missing, so short that it comes whether it is read or not: until then no other matters to `mine`.
+    bool holds_up(const Pending& mine) const;
   };
   struct Stranger {
     int socket;
@@ -102,7 +115,8 @@ class Sockets {
   void connect(Outgoing& to);
   void write(Outgoing& to);
   void read(Incoming& from);
-  void wake_for(Incoming& from, std::size_t rest);
+  bool take(Incoming& from, const Room* rooms, std::size_t& done, std::size_t nbytes);
+  void wake_for_rest(Incoming& from);
   void admit();
   bool hear_hello(Stranger& stranger);
   bool lacks_connection() const;

@@ -115,20 +115,24 @@ void Messages::send(int rank, int tag, const void* from, std::size_t nbytes) {
   count_++;
 }
 
-void Messages::receive(int rank, int tag, void* to, std::size_t nbytes) {
+void Messages::receive(int rank, int tag, void* to, std::size_t room, std::size_t likely_nbytes) {
   if (on_sockets(rank)) {
-    post_.sockets->receive(rank, tag, to, nbytes, pending_);
+    receive(rank, tag, {{static_cast<char*>(to), room}}, likely_nbytes);
     return;
   }
   if (post_.mpi.handle_nbytes == sizeof(int))
-    start_receive(post_.mpi, rank, tag, to, int(nbytes), add<int>());
+    start_receive(post_.mpi, rank, tag, to, int(room), add<int>());
   else
-    start_receive(post_.mpi, rank, tag, to, int(nbytes), add<void*>());
+    start_receive(post_.mpi, rank, tag, to, int(room), add<void*>());
   count_++;
 }
 
+void Messages::receive(int rank, int tag, std::vector<Sockets::Room> rooms, std::size_t likely_nbytes) {
+  post_.sockets->receive(rank, tag, std::move(rooms), likely_nbytes, pending_);
+}
+
 bool Messages::test() {
-  if (*pending_ != 0) post_.sockets->progress();
+  if (*pending_ != 0) post_.sockets->progress(pending_);
   return test_mpi() && *pending_ == 0;
 }
 
@@ -150,7 +154,7 @@ bool Messages::wait(double seconds, double busy) {
     if (waited >= seconds) return false;
     if (waited < kSpin && busy > 0) continue;
     if (count_ == 0 && (busy <= 0 || waited >= kNapFor)) {
-      post_.sockets->sleep(seconds - waited);  // the kernel wakes it
+      post_.sockets->sleep(pending_, seconds - waited);  // the kernel wakes it
       continue;
     }
     naps.sleep(waited < busy ? long(waited * 1e9 / kPartOfWait) : kLongestNapNs);
@@ -162,9 +166,10 @@ namespace {
 
 using Part = std::tuple<int, std::uintptr_t, std::size_t>;  // rank, address, bytes
 
-void start(Messages& self, const std::vector<Part>& sends, const std::vector<Part>& receives, int tag) {
+void start(Messages& self, const std::vector<Part>& sends, const std::vector<Part>& receives, int tag, bool is_exact) {
   const nb::gil_scoped_release release;
-  for (const auto& [rank, address, nbytes] : receives) self.receive(rank, tag, reinterpret_cast<void*>(address), nbytes);
+  for (const auto& [rank, address, room] : receives)
+    self.receive(rank, tag, reinterpret_cast<void*>(address), room, is_exact ? room : 1);
   for (const auto& [rank, address, nbytes] : sends) self.send(rank, tag, reinterpret_cast<const void*>(address), nbytes);
 }
 

@@ -32,7 +32,11 @@ class Messages {
   explicit Messages(const Post& post);
 
   void send(int rank, int tag, const void* from, std::size_t nbytes);
-  void receive(int rank, int tag, void* to, std::size_t nbytes);
+  // A message of the likely length, or of another that fits.
+  void receive(int rank, int tag, void* to, std::size_t room, std::size_t likely_nbytes);
+  // The same into several rooms, in order, if the rank is on sockets.
+  void receive(int rank, int tag, std::vector<Sockets::Room> rooms, std::size_t likely_nbytes);
+  bool on_sockets(int rank) const { return post_.sockets && post_.sockets->carries(rank); }
 
   // Wait up to `seconds`; true if all have gone and come. For the first `busy` seconds naps between looks are short, then long: a
   // long message needs this rank seldom, and whoever computes needs the core.
@@ -43,7 +47,6 @@ class Messages {
   Handle* add();
   bool test();
   bool test_mpi();
-  bool on_sockets(int rank) const { return post_.sockets && post_.sockets->carries(rank); }
 
   Post post_;
   Sockets::Pending pending_;  // of sockets

@@ -111,7 +111,7 @@ class Exchange:
     ) -> None:
         """Send and receive greetings, each in one message; what comes may be shorter than the room for it."""
         with _kept(None, sends, receives):
-            under_way = self.wire.start(sends, receives, tag=_GREETINGS)
+            under_way = self.wire.start(sends, receives, tag=_GREETINGS, is_exact=False)
         self.await_greeting(under_way, sends, receives, sequence=sequence)
 
     def await_greeting(self, under_way: UnderWay, *memory: object, sequence: int) -> None:
@@ -150,7 +150,7 @@ class Exchange:
             [(rank, part) for rank, array in all_ for part in _pieces(array, limit)] for all_ in (given, wanted)
         )
         with _kept(None, given, wanted):
-            messages = Messages(self.wire.start(out, into, tag=_DATA), given, wanted)
+            messages = Messages(self.wire.start(out, into, tag=_DATA, is_exact=True), given, wanted)
         _outstanding[id(messages)] = messages
         return messages
 

@@ -83,10 +83,17 @@ class Wire:
         if self.sockets is not None:
             self.sockets.close()
 
-    def start(self, sends: Parts, receives: Parts, *, tag: int) -> UnderWay:
-        """Begin to send (rank, bytes) and to receive (rank, room for bytes); contiguous, and kept until all is done."""
+    def start(self, sends: Parts, receives: Parts, *, tag: int, is_exact: bool) -> UnderWay:
+        """Begin to send and receive.
+
+        Args:
+            sends: (rank, bytes); contiguous, and kept until all is done.
+            receives: (rank, room for bytes); the same.
+            tag: Receives find messages of the same.
+            is_exact: What comes fills its room; else it may be shorter.
+        """
         if self.post is not None:
-            begun: UnderWay = wire.start_messages(self.post, sends, receives, tag=tag)
+            begun: UnderWay = wire.start_messages(self.post, sends, receives, tag=tag, is_exact=is_exact)
             return begun
         comm, requests = self._comm, []
         requests += [comm.Irecv([room, MPI.BYTE], source=rank, tag=tag) for rank, room in receives]
