@@ -145,6 +145,31 @@ def test_a_late_rank_and_a_new_place_do_not_matter(options, way):
         assert trace.counters().get("headers exchanged", 0) == before + 1
 
 
+@pytest.mark.parametrize("kind", ["hierarchical", "mpi"])
+@pytest.mark.parametrize("numel", [5, 100_000])
+def test_one_call_made_at_several_lines_in_turn_tells_each_of_them_once(roomy, kind, numel):
+    with open_hosts(roomy, kind=kind) as group:
+        array, out = np.full(numel, group.rank + 1.0), np.empty(numel)
+        lines = [
+            lambda: group.all_reduce(array, out=out).wait(),
+            lambda: group.all_reduce(array, out=out).wait(),
+        ]
+        expected, before = group.size * (group.size + 1) / 2, trace.counters().get("headers exchanged", 0)
+        for step in range(8):
+            assert (lines[step % 2]() == expected).all()
+        assert trace.counters().get("headers exchanged", 0) == before + 2
+        # Not from one line on all ranks: that has to be told, however well each of both is known.
+        assert (lines[group.rank == group.size - 1]() == expected).all()
+        assert trace.counters().get("headers exchanged", 0) == before + 3
+        for step in range(8):
+            assert (lines[step % 2]() == expected).all()
+        assert trace.counters().get("headers exchanged", 0) <= before + 5  # whoever stood elsewhere is told where now
+        story = group._transport._last
+        assert len({tail for tail in story[1]}) == 1
+        if kind == "hierarchical" and native.AVAILABLE and numel == 5:
+            assert shortcuts(group) == {"all_reduce"}
+
+
 def test_a_sum_that_is_cut_moves_no_more_than_the_bound(options, monkeypatch):
     monkeypatch.setattr(small_calls, "is_direct", lambda network, hosts: True)
     with open_hosts(options, **CUT) as group:

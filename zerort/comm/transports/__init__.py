@@ -5,6 +5,7 @@ node/                      ranks of one machine, over shared memory
 mpi.py                     any communicator of MPI
 messages/                  messages between ranks that share no memory, over MPI or sockets; alarms
 greeting.py                calls compared by digest between hosts, with data of small ones
+places.py                  where all ranks make their calls from, as headers told it once
 small_calls.py             which those are, and sums of which each host sums a part
 hierarchical.py            shared memory within a host, messages between hosts
 hosts_shortcut.py          the same for a small call that is made again, in one native step

@@ -1,11 +1,11 @@
 """`Greeter`: before a call, ranks of different hosts compare 16 bytes of it; a small call's data travels along.
 
-    direct      digest of the call · its number and flags │ data                 one message to each other host
-    passed on   digest of the call · its number and flags │ data heard so far    to hosts 1, 2, 4, … ahead, in turn
+    direct      digest of the call · its number, places, flags │ data              one message to each other host
+    passed on   digest of the call · its number, places, flags │ data heard so far to hosts 1, 2, 4, … ahead, in turn
 
 One rank greets for each host, or for itself where ranks share no memory; messages/network.py says which way. Headers,
 which tell where each rank calls from, travel only if some rank calls from a place that the others have not heard of:
-that is one of the flags. The compiled form (``native/src/hosts.h``) sends the same messages.
+that is one of the flags; else a greeting has the number of what they have heard (places.py). The compiled form (``native/src/hosts.h``) sends the same messages.
 """
 
 from __future__ import annotations
@@ -19,11 +19,22 @@ from typing import Any
 import numpy as np
 
 from zerort.comm.guard.call import SEQUENCE_NBYTES, Call
+from zerort.comm.transports.places import NUMBER_BITS
 from zerort.native.rendezvous import AGREED_BYTES
 from zerort.native.wire import plan_greeting
 from zerort.typing import Array
 
-__all__ = ["DIFFERS", "GREETING_NBYTES", "NEW_PLACE", "Greeter", "digest_of", "direct_nbytes", "small_nbytes"]
+__all__ = [
+    "DIFFERS",
+    "GREETING_NBYTES",
+    "NEW_PLACE",
+    "Greeter",
+    "digest_of",
+    "direct_nbytes",
+    "place_of",
+    "small_nbytes",
+    "with_place",
+]
 
 DIFFERS, NEW_PLACE = 1, 2
 """Flags: calls differ, or one cannot be made; some rank calls from a place that the others have not heard of."""
@@ -44,6 +55,17 @@ _FORM = struct.Struct("<16sQ")
 GREETING_NBYTES = _FORM.size
 _FLAG_BITS = 2
 _FLAGS = 2**_FLAG_BITS - 1
+_SEQUENCE_SHIFT = _FLAG_BITS + NUMBER_BITS
+
+
+def with_place(flags: int, number: int) -> int:
+    """Return flags together with the number of the set of places that a call is made from (places.py)."""
+    return flags | number << _FLAG_BITS
+
+
+def place_of(flags: int) -> int:
+    """Return the number that `with_place` was given."""
+    return flags >> _FLAG_BITS
 
 
 @functools.lru_cache(maxsize=4096)
@@ -114,7 +136,7 @@ class Greeter:
         # A message for each, with data of its own.
         self._parts = np.zeros(self._messages.shape if direct else (0, 0), np.uint8)
 
-    def plan(self, post: Any, call: Call, nbytes: int, most: int) -> Any:
+    def plan(self, post: Any, call: Call, nbytes: int, most: int, *, place: int) -> Any:
         """Return what the compiled form needs to send what `greet` sends."""
         return plan_greeting(
             post,
@@ -126,6 +148,7 @@ class Greeter:
             nbytes=nbytes,
             most=most,
             digest=digest_of(call.tail()),
+            place=place,
         )
 
     def data(self, nbytes: int) -> Array:
@@ -145,13 +168,13 @@ class Greeter:
 
         Args:
             call: What this rank is about to do.
-            flags: What it has to say.
+            flags: What it has to say, `with_place`; so is what is returned.
             nbytes: Of the data that it sends.
             most: Of the data of any rank; the same on all if their calls are.
             parts: Instead of both, where each sends directly: of the data that it has for each (see `part`). What is
                 returned is what each had for this rank.
         """
-        digest, number = digest_of(call.tail()), call.sequence << _FLAG_BITS
+        digest, number = digest_of(call.tail()), call.sequence << _SEQUENCE_SHIFT | flags & ~_FLAGS
         if not self._direct:
             return self._pass_on(digest, number, flags, max(most, nbytes))
         head = np.frombuffer(_FORM.pack(digest, number | flags), np.uint8)
@@ -193,5 +216,5 @@ class Greeter:
 def _hear(message: Array, digest: bytes, number: int) -> int:
     """Return the flags of a message, with `DIFFERS` if it is about another call."""
     theirs, said = _FORM.unpack_from(message)  # type: ignore[arg-type]
-    same: bool = theirs == digest and said & ~_FLAGS == number
-    return int(said & _FLAGS) | (0 if same else DIFFERS)
+    same: bool = theirs == digest and said >> _SEQUENCE_SHIFT == number >> _SEQUENCE_SHIFT
+    return int(said & _FLAGS) | (0 if same else DIFFERS) | (0 if said & ~_FLAGS == number else NEW_PLACE)

@@ -26,7 +26,7 @@ from zerort.comm.transports.greeting import DIFFERS
 from zerort.comm.transports.host_side import SharedHost
 from zerort.comm.transports.hosts_shortcut import HostsShortcut, make_native
 from zerort.comm.transports.messages.exchange import Interrupted
-from zerort.comm.transports.mpi import KEY_NBYTES, MpiTransport
+from zerort.comm.transports.mpi import MpiTransport
 from zerort.comm.transports.node.transport import NodeTransport
 from zerort.comm.transports.shift import LANDING_SLOTS, Topology
 from zerort.comm.transports.small_calls import ranges_of
@@ -177,8 +177,8 @@ class HierarchicalTransport(MpiTransport):
 
     def shortcut(self, call: Call) -> Any:
         """Return the native form of a call that takes one exchange."""
-        key = call.tail()[:KEY_NBYTES]
-        tails, post = self.places.get(key), self._exchange.wire.post
+        number, post = self.places.number_of(call.tail()), self._exchange.wire.post
+        tails = self.places.tails(number)
         is_small = self.small.has(call)
         if tails is None or post is None or not (is_small or call.op == "barrier"):
             return None
@@ -189,7 +189,7 @@ class HierarchicalTransport(MpiTransport):
         wire_nbytes, plan = 0, None
         if self._greeter is not None:
             nbytes, most, wire_nbytes = self._sizes_of(call, is_cut=is_cut)
-            plan = self._greeter.plan(post, call, nbytes, most)
+            plan = self._greeter.plan(post, call, nbytes, most, place=number)
         native_call = make_native(
             **place,
             call=call,
@@ -198,11 +198,12 @@ class HierarchicalTransport(MpiTransport):
             host=self.topology.host_of[self.rank],
             notes=self._notes,
             tails=[tails[rank] for rank in self._here],
+            place=number,
             plan=plan,
             is_cut=is_cut,
             wire_seconds=call.nbytes / self.network.bandwidth,
         )
-        return HostsShortcut(self, native_call, tails=tails, key=key, wire_nbytes=wire_nbytes)
+        return HostsShortcut(self, native_call, tail=call.tail(), place=number, wire_nbytes=wire_nbytes)
 
     def _sizes_of(self, call: Call, *, is_cut: bool) -> tuple[int, int, int]:
         """Return the bytes that this host tells all others in a small call, the most that any does, and what it sends.

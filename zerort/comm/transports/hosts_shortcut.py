@@ -18,6 +18,7 @@ from zerort.comm.guard.call import Call
 from zerort.comm.transport import DONE, STALE
 from zerort.comm.transports.messages.exchange import LISTEN_EVERY
 from zerort.comm.transports.node.shortcut import Place, prepared_facts
+from zerort.comm.transports.places import Places
 from zerort.comm.transports.small_calls import ranges_of
 from zerort.native.rendezvous import MOVES, PARTING
 from zerort.native.wire import prepare_hosts
@@ -36,7 +37,7 @@ _MOST_PATIENCE = 50e-3
 class Caller(Protocol):
     """The transport whose calls take shortcuts."""
 
-    places: dict[bytes, list[bytes]]
+    places: Places
     begun: HostsShortcut | None
     """The shortcut of a call that it has not finished."""
     listened_at: float
@@ -52,16 +53,17 @@ class HostsShortcut:
     Args:
         transport: Whose call it is.
         native: The native ``HostsCall``.
-        tails: What the headers of all ranks end with, for this call; another list if one has called from elsewhere.
-        key: How the transport finds them.
+        tail: What this rank's header ends with, for this call.
+        place: The set of places that it is made from; another if one of the others has called from elsewhere since.
         wire_nbytes: What this rank sends to other hosts.
     """
 
-    __slots__ = ("_key", "_tails", "_transport", "_wire_nbytes", "native")
+    __slots__ = ("_place", "_tail", "_tails", "_transport", "_wire_nbytes", "native")
 
-    def __init__(self, transport: Caller, native: Any, *, tails: list[bytes], key: bytes, wire_nbytes: int) -> None:
+    def __init__(self, transport: Caller, native: Any, *, tail: bytes, place: int, wire_nbytes: int) -> None:
         self._transport = transport
-        self._tails, self._key, self._wire_nbytes = tails, key, wire_nbytes
+        self._tail, self._place, self._wire_nbytes = tail, place, wire_nbytes
+        self._tails = transport.places.use(place)
         self.native = native
 
     def run(self, sequence: int, source: Array | None, out: Array | None) -> int:
@@ -82,7 +84,7 @@ class HostsShortcut:
 
     def _begin(self, sequence: int) -> bool:
         transport = self._transport
-        if transport.places.get(self._key) is not self._tails:
+        if transport.places.number_of(self._tail) != self._place:
             return False
         self.native.listen_at = int((transport.listened_at + LISTEN_EVERY) * 1e9)
         return True
@@ -112,6 +114,7 @@ def make_native(
     slab_nbytes: int,
     notes: Array,
     tails: Sequence[bytes],
+    place: int,
     plan: Any,
     is_cut: bool,
     wire_seconds: float,
@@ -130,6 +133,7 @@ def make_native(
         slab_nbytes: Of half a slab if the source is staged, else 0.
         notes: Where the leader leaves flags and the result.
         tails: What headers of this host's ranks end with.
+        place: The set of places that they are of.
         plan: How the leader greets other hosts; None for the others.
         is_cut: Whether it is a sum that is cut by host.
         wire_seconds: About what the network takes for it.
@@ -155,6 +159,7 @@ def make_native(
         first=first * width,
         notes=notes,
         plan=plan,
+        place=place,
         tails=list(tails),
         shards=[[(place * width, count * width) for place, count in ranges] for ranges in shards],
         scattered=table is not None,

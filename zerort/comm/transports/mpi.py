@@ -21,7 +21,7 @@ from zerort.comm.guard.call import SEQUENCE_NBYTES, Call, call_site, pack_sequen
 from zerort.comm.guard.verdict import Trouble, failed_trouble, gone_trouble, late_error
 from zerort.comm.transport import Transport
 from zerort.comm.transports.carrier import Carrier, HostSide, piece_nbytes
-from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, small_nbytes
+from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, place_of, small_nbytes, with_place
 from zerort.comm.transports.host_side import AloneOnHost
 from zerort.comm.transports.messages.alarms import Alarm
 from zerort.comm.transports.messages.exchange import Exchange, Interrupted, Messages
@@ -29,27 +29,20 @@ from zerort.comm.transports.messages.giving_up import agree_on_missing, sighting
 from zerort.comm.transports.messages.network import Network, measure
 from zerort.comm.transports.messages.sockets import choose_wire
 from zerort.comm.transports.node.memory import slab_nbytes
+from zerort.comm.transports.places import Places
 from zerort.comm.transports.shift import Topology
 from zerort.comm.transports.small_calls import SmallCalls, cut_sum
 from zerort.config import GroupOptions
 from zerort.errors import RankFailedError
-from zerort.native.rendezvous import AGREED_BYTES
 from zerort.typing import Array
 
-__all__ = ["KEY_NBYTES", "MpiTransport"]
+__all__ = ["MpiTransport"]
 
 _TEXT_NBYTES = 4096
 """Of a text in `tell`."""
 
 _SMALL_NBYTES = 64 * 1024
 """Broadcasts and reductions up to this size go straight between root and everyone."""
-
-
-_MOST_PLACES = 1024
-"""Calls of which the places are remembered; others exchange headers anew."""
-
-KEY_NBYTES = AGREED_BYTES - SEQUENCE_NBYTES
-"""Of what a header says of a call besides its number and its place."""
 
 
 class MpiTransport(Transport):
@@ -76,8 +69,8 @@ class MpiTransport(Transport):
         self._carrier = Carrier(
             self.rank, self.topology, nbytes=self._piece_nbytes, start=self.start, finish=self.finish
         )
-        self.places: dict[bytes, list[bytes]] = {}
-        """Calls, and for each what headers of all ranks end with."""
+        self.places = Places(self.rank)
+        """Where all ranks make their calls from."""
         self._last: tuple[int, list[bytes]] | None = None  # the call at which all last met: number, ends of headers
         self._met_at = time.monotonic()
         self._sequence = -1  # of the last call that was begun: none yet
@@ -129,10 +122,11 @@ class MpiTransport(Transport):
         self._exchange.trade(sends, receives, sequence=self._sequence)
 
     def _flags_of(self, call: Call, ranks: Sequence[int], tails: Sequence[bytes]) -> int:
-        """Return what this rank has to say for ``ranks``, whose headers end with ``tails``."""
-        known = self.places.get(call.tail()[:KEY_NBYTES])
+        """Return what this rank has to say for ``ranks``, whose headers end with ``tails``; `with_place` of their set."""
+        number = self.places.number_of(call.tail())
+        known = self.places.tails(number)
         is_new = known is None or any(known[rank] != tail for rank, tail in zip(ranks, tails, strict=True))
-        return (DIFFERS if call.complaint else 0) | (NEW_PLACE if is_new else 0)
+        return with_place((DIFFERS if call.complaint else 0) | (NEW_PLACE if is_new else 0), number)
 
     def _greet(
         self, call: Call, flags: int, nbytes: int = 0, most: int = 0, *, parts: Sequence[int] = ()
@@ -163,18 +157,16 @@ class MpiTransport(Transport):
         """Go on if all ranks agree on the call, when all know where each makes it."""
         if flags & DIFFERS:
             raise self.disagree(call)
-        key = call.tail()[:KEY_NBYTES]
         if flags & NEW_PLACE:
             trace.count("headers exchanged")
             try:
                 headers = self._exchange.all_gather_bytes(call.header(), sequence=call.sequence)
             except Interrupted:
                 self._give_up(call)
-            self.places.pop(key, None)
-            self.places[key] = [header[SEQUENCE_NBYTES:] for header in headers]
-            if len(self.places) > _MOST_PLACES:
-                del self.places[next(iter(self.places))]  # the oldest, on every rank the same
-        self.note_met(call.sequence, self.places[key])
+            number = self.places.learn([header[SEQUENCE_NBYTES:] for header in headers])
+        else:
+            number = place_of(flags)
+        self.note_met(call.sequence, self.places.use(number))
 
     def run(self, call: Call) -> None:
         """Do one collective: a small one in one exchange."""

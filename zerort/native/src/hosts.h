@@ -25,7 +25,7 @@ constexpr int kGreeting = 24, kListening = 32, kConcluding = 40;
 
 // Flags of a greeting; as in zerort/comm/transports/greeting.py.
 constexpr std::uint64_t kDiffers = 1, kNewPlace = 2, kFlags = 3;
-constexpr int kFlagBits = 2;
+constexpr int kFlagBits = 2, kPlaceBits = 22;  // below the number of a call: flags, and the set of places that it is made from
 constexpr int kGreetingTag = 1;
 constexpr double kBusy = 5e-3;  // seconds to poll without sleeping: most messages are there by then
 
@@ -48,6 +48,7 @@ class Greeting {
     std::size_t stride;      // bytes of each
     std::size_t nbytes, most;  // of the data that this rank sends, and that any does
     char digest[16];
+    std::uint64_t place;       // the set of places that the call is made from
     char* parts;               // rows like those of `messages`, one for each host: what is for it alone
   };
   static constexpr std::size_t kHead = 24;
@@ -63,7 +64,7 @@ class Greeting {
   // Begin with what this host has to say of the call with this number. If there are `places`, this host's data is at its own in
   // `whole`, and others' goes there as far as the network can do that.
   void begin(std::uint64_t sequence, std::uint64_t flags, char* whole = nullptr, const Places* places = nullptr) {
-    number_ = sequence << kFlagBits;
+    number_ = number_of(sequence);
     flags_ = flags;
     heard_ = 1;
     whole_ = whole;
@@ -77,7 +78,7 @@ class Greeting {
 
   // The same, directly, with data for each host: `nbytes` of them in `part(host)`.
   void begin_parts(std::uint64_t sequence, std::uint64_t flags, const std::vector<std::size_t>& nbytes) {
-    number_ = sequence << kFlagBits;
+    number_ = number_of(sequence);
     flags_ = flags;
     places_ = nullptr;
     receive_all(nbytes[plan_.me]);
@@ -117,6 +118,10 @@ class Greeting {
   }
 
  private:
+  std::uint64_t number_of(std::uint64_t sequence) const {
+    return sequence << (kFlagBits + kPlaceBits) | plan_.place << kFlagBits;
+  }
+
   std::size_t passed() const { return heard_ < hosts() - heard_ ? heard_ : hosts() - heard_; }
 
   void start_round() {
@@ -166,8 +171,9 @@ class Greeting {
   void take_head(const char* message) {
     std::uint64_t number;
     std::memcpy(&number, message + sizeof plan_.digest, sizeof number);
-    const bool same = std::memcmp(message, plan_.digest, sizeof plan_.digest) == 0 && (number & ~kFlags) == number_;
-    flags_ |= (number & kFlags) | (same ? 0 : kDiffers);
+    const std::uint64_t other = (number & ~kFlags) ^ number_;
+    const bool same = std::memcmp(message, plan_.digest, sizeof plan_.digest) == 0 && other >> (kFlagBits + kPlaceBits) == 0;
+    flags_ |= (number & kFlags) | (same ? 0 : kDiffers) | (other == 0 ? 0 : kNewPlace);
   }
 
   Plan plan_;
@@ -182,6 +188,7 @@ class Greeting {
 struct HostsRoute : RouteBase {
   std::size_t whole_nbytes, first;  // of the result of all; where this rank's begins in it
   char* notes;                      // in the host's window: flags in its first line, then the result
+  std::uint64_t place;              // the set of places that the call is made from
   double patience;                  // seconds; whoever must wait longer for a host's ranks, or messages, goes on from Python
   // Of the leader only.
   std::vector<std::vector<char>> tails;  // what headers of this host's ranks end with, as all hosts know
@@ -215,7 +222,7 @@ class HostsShortcut : public ShortcutBase<HostsRoute> {
     }
     const Status parted = come<StillAway>(false, route_.patience);
     if (parted != Status::met) return kParting + int(parted);
-    if (flags() != 0) return kConcluding;
+    if (flags() != route_.place << kFlagBits) return kConcluding;
     deliver();
     return kDone;
   }
@@ -237,7 +244,7 @@ class HostsShortcut : public ShortcutBase<HostsRoute> {
     settle();
     return true;
   }
-  // … and for all, when the host's ranks have parted: what the leaders said.
+  // … and for all, when the host's ranks have parted: what the leaders said, above it the set of places.
   std::uint64_t flags() const {
     std::uint64_t found;
     std::memcpy(&found, route_.notes, sizeof found);
@@ -346,7 +353,8 @@ class HostsShortcut : public ShortcutBase<HostsRoute> {
           if (!greeting_->has_landed(host)) place(host);
       }
     }
-    std::memcpy(route_.notes, &flags, sizeof flags);
+    const std::uint64_t told = flags | route_.place << kFlagBits;
+    std::memcpy(route_.notes, &told, sizeof told);
   }
 
   std::optional<Greeting> greeting_;  // of the leader

@@ -38,15 +38,21 @@ void keep_alive(int socket) {
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
 }
 
-// Have no connection paced at the rate that BBR saw last: several share a link, in bursts, and each has seen its share of it. One
-// that goes on alone leaves the rest of the link empty. Cubic may need a right that this process has not; Reno never does.
-void leave_bbr(int socket) {
+// How a connection finds out how much it may send: BBR, or whatever the machine uses.
+std::string control_of(int socket) {
   char name[16] = {};
   socklen_t nbytes = sizeof name - 1;
-  if (getsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name, &nbytes) != 0 || std::strncmp(name, "bbr", 3) != 0) return;
-  for (const std::string other : {"cubic", "reno"})
-    if (setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, other.c_str(), socklen_t(other.size())) == 0) return;
+  return getsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name, &nbytes) == 0 ? name : "";
 }
+
+void set_control(int socket, const std::string& name) {
+  setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.c_str(), socklen_t(name.size()));
+}
+
+// BBR sends at the rate that it saw last. Several connections share a link, in bursts: each has seen its share of it, and one that
+// goes on alone leaves the rest of the link empty. Any process may use Reno instead.
+constexpr const char* kPaced = "bbr";
+constexpr const char* kUnpaced = "reno";
 
 void set_send_buffer(int socket, int nbytes) { setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &nbytes, sizeof nbytes); }
 
@@ -103,6 +109,14 @@ void Sockets::limit_buffers(int nbytes) {
   send_buffer_ = nbytes;
   for (auto& [rank, one] : outgoing_)
     if (one.socket >= 0) set_send_buffer(one.socket, nbytes);
+}
+
+void Sockets::go_far() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  is_far_ = true;
+  const std::string usual = control_of(listener_);
+  for (auto& [rank, one] : outgoing_)
+    if (one.socket >= 0) set_control(one.socket, usual);
 }
 
 void Sockets::send(int rank, int tag, const void* from, std::size_t nbytes, const Pending& pending) {
@@ -186,7 +200,7 @@ void Sockets::connect(Outgoing& to) {
   const int yes = 1;
   setsockopt(to.socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   keep_alive(to.socket);
-  leave_bbr(to.socket);
+  if (!is_far_ && control_of(to.socket) == kPaced) set_control(to.socket, kUnpaced);
   if (send_buffer_ > 0) set_send_buffer(to.socket, send_buffer_);
   sockaddr_in address = {};
   address.sin_family = AF_INET;

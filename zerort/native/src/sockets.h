@@ -64,6 +64,9 @@ class Sockets {
   // Have the kernel hold no more than that of what a connection sends, instead of as much as it likes.
   void limit_buffers(int nbytes);
 
+  // Leave congestion to what the machine uses, though that be BBR, which is made for long ways; until then it is not used.
+  void go_far();
+
   // Break all connections: what is under way stays so.
   void close();
 
@@ -125,6 +128,7 @@ class Sockets {
   const Token token_;
   int listener_;
   int send_buffer_ = 0;  // bytes that the kernel may hold; 0: as it likes
+  bool is_far_ = false;
   std::mutex mutex_;
   std::map<int, Outgoing> outgoing_;  // by rank
   std::map<int, Incoming> incoming_;

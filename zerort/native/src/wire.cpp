@@ -204,6 +204,7 @@ void bind_wire(nb::module_& module) {
       .def("__init__", &open_sockets, nb::arg("rank"), nb::arg("token"), nb::arg("listener"), nb::arg("peers"))
       .def("round_trip", &Sockets::round_trip)
       .def("limit_buffers", &Sockets::limit_buffers)
+      .def("go_far", &Sockets::go_far)
       .def("close", &Sockets::close);
   nb::class_<Post>(module, "Post")
       .def(

@@ -48,6 +48,9 @@ _BUFFER_NBYTES: Final = 512 * 1024
 
 What it holds beyond has left the caches when it is read there: over a third of TCP's CPU time (decision 0200)."""
 
+_FAR: Final = 2e-3
+"""Seconds to another host and back: within a data center it takes less (decision 0202)."""
+
 _SIOCGIFADDR, _SIOCGIFFLAGS, _SIOCGIFNETMASK = 0x8915, 0x8913, 0x891B
 _UP, _LOOPBACK = 0x1, 0x8
 
@@ -139,6 +142,8 @@ def choose_wire(exchange: Exchange, measure: Callable[[], Network], *, options: 
         buffer = send_buffer(round_trip, over_sockets.bandwidth, granted=_granted_buffer())
         if buffer is not None:
             sockets.limit_buffers(buffer)
+        if round_trip > _FAR:
+            sockets.go_far()
         return over_sockets
     wire.use(None)
     return over_mpi
