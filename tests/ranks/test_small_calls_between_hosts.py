@@ -1,7 +1,11 @@
 """Small calls between hosts: in one native step when they are made again, and sums cut by host."""
 
 import dataclasses
+import functools
+import os
+import socket
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,9 +167,9 @@ def test_one_call_made_at_several_lines_in_turn_tells_each_of_them_once(roomy, k
         assert trace.counters().get("headers exchanged", 0) == before + 3
         for step in range(8):
             assert (lines[step % 2]() == expected).all()
-        assert trace.counters().get("headers exchanged", 0) <= before + 5  # whoever stood elsewhere is told where now
+        assert trace.counters().get("headers exchanged", 0) == before + 5  # whoever stood elsewhere is told where now
         story = group._transport._last
-        assert len({tail for tail in story[1]}) == 1
+        assert len(set(story[1])) == 1
         if kind == "hierarchical" and native.AVAILABLE and numel == 5:
             assert shortcuts(group) == {"all_reduce"}
 
@@ -303,29 +307,47 @@ def test_gathers_that_differ_leave_every_out_as_it_was(roomy, connected, by_sock
     counts = [numel + 3 * r for r in range(WORLD.size)]
     with open_hosts(dataclasses.replace(roomy, sockets="always" if by_sockets else "never")) as group:
         shared, own = group.zeros_shared(counts, np.float32), group.zeros(sum(counts), np.float32)
-        mine = np.zeros(counts[group.rank], np.float32)
+        mine = group.zeros(counts[group.rank], np.float32)
 
-        def gather(out):
-            return group.all_gather(mine, counts=counts, out=out).wait()
+        def start(out):
+            return group.all_gather(mine, counts=counts, out=out)
 
         def agree(step):
             mine[:] = step + group.rank
             expected = np.repeat(np.arange(group.size) + np.float32(step), counts)
             for out in (shared.full, own):
-                assert (gather(out) == expected).all()
+                assert (start(out).wait() == expected).all()
             return expected
 
         for step in range(4):
             agree(step)
-        for odd, other in ((0, 2), (group.size - 1, 2 * numel)):  # shorter and longer than what the others send
-            expected = agree(odd)
+        assert shortcuts(group) == ({"all_gather"} if native.AVAILABLE else set())
+        for odd, numbers in ((0, 2), (group.size - 1, 2 * numel)):  # shorter and longer than what the others send
+            expected, other = agree(odd), np.full(numbers, 7, np.float32)
             for out in (shared.full, own):
                 mine[:] = -1
+                call = (
+                    functools.partial(group.all_gather, other) if group.rank == odd else functools.partial(start, out)
+                )
                 with pytest.raises(CollectiveMismatchError):
-                    if group.rank == odd:
-                        group.all_gather(np.full(other, 7, np.float32)).wait()
-                    else:
-                        gather(out)
+                    call().wait()
                 assert (out == expected).all()
                 group.barrier().wait()  # all have looked
             agree(odd + 1)
+
+
+@pytest.mark.skipif(not native.AVAILABLE, reason="only the compiled form has sockets")
+@pytest.mark.parametrize("is_far", [False, True])
+def test_only_what_goes_far_is_paced(roomy, connected, is_far, monkeypatch):
+    """Where the machine's connections use BBR; elsewhere none of them does, near or far."""
+    monkeypatch.setattr(sockets, "_FAR", -1.0 if is_far else 60.0)
+    with open_hosts(dataclasses.replace(roomy, sockets="always")) as group:
+        group.all_reduce(np.ones(1_000_000)).wait()  # in rounds: every rank sends
+        used = set()
+        for fd in [one for one in Path("/proc/self/fd").iterdir() if one.is_socket()]:
+            with socket.socket(fileno=os.dup(int(fd.name))) as one:
+                if one.type == socket.SOCK_STREAM and one.family == socket.AF_INET:
+                    used.add(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0"))
+    with socket.socket() as plain:
+        usual = plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+    assert used == ({usual, b"reno"} if usual == b"bbr" and not is_far else {usual})

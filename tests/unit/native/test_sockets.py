@@ -46,6 +46,13 @@ class Ranks:
     def start(self, rank, sends=(), receives=(), tag=0, is_exact=True):
         return wire.start_messages(self.posts[rank], list(sends), list(receives), tag=tag, is_exact=is_exact)
 
+    def connect(self):
+        """Have each rank hear a word of each other."""
+        word, rooms = np.zeros(1, np.uint8), np.zeros((len(self.posts), len(self.posts), 1), np.uint8)
+        pairs = list(itertools.permutations(range(len(self.posts)), 2))
+        asked = [self.start(one, [], [(other, rooms[one, other])]) for one, other in pairs]
+        assert all_done(*asked, *[self.start(one, [(other, word)]) for one, other in pairs])
+
     def close(self):
         for one in self.sockets:
             one.close()
@@ -69,6 +76,17 @@ def all_done(*batches, within=SOON):
     """Wait for batches in turn: in one process, each needs the others to go on."""
     waits = range(int(within / 0.001) // len(batches))
     return any(sum(not batch.wait(0.001, 0.0) for batch in batches) == 0 for _ in waits)
+
+
+class _Once:
+    """A batch that is waited for along with others, whether it ends or not."""
+
+    def __init__(self, batch):
+        self._batch, self.is_done = batch, False
+
+    def wait(self, seconds, busy):
+        self.is_done = self.is_done or self._batch.wait(seconds, busy)
+        return True
 
 
 def numbers(count, seed):
@@ -142,7 +160,8 @@ def test_messages_of_one_tag_come_in_order_and_may_be_shorter_than_their_room(ra
     two = ranks(2)
     sent = [numbers(length, length) for length in (5, 70_000, 1, 3)]
     rooms = [np.zeros(80_000, np.uint8) for _ in sent]
-    assert all_done(two.start(0, [(1, one) for one in sent]), two.start(1, [], [(0, room) for room in rooms], is_exact=False))
+    asked = two.start(1, [], [(0, room) for room in rooms], is_exact=False)
+    assert all_done(two.start(0, [(1, one) for one in sent]), asked)
     for one, room in zip(sent, rooms, strict=True):
         assert (room[: one.size] == one).all()
         assert not room[one.size :].any()
@@ -151,35 +170,60 @@ def test_messages_of_one_tag_come_in_order_and_may_be_shorter_than_their_room(ra
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
 def test_whoever_sleeps_is_woken_by_a_message_that_is_shorter_than_its_room(ranks, order):
     """Of two that come, whichever is last; a sleep that nothing ends takes as long as it may."""
-    three = ranks(3)
+    three, (first, last) = ranks(3), order
     short = numbers(30, 0)
     rooms = np.zeros((3, 500_000), np.uint8)
-    for _ in range(3):  # the connections are there from the second time on
-        rooms[:] = 0
-        asked = three.start(0, [], [(other, rooms[other]) for other in (1, 2)], is_exact=False)
-        first, last = order
-        sending = three.start(first, [(0, short)])
-        assert sending.wait(SOON, 0.0)
-        assert not asked.wait(0.01, 0.0)
-        waker = threading.Timer(0.05, lambda: three.start(last, [(0, short)]).wait(SOON, 0.0))
-        waker.start()
-        began = time.monotonic()
-        assert asked.wait(60.0, 0.0)
-        assert time.monotonic() - began < 30.0
-        waker.join()
-        assert (rooms[1:, : short.size] == short).all()
-        assert not rooms[1:, short.size :].any()
+    three.connect()
+    asked = three.start(0, [], [(other, rooms[other]) for other in (1, 2)], is_exact=False)
+    assert three.start(first, [(0, short)]).wait(SOON, 0.0)
+    assert not asked.wait(0.01, 0.0)
+    waker = threading.Timer(0.05, lambda: three.start(last, [(0, short)]).wait(SOON, 0.0))
+    waker.start()
+    began = time.monotonic()
+    assert asked.wait(60.0, 0.0)
+    assert time.monotonic() - began < 30.0
+    waker.join()
+    assert (rooms[1:, : short.size] == short).all()
+    assert not rooms[1:, short.size :].any()
 
 
 def test_a_short_message_is_not_held_up_by_who_waits_for_another(ranks):
     """Two batches under way: the one that was asked last stays out."""
     three = ranks(3)
+    three.connect()
     rooms, sent = np.zeros((3, 100), np.uint8), numbers(100, 0)
     mine = three.start(0, [], [(1, rooms[1])])
     others = three.start(0, [], [(2, rooms[2])])
     assert all_done(mine, three.start(1, [(0, sent)]))
     assert not others.wait(0.01, 0.0)
     assert all_done(others, three.start(2, [(0, sent)]))
+    assert (rooms[1:] == sent).all()
+
+
+def test_whoever_waits_for_a_short_message_still_reads_what_another_batch_has_asked_for(ranks):
+    """Rank 1 says its word when rank 2 has sent a long message, and rank 0 waits for the word alone."""
+    three = ranks(3)
+    three.connect()
+    long, word = numbers(30_000_000, 0), numbers(100, 1)
+    got_long, got_word = np.zeros_like(long), np.zeros_like(word)
+    others, mine = three.start(0, [], [(2, got_long)]), three.start(0, [], [(1, got_word)])
+    assert all_done(three.start(2, [(0, long)]), expected_not_yet := _Once(mine))
+    assert not expected_not_yet.is_done
+    assert all_done(three.start(1, [(0, word)]), mine, others)
+    assert (got_long == long).all()
+    assert (got_word == word).all()
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_a_long_message_is_read_while_a_late_one_of_its_batch_is_missing(ranks, is_exact):
+    three = ranks(3)
+    three.connect()
+    sent = numbers(8_000_000, 0)
+    rooms = np.zeros((3, sent.size), np.uint8)
+    asked = three.start(0, [], [(2, rooms[2]), (1, rooms[1])], is_exact=is_exact)
+    assert all_done(three.start(2, [(0, sent)]), expected_not_yet := _Once(asked))  # it has gone: somebody has read it
+    assert not expected_not_yet.is_done
+    assert all_done(three.start(1, [(0, sent)]), asked)
     assert (rooms[1:] == sent).all()
 
 

@@ -1,11 +1,12 @@
 """`Greeter`: before a call, ranks of different hosts compare 16 bytes of it; a small call's data travels along.
 
-    direct      digest of the call · its number, places, flags │ data              one message to each other host
-    passed on   digest of the call · its number, places, flags │ data heard so far to hosts 1, 2, 4, … ahead, in turn
+    direct      digest of the call · its number, places, flags │ data                 one message to each other
+    passed on   digest of the call · its number, places, flags │ data heard so far    to 1, 2, 4, … ahead, in turn
 
 One rank greets for each host, or for itself where ranks share no memory; messages/network.py says which way. Headers,
 which tell where each rank calls from, travel only if some rank calls from a place that the others have not heard of:
-that is one of the flags; else a greeting has the number of what they have heard (places.py). The compiled form (``native/src/hosts.h``) sends the same messages.
+that is one of the flags; else a greeting has the number of what they have heard (places.py). The compiled form
+(``native/src/hosts.h``) sends the same messages.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Greeter:
         # A message for each, with data of its own.
         self._parts = np.zeros(self._messages.shape if direct else (0, 0), np.uint8)
 
-    def plan(self, post: Any, call: Call, nbytes: int, most: int, *, place: int) -> Any:
+    def plan(self, post: Any, call: Call, nbytes: int, most: int, *, places: int) -> Any:
         """Return what the compiled form needs to send what `greet` sends."""
         return plan_greeting(
             post,
@@ -148,7 +149,7 @@ class Greeter:
             nbytes=nbytes,
             most=most,
             digest=digest_of(call.tail()),
-            place=place,
+            places=places,
         )
 
     def data(self, nbytes: int) -> Array:
@@ -174,7 +175,7 @@ class Greeter:
             parts: Instead of both, where each sends directly: of the data that it has for each (see `part`). What is
                 returned is what each had for this rank.
         """
-        digest, number = digest_of(call.tail()), call.sequence << _SEQUENCE_SHIFT | flags & ~_FLAGS
+        digest, number = digest_of(call.tail()), _number_of(call.sequence, flags)
         if not self._direct:
             return self._pass_on(digest, number, flags, max(most, nbytes))
         head = np.frombuffer(_FORM.pack(digest, number | flags), np.uint8)
@@ -213,8 +214,12 @@ class Greeter:
         return flags, [mine[first : first + width] for first in places]
 
 
+def _number_of(sequence: int, flags: int) -> int:
+    return (sequence << _SEQUENCE_SHIFT) % 2**64 | flags & ~_FLAGS
+
+
 def _hear(message: Array, digest: bytes, number: int) -> int:
-    """Return the flags of a message, with `DIFFERS` if it is about another call."""
+    """Return the flags of a message, with `DIFFERS` if it is about another call, `NEW_PLACE` if made from elsewhere."""
     theirs, said = _FORM.unpack_from(message)  # type: ignore[arg-type]
     same: bool = theirs == digest and said >> _SEQUENCE_SHIFT == number >> _SEQUENCE_SHIFT
     return int(said & _FLAGS) | (0 if same else DIFFERS) | (0 if said & ~_FLAGS == number else NEW_PLACE)

@@ -189,7 +189,7 @@ class HierarchicalTransport(MpiTransport):
         wire_nbytes, plan = 0, None
         if self._greeter is not None:
             nbytes, most, wire_nbytes = self._sizes_of(call, is_cut=is_cut)
-            plan = self._greeter.plan(post, call, nbytes, most, place=number)
+            plan = self._greeter.plan(post, call, nbytes, most, places=number)
         native_call = make_native(
             **place,
             call=call,
@@ -198,12 +198,12 @@ class HierarchicalTransport(MpiTransport):
             host=self.topology.host_of[self.rank],
             notes=self._notes,
             tails=[tails[rank] for rank in self._here],
-            place=number,
+            places=number,
             plan=plan,
             is_cut=is_cut,
             wire_seconds=call.nbytes / self.network.bandwidth,
         )
-        return HostsShortcut(self, native_call, tail=call.tail(), place=number, wire_nbytes=wire_nbytes)
+        return HostsShortcut(self, native_call, tail=call.tail(), places=number, wire_nbytes=wire_nbytes)
 
     def _sizes_of(self, call: Call, *, is_cut: bool) -> tuple[int, int, int]:
         """Return the bytes that this host tells all others in a small call, the most that any does, and what it sends.
@@ -250,7 +250,7 @@ class HierarchicalTransport(MpiTransport):
         """Wait for greetings that a shortcut has sent, and for those that come."""
         try:
             while True:
-                self._exchange.await_greeting(begun, self._greeter, sequence=call.sequence)
+                self._exchange.await_greeting(begun, self._greeter, self._notes, sequence=call.sequence)
                 if begun.hear():
                     return
         except Interrupted:

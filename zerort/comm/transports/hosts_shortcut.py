@@ -54,16 +54,16 @@ class HostsShortcut:
         transport: Whose call it is.
         native: The native ``HostsCall``.
         tail: What this rank's header ends with, for this call.
-        place: The set of places that it is made from; another if one of the others has called from elsewhere since.
+        places: The set of places that it is made from; another if one of the others has called from elsewhere since.
         wire_nbytes: What this rank sends to other hosts.
     """
 
-    __slots__ = ("_place", "_tail", "_tails", "_transport", "_wire_nbytes", "native")
+    __slots__ = ("_places", "_tail", "_tails", "_transport", "_wire_nbytes", "native")
 
-    def __init__(self, transport: Caller, native: Any, *, tail: bytes, place: int, wire_nbytes: int) -> None:
+    def __init__(self, transport: Caller, native: Any, *, tail: bytes, places: int, wire_nbytes: int) -> None:
         self._transport = transport
-        self._tail, self._place, self._wire_nbytes = tail, place, wire_nbytes
-        self._tails = transport.places.use(place)
+        self._tail, self._places, self._wire_nbytes = tail, places, wire_nbytes
+        self._tails = transport.places.use(places)
         self.native = native
 
     def run(self, sequence: int, source: Array | None, out: Array | None) -> int:
@@ -84,7 +84,7 @@ class HostsShortcut:
 
     def _begin(self, sequence: int) -> bool:
         transport = self._transport
-        if transport.places.number_of(self._tail) != self._place:
+        if transport.places.number_of(self._tail) != self._places:
             return False
         self.native.listen_at = int((transport.listened_at + LISTEN_EVERY) * 1e9)
         return True
@@ -114,7 +114,7 @@ def make_native(
     slab_nbytes: int,
     notes: Array,
     tails: Sequence[bytes],
-    place: int,
+    places: int,
     plan: Any,
     is_cut: bool,
     wire_seconds: float,
@@ -133,7 +133,7 @@ def make_native(
         slab_nbytes: Of half a slab if the source is staged, else 0.
         notes: Where the leader leaves flags and the result.
         tails: What headers of this host's ranks end with.
-        place: The set of places that they are of.
+        places: The set of places that they are of.
         plan: How the leader greets other hosts; None for the others.
         is_cut: Whether it is a sum that is cut by host.
         wire_seconds: About what the network takes for it.
@@ -145,8 +145,8 @@ def make_native(
         shards = ranges_of(call, members) if is_cut else []
     elif table is not None:
         counts = [count for _, count in table.takes]
-        places = geometry.starts(counts)
-        shards = [[(places[r], counts[r]) for r in ranks] for ranks in members]
+        firsts = geometry.starts(counts)
+        shards = [[(firsts[r], counts[r]) for r in ranks] for ranks in members]
     numel = call.numel if reduces else sum(count for ranges in shards for _, count in ranges)
     first = table.takes[rank][0] if table is not None and table.reduces else 0
     return prepare_hosts(
@@ -159,9 +159,9 @@ def make_native(
         first=first * width,
         notes=notes,
         plan=plan,
-        place=place,
+        places=places,
         tails=list(tails),
-        shards=[[(place * width, count * width) for place, count in ranges] for ranges in shards],
+        shards=[[(start * width, count * width) for start, count in ranges] for ranges in shards],
         scattered=table is not None,
         host=host,
         patience=min(_PATIENCE + _SLOWER * wire_seconds, _MOST_PATIENCE),

@@ -122,7 +122,7 @@ class MpiTransport(Transport):
         self._exchange.trade(sends, receives, sequence=self._sequence)
 
     def _flags_of(self, call: Call, ranks: Sequence[int], tails: Sequence[bytes]) -> int:
-        """Return what this rank has to say for ``ranks``, whose headers end with ``tails``; `with_place` of their set."""
+        """Return what this rank has to say for ``ranks``, whose headers end with ``tails``; `with_place`."""
         number = self.places.number_of(call.tail())
         known = self.places.tails(number)
         is_new = known is None or any(known[rank] != tail for rank, tail in zip(ranks, tails, strict=True))

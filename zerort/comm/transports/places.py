@@ -3,8 +3,9 @@
     a set of places   what the headers of all ranks end with: a call, and for each rank the line of its program
     its number        what a greeting says instead, as long as nobody calls from elsewhere
 
-Headers travel when a set is new. Each rank remembers which set its own place belonged to last: a program that makes one
-call at several lines in turn tells each of them once. So whoever is missing can be told with its last call and the line.
+Headers travel when a set is new, or is not the one in which each rank last made its call at that line. So a program
+that makes one call at several lines in turn, on all ranks alike, tells each of them once; and whoever is missing can be
+told with its last call and the line.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Places:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._count = 0  # of all that were ever learnt
-        self._tails: dict[int, list[bytes]] = {}  # by number, in the order in which they were learnt
+        self._tails: dict[int, list[bytes]] = {}  # by number, in the order in which they were last learnt
         self._numbers: dict[tuple[bytes, ...], int] = {}  # the same, the other way round
         self._last: dict[bytes, int] = {}  # by what this rank's header ends with
 
@@ -50,6 +51,8 @@ class Places:
             self._tails[found], self._numbers[tuple(tails)] = list(tails), found
             if len(self._tails) > MOST_PLACES:
                 self._forget(next(iter(self._tails)))
+        else:
+            self._tails[found] = self._tails.pop(found)  # not the oldest any more
         self.use(found)
         return found
 

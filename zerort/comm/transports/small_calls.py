@@ -7,7 +7,7 @@
 
 Which way is the same on all ranks: it follows from what messages cost, which all have agreed on (messages/network.py,
 decision 0169). The call is compared with the first message of each host, as always. Where hosts greet each other
-directly, up to 1 MiB is small (decision 0195).
+directly, up to 2 MiB is small (decisions 0195, 0202).
 """
 
 from __future__ import annotations

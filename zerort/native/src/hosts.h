@@ -33,9 +33,9 @@ constexpr double kBusy = 5e-3;  // seconds to poll without sleeping: most messag
 struct Piece {
   std::size_t place, nbytes;
 };
-using Places = std::vector<std::vector<Piece>>;  // of each host's data, in order
+using Shards = std::vector<std::vector<Piece>>;  // of each host, in order
 
-// What one host tells all others about a call: 16 bytes of its digest, its number and flags, data. The same messages as those of
+// What one host tells all others about a call: 16 bytes of its digest, its number, places and flags, data. The same messages as those of
 // the form in Python, greeting.py.
 class Greeting {
  public:
@@ -48,7 +48,7 @@ class Greeting {
     std::size_t stride;      // bytes of each
     std::size_t nbytes, most;  // of the data that this rank sends, and that any does
     char digest[16];
-    std::uint64_t place;       // the set of places that the call is made from
+    std::uint64_t places;      // the number of the set that the call is made from
     char* parts;               // rows like those of `messages`, one for each host: what is for it alone
   };
   static constexpr std::size_t kHead = 24;
@@ -61,26 +61,27 @@ class Greeting {
   std::size_t hosts() const { return plan_.ranks.size(); }
   std::uint64_t flags() const { return flags_; }
 
-  // Begin with what this host has to say of the call with this number. If there are `places`, this host's data is at its own in
-  // `whole`, and others' goes there as far as the network can do that.
-  void begin(std::uint64_t sequence, std::uint64_t flags, char* whole = nullptr, const Places* places = nullptr) {
+  // Begin with what this host has to say of the call with this number. If there are `shards`, others' data goes to its place in
+  // `whole`, as far as the network can do that; the caller puts its own there.
+  void begin(std::uint64_t sequence, std::uint64_t flags, char* whole, const Shards* shards) {
     number_ = number_of(sequence);
     flags_ = flags;
     heard_ = 1;
     whole_ = whole;
-    places_ = plan_.direct ? places : nullptr;
+    shards_ = plan_.direct ? shards : nullptr;
     start_round();
   }
 
-  bool has_landed(std::size_t host) const {
-    return places_ != nullptr && (host == plan_.me || under_way_.on_sockets(plan_.ranks[host]));
+  // What a host tells goes to its place, not to its row.
+  bool lands(std::size_t host) const {
+    return shards_ != nullptr && (host == plan_.me || under_way_.on_sockets(plan_.ranks[host]));
   }
 
   // The same, directly, with data for each host: `nbytes` of them in `part(host)`.
   void begin_parts(std::uint64_t sequence, std::uint64_t flags, const std::vector<std::size_t>& nbytes) {
     number_ = number_of(sequence);
     flags_ = flags;
-    places_ = nullptr;
+    shards_ = nullptr;
     receive_all(nbytes[plan_.me]);
     for (std::size_t step = 1; step < hosts(); step++) {
       const std::size_t host = (plan_.me + step) % hosts();
@@ -119,7 +120,7 @@ class Greeting {
 
  private:
   std::uint64_t number_of(std::uint64_t sequence) const {
-    return sequence << (kFlagBits + kPlaceBits) | plan_.place << kFlagBits;
+    return sequence << (kFlagBits + kPlaceBits) | plan_.places << kFlagBits;
   }
 
   std::size_t passed() const { return heard_ < hosts() - heard_ ? heard_ : hosts() - heard_; }
@@ -156,9 +157,9 @@ class Greeting {
       }
       std::vector<Sockets::Room> rooms = {{message, kHead}};
       std::size_t likely = nbytes;
-      if (places_ != nullptr) {
+      if (shards_ != nullptr) {
         likely = 0;
-        for (const Piece& piece : (*places_)[host]) {
+        for (const Piece& piece : (*shards_)[host]) {
           rooms.push_back({whole_ + piece.place, piece.nbytes});
           likely += piece.nbytes;
         }
@@ -181,18 +182,18 @@ class Greeting {
   std::uint64_t number_ = 0, flags_ = 0;
   std::size_t heard_ = 0;  // hosts whose data is here
   char* whole_ = nullptr;  // where others' data goes
-  const Places* places_ = nullptr;
+  const Shards* shards_ = nullptr;
 };
 
 // What a call between hosts moves: nothing, copies, or sums.
 struct HostsRoute : RouteBase {
   std::size_t whole_nbytes, first;  // of the result of all; where this rank's begins in it
   char* notes;                      // in the host's window: flags in its first line, then the result
-  std::uint64_t place;              // the set of places that the call is made from
+  std::uint64_t places;             // the number of the set that the call is made from
   double patience;                  // seconds; whoever must wait longer for a host's ranks, or messages, goes on from Python
   // Of the leader only.
   std::vector<std::vector<char>> tails;  // what headers of this host's ranks end with, as all hosts know
-  Places shards;                         // of each host: what it gives to a copy, or sums of a sum that is cut by host
+  Shards shards;                         // what each host gives to a copy, or sums of a sum that is cut by host
   bool scattered = false;                  // of a sum that is cut: no host needs more than what it sums
   std::size_t host = 0;
 };
@@ -222,7 +223,7 @@ class HostsShortcut : public ShortcutBase<HostsRoute> {
     }
     const Status parted = come<StillAway>(false, route_.patience);
     if (parted != Status::met) return kParting + int(parted);
-    if (flags() != route_.place << kFlagBits) return kConcluding;
+    if (flags() != route_.places << kFlagBits) return kConcluding;
     deliver();
     return kDone;
   }
@@ -303,9 +304,9 @@ class HostsShortcut : public ShortcutBase<HostsRoute> {
   // Tell the other hosts. What they tell goes straight to its place in the window; not in an array of the caller's, which a call
   // that differs must leave as it was.
   void begin(std::uint64_t sequence, std::uint64_t flags) {
-    const bool lands = !route_.shards.empty() && !in_place();
-    greeting_->begin(sequence, flags, whole(), lands ? &route_.shards : nullptr);
-    if (lands) place(route_.host);
+    const bool is_placed = !route_.shards.empty() && !in_place();
+    greeting_->begin(sequence, flags, whole(), is_placed ? &route_.shards : nullptr);
+    if (greeting_->lands(route_.host)) place(route_.host);
   }
 
   // Copy a host's data to its places in the result.
@@ -350,10 +351,10 @@ class HostsShortcut : public ShortcutBase<HostsRoute> {
         reduce(route_.dtype, route_.reduction, result, rows.data(), rows.size(), route_.whole_nbytes / route_.width);
       } else if (!route_.shards.empty()) {  // each host's part, or its shards, to their places
         for (std::size_t host = 0; host < greeting_->hosts(); host++)
-          if (!greeting_->has_landed(host)) place(host);
+          if (!greeting_->lands(host)) place(host);
       }
     }
-    const std::uint64_t told = flags | route_.place << kFlagBits;
+    const std::uint64_t told = flags | route_.places << kFlagBits;
     std::memcpy(route_.notes, &told, sizeof told);
   }
 

@@ -155,18 +155,30 @@ std::size_t Sockets::Incoming::rest() const {
   return head_done == kHead ? nbytes - done : kHead - head_done + length();
 }
 
+bool Sockets::Incoming::is_for(const Pending& mine) const {
+  return std::all_of(queue.begin(), queue.end(), [&mine](const Receiving& one) { return one.pending == mine; });
+}
+
 bool Sockets::Incoming::holds_up(const Pending& mine) const {
-  return socket >= 0 && !is_unasked && queue.size() == 1 && queue.front().pending == mine && length() <= kWindow;
+  return socket >= 0 && !is_unasked && queue.size() == 1 && is_for(mine) && length() > 0 && length() <= kWindow;
+}
+
+// Use connections until one holds `mine` up, then those only that are for others, too: they must not wait for `mine`.
+template <typename Use>
+void Sockets::for_each_that_matters(const Pending& mine, const Use& use) {
+  bool is_held_up = false;
+  for (auto one = reading_.rbegin(); one != reading_.rend(); ++one) {  // who was asked last most often comes last
+    if (is_held_up && (*one)->is_for(mine)) continue;
+    use(**one);
+    is_held_up = is_held_up || (*one)->holds_up(mine);
+  }
 }
 
 void Sockets::progress(const Pending& mine) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (lacks_connection()) admit();
   for (Outgoing* one : writing_) write(*one);
-  for (auto one = reading_.rbegin(); one != reading_.rend(); ++one) {  // who was asked last most often comes last
-    read(**one);
-    if ((*one)->holds_up(mine)) break;
-  }
+  for_each_that_matters(mine, [this](Incoming& from) { read(from); });
   forget_idle(writing_);
   forget_idle(reading_);
 }
@@ -177,13 +189,11 @@ void Sockets::sleep(const Pending& mine, double seconds) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const Outgoing* one : writing_)
       if (!one->queue.empty() && !one->is_broken) ready.push_back({one->socket, POLLOUT, 0});
-    for (auto one = reading_.rbegin(); one != reading_.rend(); ++one) {
-      Incoming& from = **one;
-      if (from.queue.empty() || from.socket < 0 || from.is_unasked) continue;
+    for_each_that_matters(mine, [this, &ready](Incoming& from) {
+      if (from.queue.empty() || from.socket < 0 || from.is_unasked) return;
       wake_for_rest(from);
       ready.push_back({from.socket, POLLIN, 0});
-      if (from.holds_up(mine)) break;
-    }
+    });
     if (lacks_connection()) {
       ready.push_back({listener_, POLLIN, 0});
       for (const Stranger& one : strangers_) ready.push_back({one.socket, POLLIN, 0});

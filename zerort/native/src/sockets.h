@@ -49,10 +49,10 @@ class Sockets {
 
   // Begin. The memory must live until `pending`, which is made one more here, is less again.
   void send(int rank, int tag, const void* from, std::size_t nbytes, const Pending& pending);
-  // A message fills the rooms in order. It will have the likely length, or another that is no more than all of them have.
+  // A message fills the rooms in order. It will have the likely length, or another that fits; 0: nobody knows.
   void receive(int rank, int tag, std::vector<Room> rooms, std::size_t likely_nbytes, const Pending& pending);
 
-  // Move what can be moved now; of the messages of `mine` as little as brings its end nearer.
+  // Move what can be moved now; of what comes for `mine` as little as brings its end nearer.
   void progress(const Pending& mine);
 
   // Sleep until something of `mine` can be moved, or for that long.
@@ -106,7 +106,9 @@ class Sockets {
     // Bytes of the message under way, and of them those that have not come; as is likely, if its head has not either.
     std::size_t length() const;
     std::size_t rest() const;
-    // A message of `mine` is missing, so short that it comes whether it is read or not: until then no other matters to `mine`.
+    // Everything that was asked for is for `mine`.
+    bool is_for(const Pending& mine) const;
+    // A message for `mine` is missing, so short that it comes whether it is read or not: until then no other matters to `mine`.
     bool holds_up(const Pending& mine) const;
   };
   struct Stranger {
@@ -118,6 +120,8 @@ class Sockets {
   void connect(Outgoing& to);
   void write(Outgoing& to);
   void read(Incoming& from);
+  template <typename Use>
+  void for_each_that_matters(const Pending& mine, const Use& use);
   bool take(Incoming& from, const Room* rooms, std::size_t& done, std::size_t nbytes);
   void wake_for_rest(Incoming& from);
   void admit();

@@ -2,6 +2,7 @@
 // zerort/comm/transports/messages/wire.py.
 #include "wire.h"
 
+#include <cassert>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -128,6 +129,7 @@ void Messages::receive(int rank, int tag, void* to, std::size_t room, std::size_
 }
 
 void Messages::receive(int rank, int tag, std::vector<Sockets::Room> rooms, std::size_t likely_nbytes) {
+  assert(on_sockets(rank));
   post_.sockets->receive(rank, tag, std::move(rooms), likely_nbytes, pending_);
 }
 
@@ -169,7 +171,7 @@ using Part = std::tuple<int, std::uintptr_t, std::size_t>;  // rank, address, by
 void start(Messages& self, const std::vector<Part>& sends, const std::vector<Part>& receives, int tag, bool is_exact) {
   const nb::gil_scoped_release release;
   for (const auto& [rank, address, room] : receives)
-    self.receive(rank, tag, reinterpret_cast<void*>(address), room, is_exact ? room : 1);
+    self.receive(rank, tag, reinterpret_cast<void*>(address), room, is_exact ? room : 0);
   for (const auto& [rank, address, nbytes] : sends) self.send(rank, tag, reinterpret_cast<const void*>(address), nbytes);
 }
 

@@ -32,7 +32,7 @@ class Messages {
   explicit Messages(const Post& post);
 
   void send(int rank, int tag, const void* from, std::size_t nbytes);
-  // A message of the likely length, or of another that fits.
+  // A message of the likely length, or of another that fits; 0: nobody knows.
   void receive(int rank, int tag, void* to, std::size_t room, std::size_t likely_nbytes);
   // The same into several rooms, in order, if the rank is on sockets.
   void receive(int rank, int tag, std::vector<Sockets::Room> rooms, std::size_t likely_nbytes);

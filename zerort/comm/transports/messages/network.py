@@ -35,8 +35,10 @@ _WHOLE_NBYTES, _WHOLE_SCATTERED_NBYTES = 16 * 1024, 2048
 One of which each rank needs a part takes one exchange either way: whole it spares copies of its parts, no more."""
 
 _FEW_HOSTS = 8
-"""Which always greet each other directly: a latency at most is at stake, and what a group measures while it opens may be
-wrong by more. Passed on, arrays of up to 1 MiB would take twice as long."""
+"""Which always greet each other directly.
+
+A latency or two are at stake, and what a group measures while it opens may be wrong by more; passed on, arrays of up to
+2 MiB would take twice as long."""
 
 _SHORT_NBYTES, _LONG_NBYTES = 64, 256 * 1024
 _MOST_AT_ONCE = 8
