@@ -222,4 +222,5 @@ def _hear(message: Array, digest: bytes, number: int) -> int:
     """Return the flags of a message, with `DIFFERS` if it is about another call, `NEW_PLACE` if made from elsewhere."""
     theirs, said = _FORM.unpack_from(message)  # type: ignore[arg-type]
     same: bool = theirs == digest and said >> _SEQUENCE_SHIFT == number >> _SEQUENCE_SHIFT
-    return int(said & _FLAGS) | (0 if same else DIFFERS) | (0 if said & ~_FLAGS == number else NEW_PLACE)
+    is_known: bool = said & ~_FLAGS == number
+    return int(said & _FLAGS) | (0 if same else DIFFERS) | (0 if is_known else NEW_PLACE)
