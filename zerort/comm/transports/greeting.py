@@ -215,7 +215,8 @@ class Greeter:
 
 
 def _number_of(sequence: int, flags: int) -> int:
-    return (sequence << _SEQUENCE_SHIFT) % 2**64 | flags & ~_FLAGS
+    number: int = sequence << _SEQUENCE_SHIFT & 2**64 - 1  # what does not fit is left out, as by the compiled form
+    return number | flags & ~_FLAGS
 
 
 def _hear(message: Array, digest: bytes, number: int) -> int:
