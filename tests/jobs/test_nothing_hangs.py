@@ -222,7 +222,7 @@ def test_an_error_in_the_middle_of_a_collective_reaches_all(job, kind):
     code = (
         opened(timeout=60.0)
         + """
-array = group.zeros(300_000, "float32")
+array = group.zeros(1_000_000, "float32")  # more than travels with a greeting
 array[:] = group.rank + 1
 group.barrier().wait()
 if group.rank == 1:

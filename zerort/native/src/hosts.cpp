@@ -18,7 +18,7 @@ using Pairs = std::vector<std::pair<std::size_t, std::size_t>>;
 Greeting::Plan make_plan(const Post& post, std::vector<int> ranks, std::size_t me, bool direct, std::uintptr_t messages,
                          std::size_t stride, std::size_t nbytes, std::size_t most, nb::bytes digest, std::uint64_t places,
                          std::uintptr_t parts) {
-  Greeting::Plan plan = {post,  std::move(ranks), me, direct, reinterpret_cast<char*>(messages), stride, nbytes, most, {},
+  Greeting::Plan plan = {post,   std::move(ranks), me, direct, reinterpret_cast<char*>(messages), stride, nbytes, most, {},
                          places, reinterpret_cast<char*>(parts)};
   if (digest.size() != sizeof plan.digest) throw std::invalid_argument("Expected a digest of 16 bytes.");
   std::memcpy(plan.digest, digest.c_str(), sizeof plan.digest);
@@ -28,8 +28,8 @@ Greeting::Plan make_plan(const Post& post, std::vector<int> ranks, std::size_t m
 void make_call(HostsCall* self, Peers& peers, CallLog& log, nb::object facts, nb::bytes tail, nb::handle source, nb::handle out,
                Place source_place, Place out_place, std::uint64_t slab_nbytes, int move, bool alike, std::size_t whole_nbytes,
                std::size_t first, std::size_t width, int dtype, int reduction, std::uintptr_t notes, bool anywhere,
-               std::uint64_t places, const Greeting::Plan* plan, std::vector<nb::bytes> tails, std::vector<Pairs> shards, std::size_t host, bool scattered,
-               double patience, nb::object make, nb::object weak_references) {
+               std::uint64_t places, const Greeting::Plan* plan, std::vector<nb::bytes> tails, std::vector<Pairs> shards,
+               std::size_t host, bool scattered, double patience, nb::object make, nb::object weak_references) {
   HostsRoute route = {route_base(source_place, out_place, slab_nbytes, move, alike, width, dtype, reduction),
                       whole_nbytes,
                       first,
@@ -67,9 +67,9 @@ void bind_hosts(nb::module_& module) {
            nb::arg("source").none(), nb::arg("out").none(), nb::arg("source_place"), nb::arg("out_place"),
            nb::arg("slab_nbytes"), nb::arg("move"), nb::arg("alike"), nb::arg("whole_nbytes"), nb::arg("first"),
            nb::arg("width"), nb::arg("dtype"), nb::arg("reduction"), nb::arg("notes"), nb::arg("anywhere"),
-           nb::arg("places"), nb::arg("plan").none(), nb::arg("tails"), nb::arg("shards"), nb::arg("host"), nb::arg("scattered"), nb::arg("patience"),
-           nb::arg("make").none(),
-           nb::arg("weak_references"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+           nb::arg("places"), nb::arg("plan").none(), nb::arg("tails"), nb::arg("shards"), nb::arg("host"),
+           nb::arg("scattered"), nb::arg("patience"), nb::arg("make").none(), nb::arg("weak_references"),
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
       .def("run", &HostsCall::run, nb::arg(), nb::arg().none(), nb::arg().none())
       .def("run_new", &HostsCall::run_new, nb::arg(), nb::arg())
       .def("wait", [](HostsCall& self, double seconds, double busy) { return self.way().wait(seconds, busy); })

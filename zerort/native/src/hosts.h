@@ -35,8 +35,8 @@ struct Piece {
 };
 using Shards = std::vector<std::vector<Piece>>;  // of each host, in order
 
-// What one host tells all others about a call: 16 bytes of its digest, its number, places and flags, data. The same messages as those of
-// the form in Python, greeting.py.
+// What one host tells all others about a call: 16 bytes of its digest, its number, places and flags, data. The same messages as
+// those of the form in Python, greeting.py.
 class Greeting {
  public:
   struct Plan {
@@ -194,7 +194,7 @@ struct HostsRoute : RouteBase {
   // Of the leader only.
   std::vector<std::vector<char>> tails;  // what headers of this host's ranks end with, as all hosts know
   Shards shards;                         // what each host gives to a copy, or sums of a sum that is cut by host
-  bool scattered = false;                  // of a sum that is cut: no host needs more than what it sums
+  bool scattered = false;                // of a sum that is cut: no host needs more than what it sums
   std::size_t host = 0;
 };
 
