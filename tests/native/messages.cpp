@@ -49,8 +49,9 @@ void exchange_messages(const Trial& trial, Figures& figures) {
     std::atomic<bool> is_over{false};
     std::thread beside([&] {
       Random random(trial.seed + std::uint64_t(rank));
+      const auto nothing = std::make_shared<std::atomic<std::size_t>>(0);
       while (!is_over.load()) {
-        sockets.progress();
+        sockets.progress(nothing);
         stumble(random);
       }
     });
@@ -64,14 +65,15 @@ void exchange_messages(const Trial& trial, Figures& figures) {
         for (int tag = 0; other != rank && tag < 2; tag++) {
           rooms.emplace_back(kMost);
           const int asked = 1 - tag;  // not in the order in which they are sent
-          sockets.receive(other, asked, rooms.back().data(), kMost, pending);
+          const std::size_t cut = random.below(kMost), likely = random.below(2) == 0 ? 0 : random.below(kMost);
+          sockets.receive(other, asked, {{rooms.back().data(), cut}, {rooms.back().data() + cut, kMost - cut}}, likely, pending);
           stumble(random);
           sent.push_back(message(trial.seed, round, rank, other, tag));
           sockets.send(other, tag, sent.back().data(), sent.back().size(), pending);
         }
       while (*pending != 0) {
-        sockets.progress();
-        sockets.sleep(1e-3);
+        sockets.progress(pending);
+        sockets.sleep(pending, 1e-3);
       }
       std::size_t at = 0;
       for (int other = 0; other < trial.size; other++)
