@@ -43,3 +43,14 @@ def test_numbers_are_used_again_but_never_0(monkeypatch):
     numbers = [mine.learn([bytes([k])]) for k in range(8)]
     assert set(numbers) == {1, 2, 3}
     assert mine.tails(numbers[-1]) == [bytes([7])]
+
+
+def test_a_number_whose_set_is_still_told_is_not_given_to_another(monkeypatch):
+    monkeypatch.setattr(places, "MOST_PLACES", 2)
+    monkeypatch.setattr(places, "NUMBER_BITS", 2)
+    mine = Places(0)
+    kept = mine.learn([b"kept"])
+    for k in range(8):
+        assert mine.learn([bytes([k])]) != kept
+        assert mine.learn([b"kept"]) == kept
+    assert mine.tails(kept) == [b"kept"]

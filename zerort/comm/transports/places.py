@@ -18,7 +18,7 @@ MOST_PLACES = 1024
 """Sets that are remembered; of others headers travel anew."""
 
 NUMBER_BITS = 22
-"""Of a set's number in a greeting. They are used again when they run out, long after their sets were forgotten."""
+"""Of a set's number in a greeting. Those whose sets were forgotten are used again when they run out."""
 
 
 class Places:
@@ -37,7 +37,7 @@ class Places:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._count = 0  # of all that were ever learnt
+        self._count = 0  # the number that was given last
         self._tails: dict[int, list[bytes]] = {}  # by number, in the order in which they were last learnt
         self._numbers: dict[tuple[bytes, ...], int] = {}  # the same, the other way round
         self._last: dict[bytes, int] = {}  # by what this rank's header ends with
@@ -46,8 +46,7 @@ class Places:
         """Return the number of a set that all ranks have just told each other; a collective of this group."""
         found = self._numbers.get(tuple(tails))
         if found is None:
-            self._count += 1
-            found = 1 + self._count % (2**NUMBER_BITS - 1)  # never 0
+            found = self._unused()
             self._tails[found], self._numbers[tuple(tails)] = list(tails), found
             if len(self._tails) > MOST_PLACES:
                 self._forget(next(iter(self._tails)))
@@ -69,6 +68,12 @@ class Places:
     def tails(self, number: int) -> list[bytes] | None:
         """Return what the headers of all ranks end with in a set; None if none has that number."""
         return self._tails.get(number)
+
+    def _unused(self) -> int:
+        while True:
+            self._count = self._count % (2**NUMBER_BITS - 1) + 1  # never 0
+            if self._count not in self._tails:  # what is told again and again lives for ever
+                return self._count
 
     def _forget(self, number: int) -> None:
         tails = self._tails.pop(number)
