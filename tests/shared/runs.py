@@ -81,13 +81,13 @@ def assert_same(found: dict[str, Array], expected: dict[str, Array]) -> None:
         )
 
 
-def open_hosts(options: GroupOptions, *, ranks: int = 2) -> zr.Group:
+def open_hosts(options: GroupOptions, *, ranks: int = 2, kind: Any = "hierarchical") -> zr.Group:
     """Open a group in which every ``ranks`` ranks are a host of their own: only they share memory."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     machine: Any = world.Split(world.rank // ranks, world.rank)
-    return zr.Group(best_transport(world, name="hosts", options=options, kind="hierarchical", machine=machine))
+    return zr.Group(best_transport(world, name="hosts", options=options, kind=kind, machine=machine))
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
     open_post       who carries messages: MPI as mpi4py has loaded it, functions by address, handles as they are there
     open_sockets    TCP, to the ranks of other hosts; `with_sockets` has these carry what they can
     start_messages  send and receive; its ``wait(seconds, busy)`` says whether all have gone and come
+    prepare_rounds  the messages of a long call, several rounds at a time
     plan_greeting   how one rank of each host tells the others of a call
     prepare_hosts   a small call between hosts that is made again, in one step (``src/hosts.h``)
 
@@ -23,16 +24,18 @@ __all__ = [
     "CONCLUDING",
     "GREETING",
     "LISTENING",
+    "SERVING",
     "open_post",
     "open_sockets",
     "plan_greeting",
     "prepare_hosts",
+    "prepare_rounds",
     "start_messages",
     "with_sockets",
 ]
 
-GREETING, LISTENING, CONCLUDING = 24, 32, 40
-"""How far a native ``HostsCall`` came, besides what a ``PreparedCall`` says."""
+GREETING, LISTENING, CONCLUDING, SERVING = 24, 32, 40, 48
+"""How far a ``HostsCall`` came, besides what a ``PreparedCall`` says; the last: all agree, and nothing has moved."""
 
 
 def open_post(**facts: int) -> Any:
@@ -85,6 +88,37 @@ def start_messages(
         is_exact,
     )
     return messages
+
+
+def prepare_rounds(
+    post: Any,
+    rounds: Sequence[tuple[Sequence[tuple[int, Array]], Sequence[tuple[int, Array]], Sequence[tuple[Array, Array]]]],
+    *,
+    tag: int,
+    depth: int,
+) -> Any:
+    """Return a native ``Rounds`` (``src/rounds.h``), which knows the arrays by their addresses.
+
+    Args:
+        post: Who carries messages.
+        rounds: Of each: what it sends to ranks, what it receives from them, and what is copied: (to, from).
+        tag: Receives find messages of the same.
+        depth: How many are under way at a time.
+    """
+    assert kernels is not None
+
+    def parts(arrays: Sequence[tuple[int, Array]]) -> list[tuple[int, int, int]]:
+        return [(rank, address_of(array), array.nbytes) for rank, array in arrays]
+
+    return kernels.Rounds(
+        post,
+        [
+            (parts(sends), parts(receives), [(address_of(to), address_of(given), to.nbytes) for to, given in copies])
+            for sends, receives, copies in rounds
+        ],
+        tag=tag,
+        depth=depth,
+    )
 
 
 def plan_greeting(post: Any, *, messages: Array, parts: Array, **facts: Any) -> Any:

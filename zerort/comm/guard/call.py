@@ -84,6 +84,8 @@ class Call:
     """Of the largest array that takes part on this rank."""
     places: Any = field(default=None, repr=False)
     """Where a transport found the arrays; its own business."""
+    plan: Any = field(default=None, repr=False)
+    """How a transport moved the arrays; its own business."""
     shortcut: Any = field(default=None, repr=False)
     """A transport's own faster way to make this call again."""
     make: Any = field(default=None, repr=False)

@@ -8,8 +8,9 @@ greeting.py                calls compared by digest between hosts, with data of 
 places.py                  where all ranks make their calls from, as headers told it once
 small_calls.py             which those are, and sums of which each host sums a part
 hierarchical.py            shared memory within a host, messages between hosts
-hosts_shortcut.py          the same for a small call that is made again, in one native step
-shift.py  carrier.py       who sends what to whom between hosts; several rounds of it at a time
+hosts_shortcut.py          the same for a call that is made again, in one native step; of long ones the meeting
+shift.py  rounds.py        who sends what to whom between hosts, in rounds, several of them at a time
+carrier.py                 sums, gathers and broadcasts made of them
 host_side.py               what the ranks of a host do before something leaves and after something has come
 nccl/                      GPUs, on ranks that first agree over the host
 """

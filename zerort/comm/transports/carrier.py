@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,10 +22,11 @@ from zerort.comm.geometry import Geometry
 from zerort.comm.guard.call import Call
 from zerort.comm.transports.messages.exchange import Messages
 from zerort.comm.transports.messages.wire import Parts
+from zerort.comm.transports.rounds import GatherRound, HostSide, Landed, PreparedGather, Rounds, gather_rounds
 from zerort.comm.transports.shift import DEPTH, LANDING_SLOTS, Round, Topology, Unit, plan_rounds
 from zerort.typing import Array
 
-__all__ = ["WIDEST_NBYTES", "Carrier", "HostSide", "Landed", "piece_nbytes"]
+__all__ = ["WIDEST_NBYTES", "Carrier", "piece_nbytes"]
 
 _ROUND_NBYTES = 1024**2
 """Of a round's messages of long arrays, those of all ranks of a host."""
@@ -47,36 +47,6 @@ WIDEST_NBYTES = 32
 """Of an element: NumPy has none wider than a complex long double."""
 
 
-class Landed(NamedTuple):
-    """A piece of a gathered array that one rank of the host has."""
-
-    carrier: int
-    at: int
-    """Where it begins in the round's slot of a landing; elements."""
-    place: int
-    """Where it begins in everyone's out; elements."""
-    numel: int
-
-
-class HostSide(Protocol):
-    """What a host's ranks do among themselves before something leaves, and after something has come."""
-
-    def partials(self, unit: Unit, table: Geometry, ranks: Iterable[int], take: Callable[[int], Array]) -> list[Array]:
-        """Return the host's sums of a unit's piece for each of ``ranks``; in memory from ``take`` where it needs any.
-
-        Every rank of the host calls this in the same order.
-        """
-
-    def spot(self, number: int, landed: Landed) -> Array:
-        """Return where this rank puts a piece that comes in round ``number``."""
-
-    def deliver(self, number: int, landed: list[Landed]) -> None:
-        """Bring what has come in a round to this rank's out. Every rank of the host calls this in the same order."""
-
-    def end(self) -> None:
-        """Wait until the other ranks of the host need nothing of this rank's memory any more."""
-
-
 def piece_nbytes(topology: Topology, *, exchange_nbytes: int, slab_nbytes: int) -> int:
     """Return the bytes of a message of a long array, the same on all ranks; a multiple of 64 if there is room.
 
@@ -92,38 +62,6 @@ def piece_nbytes(topology: Topology, *, exchange_nbytes: int, slab_nbytes: int) 
     return found // 64 * 64 or found
 
 
-class _Rounds:
-    """The rounds of one call that are under way: begun in order, and concluded in order when their messages are there.
-
-    Args:
-        finish: Waits for messages.
-        call: The call.
-    """
-
-    def __init__(self, finish: Callable[[Messages, Call], None], call: Call) -> None:
-        self.call = call
-        self._finish = finish
-        self._under_way: collections.deque[tuple[Messages | None, Callable[[], None]]] = collections.deque()
-
-    def add(self, messages: Messages | None, conclude: Callable[[], None]) -> None:
-        """Leave a round's messages, if it has any, on the wire; conclude the oldest round if there are many."""
-        self._under_way.append((messages, conclude))
-        if len(self._under_way) >= DEPTH:
-            self.finish_first()
-
-    def finish_first(self) -> None:
-        """Wait for the oldest round, and conclude it."""
-        messages, conclude = self._under_way.popleft()
-        if messages is not None:
-            self._finish(messages, self.call)
-        conclude()
-
-    def finish_all(self) -> None:
-        """Wait for all rounds, and conclude them."""
-        while self._under_way:
-            self.finish_first()
-
-
 class Carrier:
     """One rank's messages to and from other hosts.
 
@@ -133,6 +71,7 @@ class Carrier:
         nbytes: Of a message of a long array.
         start: Begins to send and receive.
         finish: Waits until that is done.
+        prepare: Returns a plan of a gather's rounds, or None if there is no native code to follow it.
     """
 
     def __init__(
@@ -143,12 +82,14 @@ class Carrier:
         nbytes: int,
         start: Callable[..., Messages],
         finish: Callable[[Messages, Call], None],
+        prepare: Callable[[tuple[int, ...], Iterable[GatherRound]], PreparedGather | None],
     ) -> None:
         self._rank = rank
         self._topology = topology
         self._nbytes = nbytes
         self._start = start
         self._finish = finish
+        self._prepare = prepare
         self._host = topology.host_of[rank]
         self._free: list[Array] = []  # touched once and used for ever
         self._lent: dict[int, Array] = {}  # by address
@@ -161,7 +102,7 @@ class Carrier:
 
     def scatter(self, table: Geometry, out: Array, call: Call, side: HostSide) -> None:
         """Sum ``table`` over all hosts into this rank's ``out``."""
-        rounds = _Rounds(self._finish, call)
+        rounds = Rounds(self._finish, call)
         self._scatter(rounds, table, out, side)
         rounds.finish_all()
         side.end()
@@ -178,7 +119,7 @@ class Carrier:
         copies: HostSide,
     ) -> None:
         """Sum ``scattered`` into ``mine``, and bring all ranks' to every ``out``; of long arrays without a pause."""
-        rounds = _Rounds(self._finish, call)
+        rounds = Rounds(self._finish, call)
         summed = self._scatter(rounds, scattered, mine, sums)
         # From here on no rank of the host reads a source, which may be somebody's out. Of a rank that is alone on its
         # host messages and sums may: what comes to a range of out was summed from what they read of it, so they are
@@ -190,11 +131,12 @@ class Carrier:
                 rounds.finish_first()
 
         piece = self.piece(out.itemsize)
-        self._gather(rounds, gathered, mine, out, copies, piece=piece, await_source=await_sum)
+        gathers = gather_rounds(gathered, mine, out, copies, rank=self._rank, topology=self._topology, piece=piece)
+        self._gather(rounds, gathers, copies, await_source=await_sum)
         rounds.finish_all()
         copies.end()
 
-    def _scatter(self, rounds: _Rounds, table: Geometry, out: Array, side: HostSide) -> set[int]:
+    def _scatter(self, rounds: Rounds, table: Geometry, out: Array, side: HostSide) -> set[int]:
         """Begin all rounds of a sum; return where the pieces begin whose sums are there, to which later ones come."""
         rank, topology, hosts = self._rank, self._topology, self._topology.count
         mine = table.takes[rank][1]
@@ -242,63 +184,38 @@ class Carrier:
 
     def gather(self, table: Geometry, source: Array, out: Array, call: Call, side: HostSide) -> None:
         """Bring every rank's ``source`` to its place in every rank's ``out``."""
-        rounds = _Rounds(self._finish, call)
         piece = self.piece(out.itemsize) if self._topology.most > 1 else _IN_PLACE_NBYTES // out.itemsize
-        self._gather(rounds, table, source, out, side, piece=piece, await_source=lambda done: None)
-        rounds.finish_all()
+        where = (native.address_of(source), native.address_of(out), side.together)
+        if call.plan is None or call.plan.where != where:
+            gathers = gather_rounds(table, source, out, side, rank=self._rank, topology=self._topology, piece=piece)
+            call.plan = self._prepare(where, gathers)
+        if call.plan is not None:
+            call.plan.run(call, side)
+        else:
+            rounds = Rounds(self._finish, call)
+            self._gather(rounds, gathers, side)
+            rounds.finish_all()
         side.end()
 
     def _gather(
         self,
-        rounds: _Rounds,
-        table: Geometry,
-        source: Array,
-        out: Array,
+        rounds: Rounds,
+        gathers: Iterable[GatherRound],
         side: HostSide,
         *,
-        piece: int,
-        await_source: Callable[[int], None],
+        await_source: Callable[[int], None] = lambda done: None,
     ) -> None:
-        """Begin all rounds of a gather; ``await_source`` waits for the piece of ``source`` that begins there."""
-        rank, topology = self._rank, self._topology
-        most = topology.most
+        """Begin all rounds of a gather; ``await_source`` waits for the piece of the source that begins there."""
 
-        def landed(round_: Round) -> list[Landed]:
-            found, used = [], 0
-            for unit in round_:
-                for at, r in enumerate(topology.members[topology.behind(rank, unit.step)]):
-                    count = max(0, min(unit.numel, table.takes[r][1] - unit.done))
-                    carrier, place = topology.partner(self._host, r), table.places[r] + unit.done
-                    found.append(Landed(carrier, used + at * unit.numel, place, count))
-                used += most * unit.numel
-            return found
-
-        def begin(number: int, round_: Round) -> None:
-            sends, receives, copies = [], [], []
-            pieces = landed(round_)
-            left = iter(pieces)
-            for unit in round_:
-                await_source(unit.done)
-                mine = source[unit.done :][: max(0, min(unit.numel, table.takes[rank][1] - unit.done))]
-                for r in topology.members[topology.behind(rank, unit.step)]:
-                    one = next(left)
-                    if one.carrier == rank and one.numel:
-                        spot = side.spot(number, one)
-                        if unit.step:
-                            receives.append((r, spot))
-                        elif spot.ctypes.data != mine.ctypes.data:
-                            copies.append((spot, mine))
-                if unit.step:
-                    sends.append((topology.partner(topology.ahead(rank, unit.step), rank), mine))
-            rounds.add(self._begin(sends, receives), functools.partial(conclude, number, copies, pieces))
-
-        def conclude(number: int, copies: list[tuple[Array, Array]], pieces: list[Landed]) -> None:
-            for spot, mine in copies:  # not before: others wait for what this rank sends
+        def conclude(number: int, one: GatherRound) -> None:
+            for spot, mine in one.copies:  # not before: others wait for what this rank sends
                 np.copyto(spot, mine)
-            side.deliver(number, pieces)
+            side.deliver(number, one.landed)
 
-        for number, round_ in enumerate(plan_rounds(table.longest, steps=[*topology.abroad, 0], piece=piece)):
-            begin(number, round_)
+        for number, one in enumerate(gathers):
+            for done in one.sources:
+                await_source(done)
+            rounds.add(self._begin(one.sends, one.receives), functools.partial(conclude, number, one))
 
     def chain(self, source: Array, out: Array, call: Call, side: HostSide) -> None:
         """Bring root's ``source`` to every rank's ``out``, each host handing pieces on to the next."""
@@ -363,7 +280,7 @@ class Carrier:
                         np.copyto(place, source[first + unit.done :][:many])
             return self._begin(sends, receives)
 
-        rounds = _Rounds(self._finish, call)
+        rounds = Rounds(self._finish, call)
         for round_ in plan_rounds(table.longest, steps=[*topology.abroad, 0], piece=self.piece(out.itemsize)):
             rounds.add(begin(round_), lambda: None)
         rounds.finish_all()

@@ -21,19 +21,19 @@ from zerort.comm.guard.call import SEQUENCE_NBYTES, Call, call_site
 from zerort.comm.guard.standing import Standing
 from zerort.comm.guard.verdict import Trouble
 from zerort.comm.transport import Transport
-from zerort.comm.transports.carrier import HostSide
 from zerort.comm.transports.greeting import DIFFERS
 from zerort.comm.transports.host_side import SharedHost
 from zerort.comm.transports.hosts_shortcut import HostsShortcut, make_native
 from zerort.comm.transports.messages.exchange import Interrupted
 from zerort.comm.transports.mpi import MpiTransport
 from zerort.comm.transports.node.transport import NodeTransport
+from zerort.comm.transports.rounds import HostSide
 from zerort.comm.transports.shift import LANDING_SLOTS, Topology
 from zerort.comm.transports.small_calls import ranges_of
 from zerort.config import GroupOptions
 from zerort.errors import CollectiveError, SharedMemoryError
 from zerort.native.rendezvous import MEETING, PARTING
-from zerort.native.wire import GREETING, LISTENING
+from zerort.native.wire import GREETING, LISTENING, SERVING
 from zerort.typing import Array
 
 __all__ = ["HierarchicalTransport"]
@@ -176,19 +176,20 @@ class HierarchicalTransport(MpiTransport):
             super().run(call)
 
     def shortcut(self, call: Call) -> Any:
-        """Return the native form of a call that takes one exchange."""
+        """Return the native form of a call that takes one exchange, or of the meeting before a larger one."""
         number, post = self.places.number_of(call.tail()), self._exchange.wire.post
         tails = self.places.tails(number)
-        is_small = self.small.has(call)
-        if tails is None or post is None or not (is_small or call.op == "barrier"):
+        if tails is None or post is None:
             return None
-        place = self._node.shortcut_place(call)
+        is_small = self.small.has(call)
+        place = self._node.shortcut_place(call, in_windows=is_small and not self._node.reads_in_place)
         if place is None:
             return None
         is_cut = is_small and self.small.cuts(call)
-        wire_nbytes, plan = 0, None
+        nbytes, most, wire_nbytes, plan = 0, 0, 0, None
         if self._greeter is not None:
-            nbytes, most, wire_nbytes = self._sizes_of(call, is_cut=is_cut)
+            if is_small:
+                nbytes, most, wire_nbytes = self._sizes_of(call, is_cut=is_cut)
             plan = self._greeter.plan(post, call, nbytes, most, places=number)
         native_call = make_native(
             **place,
@@ -200,18 +201,25 @@ class HierarchicalTransport(MpiTransport):
             tails=[tails[rank] for rank in self._here],
             places=number,
             plan=plan,
+            moves=is_small,
             is_cut=is_cut,
             wire_seconds=call.nbytes / self.network.bandwidth,
         )
-        return HostsShortcut(self, native_call, tail=call.tail(), places=number, wire_nbytes=wire_nbytes)
+        return HostsShortcut(
+            self,
+            native_call,
+            tail=call.tail(),
+            places=number,
+            wire_nbytes=wire_nbytes,
+            moves=is_small or call.op == "barrier",
+        )
 
     def _sizes_of(self, call: Call, *, is_cut: bool) -> tuple[int, int, int]:
         """Return the bytes that this host tells all others in a small call, the most that any does, and what it sends.
 
         Of a sum that is cut by host, what it tells all others is its part of the sum.
         """
-        if call.source is None:
-            return 0, 0, 0
+        assert call.source is not None
         width, table, here = call.source.itemsize, call.geometry, self.topology.host_of[self.rank]
         others = self.topology.count - 1
         if table is not None and not table.reduces:
@@ -225,15 +233,21 @@ class HierarchicalTransport(MpiTransport):
         return shares[here], max(shares), whole - shares[here] + again
 
     def resume(self, call: Call, progress: int) -> None:
-        """Go on where a shortcut stopped: someone is late, calls differ, or it is time to look for alarms."""
+        """Go on where a shortcut stopped: someone is late, calls differ, it is time to look for alarms, or to move."""
         stage, status = progress - progress % 8, progress % 8
         self._sequence = call.sequence
-        if stage == MEETING and call.source is None:
-            self._meet(call, status)
-            return
-        if stage == MEETING:
+        is_small = self.small.has(call)
+        if stage == MEETING and is_small:
             self._run_small(call, status)
-            return
+        elif stage == MEETING:
+            self._meet(call, status)
+        elif stage != SERVING:
+            self._finish(call, stage, status)
+        if not is_small:
+            self._serve(call)
+
+    def _finish(self, call: Call, stage: int, status: int) -> None:
+        """Finish what a shortcut has begun, after its ranks met."""
         assert self.begun is not None
         begun = self.begun.native
         if stage == GREETING:
@@ -250,7 +264,7 @@ class HierarchicalTransport(MpiTransport):
         """Wait for greetings that a shortcut has sent, and for those that come."""
         try:
             while True:
-                self._exchange.await_greeting(begun, self._greeter, self._notes, sequence=call.sequence)
+                self._exchange.wait_for(begun, self._greeter, self._notes, sequence=call.sequence)
                 if begun.hear():
                     return
         except Interrupted:

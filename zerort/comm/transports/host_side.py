@@ -16,15 +16,17 @@ from collections.abc import Callable, Iterable
 from zerort import native
 from zerort.comm.geometry import Geometry
 from zerort.comm.guard.call import Call
-from zerort.comm.transports.carrier import Landed
 from zerort.comm.transports.node.transport import NodeTransport
+from zerort.comm.transports.rounds import Landed
 from zerort.comm.transports.shift import LANDING_SLOTS, Topology, Unit
 from zerort.typing import Array
 
 __all__ = ["AloneOnHost", "SharedHost"]
 
-_TOGETHER = 8
-"""Rounds whose pieces are copied from other ranks' outs at a time: to meet for each one takes longer."""
+_TOGETHER = 4
+"""Rounds whose pieces are copied from other ranks' outs at a time: to meet for each one takes longer.
+
+As many are waited for at a time where nothing is copied: all have to come within the timeout of a wait."""
 
 
 class AloneOnHost:
@@ -38,6 +40,7 @@ class AloneOnHost:
     def __init__(self, source: Array, out: Array) -> None:
         self._source = source
         self._out = out
+        self.together = _TOGETHER
 
     def partials(self, unit: Unit, table: Geometry, ranks: Iterable[int], take: Callable[[int], Array]) -> list[Array]:
         """Return parts of the source."""
@@ -87,6 +90,7 @@ class SharedHost:
         self._readable = node.sources_are_readable()
         self._shared = node.one_out()
         self._copies = node.outs_are_readable()
+        self.together = _TOGETHER if self._shared or self._copies else 1
         self._received: list[list[Landed]] = []  # by round: what other ranks have in their outs, and this one not yet
         slot = landing.size // LANDING_SLOTS // out.itemsize * out.itemsize
         self._slots = [landing[k * slot :][:slot].view(out.dtype) for k in range(LANDING_SLOTS)]

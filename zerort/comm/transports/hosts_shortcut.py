@@ -1,6 +1,8 @@
-"""`HostsShortcut`: a small call between hosts that is made again, in one native step (``native/src/hosts.h``).
+"""`HostsShortcut`: a call between hosts that is made again, in one native step (``native/src/hosts.h``).
 
     meet the host's ranks ── the leader: sum or collect, one exchange with the other hosts ── part ── copy the result
+
+Of a larger call the step compares what all ranks make, and moves nothing: rounds do (carrier.py, decision 0203).
 
 From Python these steps cost several times what the network does (decision 0168). What the native step does not finish,
 `HierarchicalTransport.resume` does: someone is late, calls differ, or a rank calls from a place that others have not
@@ -21,7 +23,7 @@ from zerort.comm.transports.node.shortcut import Place, prepared_facts
 from zerort.comm.transports.places import Places
 from zerort.comm.transports.small_calls import ranges_of
 from zerort.native.rendezvous import MOVES, PARTING
-from zerort.native.wire import prepare_hosts
+from zerort.native.wire import SERVING, prepare_hosts
 from zerort.typing import Array
 
 __all__ = ["Caller", "HostsShortcut", "make_native"]
@@ -56,12 +58,16 @@ class HostsShortcut:
         tail: What this rank's header ends with, for this call.
         places: The set of places that it is made from; another if one of the others has called from elsewhere since.
         wire_nbytes: What this rank sends to other hosts.
+        moves: Whether the native form does all of the call; else it meets for it, and the rest is the transport's.
     """
 
-    __slots__ = ("_places", "_tail", "_tails", "_transport", "_wire_nbytes", "native")
+    __slots__ = ("_done", "_places", "_tail", "_tails", "_transport", "_wire_nbytes", "moves", "native")
 
-    def __init__(self, transport: Caller, native: Any, *, tail: bytes, places: int, wire_nbytes: int) -> None:
+    def __init__(
+        self, transport: Caller, native: Any, *, tail: bytes, places: int, wire_nbytes: int, moves: bool
+    ) -> None:
         self._transport = transport
+        self.moves, self._done = moves, DONE if moves else SERVING
         self._tail, self._places, self._wire_nbytes = tail, places, wire_nbytes
         self._tails = transport.places.use(places)
         self.native = native
@@ -71,7 +77,8 @@ class HostsShortcut:
         if not self._begin(sequence):
             return STALE
         progress: int = self.native.run(sequence, source, out)
-        return self._end(sequence, progress)
+        self._end(sequence, progress)
+        return progress or self._done
 
     def run_new(self, sequence: int, source: Array) -> Any:
         """Make the call with a new array for the result; return that, or how far it came (and the array)."""
@@ -79,8 +86,9 @@ class HostsShortcut:
             return STALE
         made = self.native.run_new(sequence, source)
         kind = type(made)
-        self._end(sequence, made[0] if kind is tuple else made if kind is int else DONE)
-        return made
+        progress = made[0] if kind is tuple else made if kind is int else DONE
+        self._end(sequence, progress)
+        return made if progress or self._done == DONE else (self._done, made)
 
     def _begin(self, sequence: int) -> bool:
         transport = self._transport
@@ -89,16 +97,15 @@ class HostsShortcut:
         self.native.listen_at = int((transport.listened_at + LISTEN_EVERY) * 1e9)
         return True
 
-    def _end(self, sequence: int, progress: int) -> int:
+    def _end(self, sequence: int, progress: int) -> None:
         if progress == STALE:
-            return progress
+            return
         if self._wire_nbytes and (progress == DONE or progress >= PARTING):  # else nothing was sent yet
             trace.count("wire.bytes", self._wire_nbytes)
         if progress == DONE:
             self._transport.note_met(sequence, self._tails)
         else:
             self._transport.begun = self
-        return progress
 
 
 def make_native(
@@ -116,10 +123,11 @@ def make_native(
     tails: Sequence[bytes],
     places: int,
     plan: Any,
+    moves: bool,
     is_cut: bool,
     wire_seconds: float,
 ) -> Any:
-    """Return the native form of a small ``call``.
+    """Return the native form of a ``call``: all of a small one, of others what comes before anything is moved.
 
     Args:
         link: The native rendezvous of this host's ranks.
@@ -135,11 +143,12 @@ def make_native(
         tails: What headers of this host's ranks end with.
         places: The set of places that they are of.
         plan: How the leader greets other hosts; None for the others.
+        moves: Whether it moves data.
         is_cut: Whether it is a sum that is cut by host.
         wire_seconds: About what the network takes for it.
     """
-    table, width = call.geometry, 1 if call.out is None else call.out.itemsize
-    reduces = call.op == "all_reduce" or (table is not None and table.reduces)
+    table, width = call.geometry if moves else None, 1 if call.out is None else call.out.itemsize
+    reduces = moves and (call.op == "all_reduce" or (table is not None and table.reduces))
     shards: list[list[tuple[int, int]]] = []
     if reduces:
         shards = ranges_of(call, members) if is_cut else []

@@ -8,7 +8,7 @@ in fp32. What crosses the wire is the algorithm's bound: (n - 1) / n of the arra
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,7 +20,7 @@ from zerort.comm.geometry import split_evenly
 from zerort.comm.guard.call import SEQUENCE_NBYTES, Call, call_site, pack_sequence
 from zerort.comm.guard.verdict import Trouble, failed_trouble, gone_trouble, late_error
 from zerort.comm.transport import Transport
-from zerort.comm.transports.carrier import Carrier, HostSide, piece_nbytes
+from zerort.comm.transports.carrier import Carrier, piece_nbytes
 from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, place_of, small_nbytes, with_place
 from zerort.comm.transports.host_side import AloneOnHost
 from zerort.comm.transports.messages.alarms import Alarm
@@ -28,9 +28,11 @@ from zerort.comm.transports.messages.exchange import Exchange, Interrupted, Mess
 from zerort.comm.transports.messages.giving_up import agree_on_missing, sightings
 from zerort.comm.transports.messages.network import Network, measure
 from zerort.comm.transports.messages.sockets import choose_wire
+from zerort.comm.transports.messages.wire import RoundsUnderWay
 from zerort.comm.transports.node.memory import slab_nbytes
 from zerort.comm.transports.places import Places
-from zerort.comm.transports.shift import Topology
+from zerort.comm.transports.rounds import GatherRound, HostSide, PreparedGather
+from zerort.comm.transports.shift import DEPTH, Topology
 from zerort.comm.transports.small_calls import SmallCalls, cut_sum
 from zerort.config import GroupOptions
 from zerort.errors import RankFailedError
@@ -67,7 +69,12 @@ class MpiTransport(Transport):
         slab = slab_nbytes(options.staging_nbytes, self.topology.most)
         self._piece_nbytes = piece_nbytes(self.topology, exchange_nbytes=options.exchange_nbytes, slab_nbytes=slab)
         self._carrier = Carrier(
-            self.rank, self.topology, nbytes=self._piece_nbytes, start=self.start, finish=self.finish
+            self.rank,
+            self.topology,
+            nbytes=self._piece_nbytes,
+            start=self.start,
+            finish=self.finish,
+            prepare=self._prepare,
         )
         self.places = Places(self.rank)
         """Where all ranks make their calls from."""
@@ -254,6 +261,20 @@ class MpiTransport(Transport):
         """Wait for messages; raise what everybody raises if a rank is lost meanwhile."""
         try:
             self._exchange.finish(messages, sequence=call.sequence)  # not-gpu: between hosts
+        except Interrupted:
+            self._give_up(call)
+
+    def _prepare(self, where: tuple[int, ...], rounds: Iterable[GatherRound]) -> PreparedGather | None:
+        """Return a plan of a gather's rounds that native code follows; None without such code."""
+        if self._exchange.wire.post is None:
+            return None
+        planned = [*rounds]
+        under_way = self._exchange.prepare([(one.sends, one.receives, one.copies) for one in planned], depth=DEPTH)
+        return PreparedGather(where, under_way, [one.landed for one in planned], finish=self._finish_rounds)
+
+    def _finish_rounds(self, rounds: RoundsUnderWay, call: Call) -> None:
+        try:
+            self._exchange.wait_for(rounds, call.source, call.out, sequence=call.sequence, is_long=rounds.is_long)
         except Interrupted:
             self._give_up(call)
 

@@ -25,6 +25,7 @@ void bind_codecs(nb::module_& module);      // codecs.cpp
 void bind_doorbell(nb::module_& module);    // doorbell.cpp
 void bind_hosts(nb::module_& module);       // hosts.cpp
 void bind_prepared(nb::module_& module);    // prepared.cpp
+void bind_rounds(nb::module_& module);      // rounds.cpp
 void bind_rows(nb::module_& module);        // row_bindings.cpp
 void bind_rendezvous(nb::module_& module);  // rendezvous.cpp
 void bind_wire(nb::module_& module);        // wire.cpp
@@ -329,5 +330,6 @@ NB_MODULE(_kernels, m) {
   zerort::bind_prepared(m);
   zerort::bind_rows(m);
   zerort::bind_wire(m);
+  zerort::bind_rounds(m);
   zerort::bind_hosts(m);
 }

@@ -26,11 +26,12 @@ from mpi4py import MPI
 from zerort import trace
 from zerort.comm.neighbours import process_space
 from zerort.comm.transports.messages.alarms import Alarm, Alarms
-from zerort.comm.transports.messages.wire import Requests, UnderWay, Wire
+from zerort.comm.transports.messages.wire import Copies, Parts, Requests, RoundsUnderWay, UnderWay, Wire
+from zerort.native import wire
 from zerort.native.rendezvous import is_alive
 from zerort.typing import Array
 
-__all__ = ["LISTEN_EVERY", "Exchange", "Interrupted", "Messages"]
+__all__ = ["LISTEN_EVERY", "Exchange", "Interrupted", "Messages", "RoundsUnderWay"]
 
 LISTEN_EVERY = 0.01
 """Seconds between looks at the alarms while waiting."""
@@ -112,12 +113,22 @@ class Exchange:
         """Send and receive greetings, each in one message; what comes may be shorter than the room for it."""
         with _kept(None, sends, receives):
             under_way = self.wire.start(sends, receives, tag=_GREETINGS, is_exact=False)
-        self.await_greeting(under_way, sends, receives, sequence=sequence)
+        self.wait_for(under_way, sends, receives, sequence=sequence)
 
-    def await_greeting(self, under_way: UnderWay, *memory: object, sequence: int) -> None:
-        """Wait for messages that were begun; keep their ``memory`` for ever if that is given up."""
+    def wait_for(self, under_way: UnderWay, *memory: object, sequence: int, is_long: bool = False) -> None:
+        """Wait for messages that were begun; keep their ``memory`` for ever if that is given up.
+
+        Args:
+            under_way: The messages.
+            memory: What they are sent from and come to.
+            sequence: The call that they belong to; an alarm of an earlier one interrupts it.
+            is_long: Whether it takes longer than a nap.
+
+        Raises:
+            Interrupted: As in `_wait`.
+        """
         with _kept(under_way, *memory):
-            self._wait(under_way, sequence=sequence)
+            self._wait(under_way, sequence=sequence, busy_for=0.0 if is_long else _BUSY_FOR)
 
     def all_gather_bytes(self, mine: bytes, *, sequence: int, is_idle: bool = False) -> list[bytes]:
         """Return every rank's bytes; all give equally many.
@@ -142,17 +153,32 @@ class Exchange:
             receives: (from rank, array to fill).
         """
         given, wanted = list(sends), list(receives)
-        abroad = sum(array.nbytes for rank, array in given if self.hosts[rank] != self.hosts[self.rank])
+        abroad = self._abroad(given)
         if abroad:
             trace.count("wire.bytes", abroad)
-        limit = self._message_nbytes
-        out, into = (
-            [(rank, part) for rank, array in all_ for part in _pieces(array, limit)] for all_ in (given, wanted)
-        )
+        out, into = (_cut(parts, self._message_nbytes) for parts in (given, wanted))
         with _kept(None, given, wanted):
             messages = Messages(self.wire.start(out, into, tag=_DATA, is_exact=True), given, wanted)
         _outstanding[id(messages)] = messages
         return messages
+
+    def prepare(self, rounds: Sequence[tuple[Parts, Parts, Copies]], *, depth: int) -> RoundsUnderWay:
+        """Return rounds of messages that native code sends and receives, as often as they are begun.
+
+        Args:
+            rounds: Of each what it sends, what it receives, and what is copied when that is done: (to, from).
+            depth: How many are under way at a time.
+        """
+        limit = self._message_nbytes
+        cut = [(_cut(sends, limit), _cut(receives, limit), copies) for sends, receives, copies in rounds]
+        return RoundsUnderWay(
+            wire.prepare_rounds(self.wire.post, cut, tag=_DATA, depth=depth),
+            nbytes=sum(self._abroad(sends) for sends, _, _ in rounds),
+            is_long=any(_is_long(receives) for _, receives, _ in rounds),
+        )
+
+    def _abroad(self, sends: Parts) -> int:
+        return sum(array.nbytes for rank, array in sends if self.hosts[rank] != self.hosts[self.rank])
 
     def finish(self, messages: Messages, *, sequence: int) -> None:
         """Wait until messages have gone and come.
@@ -164,8 +190,8 @@ class Exchange:
         Raises:
             Interrupted: As in `_wait`.
         """
-        long = sum(array.nbytes for _, array in messages.receives) >= _LONG_NBYTES
-        self._wait(messages.under_way, sequence=sequence, busy_for=0.0 if long else _BUSY_FOR)
+        is_long = _is_long(messages.receives)
+        self._wait(messages.under_way, sequence=sequence, busy_for=0.0 if is_long else _BUSY_FOR)
         del _outstanding[id(messages)]
 
     def _wait(self, under_way: UnderWay, *, sequence: int, busy_for: float = _BUSY_FOR) -> None:
@@ -278,6 +304,11 @@ def _kept(requests: object, *memory: object) -> Iterator[None]:
         raise
 
 
-def _pieces(array: Array, limit: int) -> Iterable[Array]:
-    raw = array.view(np.uint8)
-    return (raw[first : first + limit] for first in range(0, raw.size, limit))
+def _cut(parts: Parts, limit: int) -> Parts:
+    """Return messages of up to ``limit`` bytes that carry the arrays."""
+    raw = [(rank, array.view(np.uint8)) for rank, array in parts]
+    return [(rank, one[first : first + limit]) for rank, one in raw for first in range(0, one.size, limit)]
+
+
+def _is_long(receives: Parts) -> bool:
+    return sum(array.nbytes for _, array in receives) >= _LONG_NBYTES

@@ -80,7 +80,7 @@ class NodeMeeting(Transport):
         self._log = open_log(options.flight_length, in_native=in_native)
         self.flights = NodeFlights(options.flight_length, self._log)
         self._link = open_rendezvous(
-            self._control.address, rank=rank, size=size, spins=spins, yields=4, in_native=in_native
+            self._control.address, rank=rank, size=size, spins=spins, yields=20, in_native=in_native
         )
         self._sees_processes = sees_processes
         self._left = False

@@ -108,14 +108,19 @@ class NodeTransport(NodeMeeting):
             return None
         return make_shortcut(**place, call=call, rank=self.rank, size=self.size, whole_nbytes=_WHOLE_NBYTES)
 
-    def shortcut_place(self, call: Call) -> dict[str, Any] | None:
-        """Return where a native form of ``call`` meets, and finds its arrays, by name; None if there can be none."""
+    def shortcut_place(self, call: Call, *, in_windows: bool = True) -> dict[str, Any] | None:
+        """Return where a native form of ``call`` meets, and finds its arrays, by name; None if there can be none.
+
+        Args:
+            call: A call that was checked.
+            in_windows: Whether sources have to lie in windows, or be staged.
+        """
         places = self.memory.places_of(call)
         source = self._source_place(call, places)
         slab_nbytes = 0
         if source is None:
             source, slab_nbytes = (STAGING, self.memory.slab_offset()), self.memory.slab_nbytes
-        if self._log is None or source[0] == PRIVATE:
+        if self._log is None or (in_windows and source[0] == PRIVATE):
             return None
         return {"link": self._link, "log": self._log, "source": source, "out": places[2:], "slab_nbytes": slab_nbytes}
 

@@ -1,0 +1,119 @@
+"""Long calls between hosts that are made again: they meet in one native step, and gathers follow a plan."""
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from runs import open_hosts
+
+from zerort import native
+from zerort.comm.transports import hosts_shortcut
+from zerort.comm.transports.messages import wire
+from zerort.errors import CollectiveMismatchError
+
+WORLD = MPI.COMM_WORLD
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size == 1, reason="one host")]
+
+RANKS = min(2, max(1, WORLD.size - 1))  # of a host; of two ranks each is one
+NEEDS_NATIVE = pytest.mark.skipif(not native.AVAILABLE, reason="only the compiled form has it")
+COUNTS = [4_000 + 700 * (r % 3) for r in range(WORLD.size)]  # many pieces of each, and no two ranks alike
+WHOLE = sum(COUNTS)
+
+
+@pytest.fixture
+def long(options):
+    """Pieces of some KiB: a call of these arrays takes many rounds."""
+    return dataclasses.replace(options, exchange_nbytes=32 * 1024)
+
+
+def plans(group):
+    """Return the plans that the group's calls have."""
+    return [known.call.plan for known in group._calls._known.values() if known.call.plan is not None]
+
+
+def expected_at(step):
+    return np.repeat(np.arange(WORLD.size) + np.float64(step), COUNTS)
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["in place", "through the host's window"])
+@pytest.mark.parametrize("kind", [pytest.param("sockets", marks=NEEDS_NATIVE), "hierarchical", "mpi", "polled"])
+def test_gathers_made_again_bring_what_is_there_now(long, kind, reads, connected, monkeypatch):
+    if kind == "polled":  # as where MPI's functions are not found: mpi4py carries messages
+        monkeypatch.setattr(wire, "_find_post", lambda comm: None)
+    options = dataclasses.replace(long, cross_memory=reads, sockets="always" if kind == "sockets" else "never")
+    with open_hosts(options, ranks=RANKS, kind="mpi" if kind == "mpi" else "hierarchical") as group:
+        shared = group.zeros_shared(COUNTS, "float64")
+        own, out, window = np.empty(COUNTS[group.rank]), np.empty(WHOLE), group.zeros(WHOLE, "float64")
+        place = sum(COUNTS[: group.rank])
+        inside = window[place:][: own.size]
+        for step in range(4):
+            own[:] = shared.mine[:] = inside[:] = group.rank + step
+            group.barrier().wait()
+            for source, to in ((own, out), (shared.mine, shared.full), (inside, window)):
+                to_be = expected_at(step)
+                assert (group.all_gather(source, counts=COUNTS, out=to).wait() == to_be).all()
+                assert (group.all_gather(source, counts=COUNTS).wait() == to_be).all()
+        assert len(plans(group)) == (0 if kind == "polled" or not native.AVAILABLE else len(group._calls._known) - 1)
+
+
+@NEEDS_NATIVE
+def test_a_gather_is_planned_once_and_anew_where_its_arrays_lie_elsewhere(long):
+    with open_hosts(long, ranks=RANKS) as group:
+        mine, outs = np.empty(COUNTS[group.rank]), [np.empty(WHOLE), np.empty(WHOLE)]
+
+        def gather(step, out=None):
+            mine[:] = group.rank + step
+            found = group.all_gather(mine, counts=COUNTS, out=out).wait()
+            assert (found == expected_at(step)).all()
+            return found
+
+        followed = set()
+        for step in range(4):
+            gather(step, outs[0])
+            followed.add(id(plans(group)[0]))
+        assert len(followed) == 1
+        kept = [gather(step) for step in range(4)]  # each at a place of its own, as long as all are kept
+        assert len({found.ctypes.data for found in kept}) == 4
+        assert all((found == expected_at(step)).all() for step, found in enumerate(kept))
+        for step in range(4):
+            gather(step, outs[step % 2])
+
+
+def test_whoever_comes_late_is_waited_for(long, monkeypatch):
+    monkeypatch.setattr(hosts_shortcut, "_MOST_PATIENCE", 1e-3)  # later than a native step waits for
+    with open_hosts(long, ranks=RANKS) as group:
+        source, total, part = np.empty(WHOLE), np.empty(WHOLE), np.empty(COUNTS[group.rank])
+        sum_of = group.size * (group.size + 1) / 2
+        for late in [-1, -1, *range(group.size)]:
+            for call in (
+                lambda: group.all_reduce(source, out=total),
+                lambda: group.reduce_scatter(source, counts=COUNTS, out=part),
+                lambda: group.all_gather(part, counts=COUNTS, out=total),
+            ):
+                source[:] = group.rank + 1.0
+                if group.rank == late:
+                    time.sleep(0.01)
+                assert (call().wait() == sum_of).all()
+
+
+def test_long_calls_that_differ_leave_every_out_as_it_was_and_the_group_usable(long):
+    with open_hosts(long, ranks=RANKS) as group:
+        mine, out, other = np.ones(COUNTS[group.rank]), np.empty(WHOLE), np.ones(2 * COUNTS[group.rank])
+
+        def agreed():
+            return group.all_gather(mine, counts=COUNTS, out=out).wait()
+
+        def differing():
+            return group.all_gather(other, counts=[2 * count for count in COUNTS]).wait()
+
+        for odd in (0, group.size - 1):
+            for _ in range(3):
+                assert (agreed() == 1).all()
+            out[:] = 7
+            call = differing if group.rank == odd else agreed
+            with pytest.raises(CollectiveMismatchError) as told:
+                call()
+            assert str(told.value).count("test_long_calls_between_hosts.py:") >= 2
+            assert (out == 7).all()

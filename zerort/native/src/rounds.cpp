@@ -1,0 +1,75 @@
+// zerort.native._kernels.Rounds: see rounds.h.
+#include "rounds.h"
+
+#include <cstring>
+#include <tuple>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "meeting.h"
+
+namespace nb = nanobind;
+
+namespace zerort {
+
+bool Rounds::wait(std::size_t until, double seconds, double busy) {
+  const std::uint64_t began = now_ns();
+  while (done_ < until) {
+    while (under_way_.size() < depth_ && done_ + under_way_.size() < rounds_.size()) start(rounds_[done_ + under_way_.size()]);
+    const double waited = double(now_ns() - began) * 1e-9;
+    if (waited >= seconds || !under_way_.front().wait(seconds - waited, busy - waited)) return false;
+    under_way_.pop_front();
+    finish(rounds_[done_++]);
+  }
+  return true;
+}
+
+void Rounds::start(const Round& round) {
+  Messages& messages = under_way_.emplace_back(post_);
+  for (const Message& one : round.receives) messages.receive(one.rank, tag_, one.at, one.nbytes, one.nbytes);
+  for (const Message& one : round.sends) messages.send(one.rank, tag_, one.at, one.nbytes);
+}
+
+void Rounds::finish(const Round& round) const {
+  for (const Copy& one : round.copies) std::memcpy(one.to, one.from, one.nbytes);
+}
+
+namespace {
+
+using Part = std::tuple<int, std::uintptr_t, std::size_t>;             // rank, address, bytes
+using Copied = std::tuple<std::uintptr_t, std::uintptr_t, std::size_t>;  // to, from, bytes
+using Given = std::tuple<std::vector<Part>, std::vector<Part>, std::vector<Copied>>;
+
+std::vector<Rounds::Message> messages_of(const std::vector<Part>& parts) {
+  std::vector<Rounds::Message> found;
+  for (const auto& [rank, address, nbytes] : parts) found.push_back({rank, reinterpret_cast<char*>(address), nbytes});
+  return found;
+}
+
+void open(Rounds* self, const Post& post, const std::vector<Given>& given, int tag, std::size_t depth) {
+  std::vector<Rounds::Round> rounds;
+  for (const auto& [sends, receives, copies] : given) {
+    rounds.push_back({messages_of(sends), messages_of(receives), {}});
+    for (const auto& [to, from, nbytes] : copies)
+      rounds.back().copies.push_back({reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from), nbytes});
+  }
+  new (self) Rounds(post, tag, depth, std::move(rounds));
+}
+
+bool wait(Rounds& self, std::size_t until, double seconds, double busy) {
+  const nb::gil_scoped_release release;
+  return self.wait(until, seconds, busy);
+}
+
+}  // namespace
+
+void bind_rounds(nb::module_& module) {
+  nb::class_<Rounds>(module, "Rounds")
+      .def("__init__", &open, nb::arg("post"), nb::arg("rounds"), nb::arg("tag"), nb::arg("depth"))
+      .def("begin", &Rounds::begin)
+      .def("wait", &wait);
+}
+
+}  // namespace zerort
