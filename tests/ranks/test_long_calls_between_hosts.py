@@ -1,7 +1,9 @@
 """Long calls between hosts that are made again: they meet in one native step, and gathers follow a plan."""
 
 import dataclasses
+import gc
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -9,23 +11,27 @@ from mpi4py import MPI
 from runs import open_hosts
 
 from zerort import native
-from zerort.comm.transports import hosts_shortcut
+from zerort.comm.transports import carrier, hosts_shortcut
+from zerort.comm.transports.hierarchical import HierarchicalTransport
+from zerort.comm.transports.host_side import SharedHost
 from zerort.comm.transports.messages import wire
-from zerort.errors import CollectiveMismatchError
+from zerort.comm.transports.shift import LANDING_SLOTS
+from zerort.errors import CollectiveError, CollectiveMismatchError
 
 WORLD = MPI.COMM_WORLD
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size == 1, reason="one host")]
 
 RANKS = min(2, max(1, WORLD.size - 1))  # of a host; of two ranks each is one
 NEEDS_NATIVE = pytest.mark.skipif(not native.AVAILABLE, reason="only the compiled form has it")
-COUNTS = [4_000 + 700 * (r % 3) for r in range(WORLD.size)]  # many pieces of each, and no two ranks alike
+COUNTS = [16_000 + 700 * (r % 3) for r in range(WORLD.size)]  # no two neighbours alike
 WHOLE = sum(COUNTS)
 
 
 @pytest.fixture
-def long(options):
-    """Pieces of some KiB: a call of these arrays takes many rounds."""
-    return dataclasses.replace(options, exchange_nbytes=32 * 1024)
+def long(options, monkeypatch):
+    """Pieces of some KiB: a call of these arrays takes many rounds, and slots of a landing are filled many times."""
+    monkeypatch.setattr(carrier, "_IN_PLACE_NBYTES", 8 * 1024)
+    return dataclasses.replace(options, staging_nbytes=8 * 1024, exchange_nbytes=16 * 1024)
 
 
 def plans(group):
@@ -40,6 +46,14 @@ def expected_at(step):
 @pytest.mark.parametrize("reads", [True, False], ids=["in place", "through the host's window"])
 @pytest.mark.parametrize("kind", [pytest.param("sockets", marks=NEEDS_NATIVE), "hierarchical", "mpi", "polled"])
 def test_gathers_made_again_bring_what_is_there_now(long, kind, reads, connected, monkeypatch):
+    part = HierarchicalTransport._part
+
+    def part_slowly(self, call):  # what others receive next must not lie where this rank has yet to copy from
+        part(self, call)
+        time.sleep(0.0005)
+
+    if WORLD.rank == WORLD.size - 1:
+        monkeypatch.setattr(HierarchicalTransport, "_part", part_slowly)
     if kind == "polled":  # as where MPI's functions are not found: mpi4py carries messages
         monkeypatch.setattr(wire, "_find_post", lambda comm: None)
     options = dataclasses.replace(long, cross_memory=reads, sockets="always" if kind == "sockets" else "never")
@@ -55,7 +69,9 @@ def test_gathers_made_again_bring_what_is_there_now(long, kind, reads, connected
                 to_be = expected_at(step)
                 assert (group.all_gather(source, counts=COUNTS, out=to).wait() == to_be).all()
                 assert (group.all_gather(source, counts=COUNTS).wait() == to_be).all()
-        assert len(plans(group)) == (0 if kind == "polled" or not native.AVAILABLE else len(group._calls._known) - 1)
+        planned = kind != "polled" and native.AVAILABLE
+        assert len(plans(group)) == (len(group._calls._known) - 1 if planned else 0)
+        assert all(len(plan) > 2 * LANDING_SLOTS for plan in plans(group))
 
 
 @NEEDS_NATIVE
@@ -81,8 +97,69 @@ def test_a_gather_is_planned_once_and_anew_where_its_arrays_lie_elsewhere(long):
             gather(step, outs[step % 2])
 
 
+@NEEDS_NATIVE
+def test_a_gather_into_one_place_out_of_many_is_planned_anew_for_each_of_them(long):
+    with open_hosts(long, ranks=RANKS) as group:
+        shards = [np.full(COUNTS[group.rank], float(group.rank + step)) for step in range(3)]
+        for step in [0, 1, 2, 0, 1, 2]:
+            found = group.all_gather(shards[step], counts=COUNTS).wait()  # the one array that serves again
+            assert (found == expected_at(step)).all()
+            del found
+
+
+@NEEDS_NATIVE
+def test_a_plan_is_for_one_way_in_which_the_ranks_of_a_host_share_their_outs(long):
+    with open_hosts(dataclasses.replace(long, cross_memory=False), ranks=RANKS) as group:
+        mine, own, window = np.empty(COUNTS[group.rank]), np.empty(WHOLE), group.zeros(WHOLE, "float64")
+
+        def gather(out):
+            return group.all_gather(mine, counts=COUNTS, out=out).wait()
+
+        for step in range(8):
+            mine[:] = group.rank + step
+            # Others of its host can read the second rank's array now and then; theirs they always can.
+            out = own if group.rank == 1 and step % 2 else window
+            assert (gather(out) == expected_at(step)).all()
+
+
+@NEEDS_NATIVE
+@pytest.mark.parametrize("reads", [True, False], ids=["in place", "through the host's window"])
+def test_memory_of_rounds_under_way_outlives_a_call_that_was_left(long, reads, monkeypatch):
+    """MPI may still write there."""
+    if WORLD.size == 2:
+        pytest.skip("a host of several ranks")
+    options = dataclasses.replace(long, cross_memory=reads, timeout=2.0, sockets="never")
+    group = open_hosts(options, ranks=RANKS)
+    landing = weakref.ref(group._transport._landing)
+    shared = len(group._transport._here) > 1
+
+    def interrupted(self, number, landed):
+        raise KeyboardInterrupt
+
+    mine, out = np.ones(COUNTS[group.rank]), np.empty(WHOLE)
+    assert (group.all_gather(mine, counts=COUNTS, out=out).wait() == 1).all()
+    address = weakref.ref(out)
+    group.barrier().wait()
+    if group.rank == 0:
+        monkeypatch.setattr(SharedHost, "deliver", interrupted)
+    with pytest.raises((KeyboardInterrupt, CollectiveError)):
+        group.all_gather(mine, counts=COUNTS, out=out).wait()
+    group.close()
+    del group, out
+    gc.collect()
+    assert address() is not None
+    assert landing() is not None or not shared
+
+
 def test_whoever_comes_late_is_waited_for(long, monkeypatch):
-    monkeypatch.setattr(hosts_shortcut, "_MOST_PATIENCE", 1e-3)  # later than a native step waits for
+    monkeypatch.setattr(hosts_shortcut, "_MEETING_PATIENCE", 1e-3)  # as long as a native step waits
+    resumed, resume = [], HierarchicalTransport.resume
+
+    def noted(self, call, progress):
+        resumed.append(progress)
+        resume(self, call, progress)
+
+    monkeypatch.setattr(HierarchicalTransport, "resume", noted)
     with open_hosts(long, ranks=RANKS) as group:
         source, total, part = np.empty(WHOLE), np.empty(WHOLE), np.empty(COUNTS[group.rank])
         sum_of = group.size * (group.size + 1) / 2
@@ -96,6 +173,9 @@ def test_whoever_comes_late_is_waited_for(long, monkeypatch):
                 if group.rank == late:
                     time.sleep(0.01)
                 assert (call().wait() == sum_of).all()
+        if native.AVAILABLE:
+            assert hosts_shortcut.SERVING in resumed  # it met natively
+            assert set(resumed) - {hosts_shortcut.SERVING}  # and did not wait for ever
 
 
 def test_long_calls_that_differ_leave_every_out_as_it_was_and_the_group_usable(long):

@@ -27,14 +27,22 @@ def group(request, options, monkeypatch):
     machine = WORLD.Split(hosts[WORLD.rank], WORLD.rank)
     options = dataclasses.replace(options, message_nbytes=128)  # else the data of these calls travels with the greeting
     transport = best_transport(WORLD, name="hosts", options=options, kind="hierarchical", machine=machine)
-    sent, start = [], transport._exchange.start
+    sent, start, plan = [], transport._exchange.start, transport._exchange.plan
 
-    def noted(sends, receives):
-        sends = list(sends)
+    def note(sends):
         sent.extend((to, array.size) for to, array in sends if array.size)
+
+    def started(sends, receives):
+        note(sends := list(sends))
         return start(sends, receives)
 
-    monkeypatch.setattr(transport._exchange, "start", noted)
+    def planned(rounds, *, depth):  # of a call that is made once
+        for sends, _, _ in rounds:
+            note(sends)
+        return plan(rounds, depth=depth)
+
+    monkeypatch.setattr(transport._exchange, "start", started)
+    monkeypatch.setattr(transport._exchange, "plan", planned)
     with Group(transport) as opened:
         yield opened, hosts, sent
 

@@ -41,10 +41,10 @@ def open_hosts(options, *, kind="hierarchical", **sizes):
     return group
 
 
-def shortcuts(group, *, moves=True):
+def shortcuts(group, *, completes=True):
     """Return the operations that a native step does, or only meets for."""
     made = [(known.call.op, known.shortcut) for known in group._calls._known.values()]
-    return {op for op, shortcut in made if isinstance(shortcut, HostsShortcut) and shortcut.moves is moves}
+    return {op for op, shortcut in made if isinstance(shortcut, HostsShortcut) and shortcut.completes is completes}
 
 
 @pytest.mark.parametrize("kind", ["sockets", "hierarchical", "mpi", "polled"])
@@ -220,7 +220,7 @@ def test_one_exchange_gives_the_bits_of_rounds(roomy, dtype, kind):
             assert shortcuts(group) >= {"all_gather", "all_reduce", "reduce_scatter"}
         assert not shortcuts(slow)
         if kind == "hierarchical" and native.AVAILABLE:
-            assert shortcuts(slow, moves=False) == {"all_gather", "all_reduce", "reduce_scatter"}
+            assert shortcuts(slow, completes=False) == {"all_gather", "all_reduce", "reduce_scatter"}
 
 
 def test_a_call_of_some_hundred_kilobytes_is_one_message_to_each_other_host(roomy, monkeypatch):

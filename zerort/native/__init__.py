@@ -11,7 +11,7 @@
     find_changes  write_changes  apply_changes
     split_planes  join_planes  find_largest
     open_rendezvous                                 rendezvous.py  ranks of a node meet
-    start_messages  prepare_rounds  prepare_hosts   wire.py        ranks of several hosts exchange messages
+    start_messages  plan_rounds  prepare_hosts      wire.py        ranks of several hosts exchange messages
     Doorbell                                        doorbell.py    threads wake each other
 
 checks.py, dtypes.py and scalars.py say what arguments may be; extension.py loads the compiled form.

@@ -3,7 +3,7 @@
     open_post       who carries messages: MPI as mpi4py has loaded it, functions by address, handles as they are there
     open_sockets    TCP, to the ranks of other hosts; `with_sockets` has these carry what they can
     start_messages  send and receive; its ``wait(seconds, busy)`` says whether all have gone and come
-    prepare_rounds  the messages of a long call, several rounds at a time
+    plan_rounds     the messages of a long call, several rounds at a time
     plan_greeting   how one rank of each host tells the others of a call
     prepare_hosts   a small call between hosts that is made again, in one step (``src/hosts.h``)
 
@@ -24,18 +24,17 @@ __all__ = [
     "CONCLUDING",
     "GREETING",
     "LISTENING",
-    "SERVING",
     "open_post",
     "open_sockets",
     "plan_greeting",
+    "plan_rounds",
     "prepare_hosts",
-    "prepare_rounds",
     "start_messages",
     "with_sockets",
 ]
 
-GREETING, LISTENING, CONCLUDING, SERVING = 24, 32, 40, 48
-"""How far a ``HostsCall`` came, besides what a ``PreparedCall`` says; the last: all agree, and nothing has moved."""
+GREETING, LISTENING, CONCLUDING = 24, 32, 40
+"""How far a native ``HostsCall`` came, besides what a ``PreparedCall`` says."""
 
 
 def open_post(**facts: int) -> Any:
@@ -90,7 +89,7 @@ def start_messages(
     return messages
 
 
-def prepare_rounds(
+def plan_rounds(
     post: Any,
     rounds: Sequence[tuple[Sequence[tuple[int, Array]], Sequence[tuple[int, Array]], Sequence[tuple[Array, Array]]]],
     *,

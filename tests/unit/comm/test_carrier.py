@@ -67,8 +67,7 @@ def test_a_long_broadcast_waits_for_a_slow_host_where_ranks_cannot_read_each_oth
         places = {"node": node, "topology": topology, "rank": rank, "landing": landings[host]}
         side = SharedHost(call, source, outs[rank], **places, part=lambda: doors[host].wait(SOON))
         finish = wire.finish_of(rank, late=0.002 if host == hosts - 1 else 0.0)
-        wires = {"start": wire.start_of(rank), "finish": finish, "prepare": lambda where, rounds: None}
-        carrier = Carrier(rank, topology, nbytes=PIECE, **wires)
+        carrier = Carrier(rank, topology, nbytes=PIECE, start=wire.start_of(rank), finish=finish)
         carrier.chain(source, outs[rank], call, side)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks * hosts)]

@@ -1,6 +1,7 @@
 """`Carrier`: what crosses the wire between hosts, several rounds at a time; a `HostSide` does the rest within a host.
 
     scatter    the host's sum of a piece ──> its owner, which sums over hosts in their order
+    reduce     a part on each rank, collected at root
     gather     one's own piece ──> a partner on each other host, from where the host's ranks have it
     all_reduce both: what was summed first is gathered while the last sums are on the wire
     chain      root's array, piece by piece, from host to host: root's link carries it once
@@ -18,11 +19,12 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from zerort import native
-from zerort.comm.geometry import Geometry
+from zerort.comm import geometry
+from zerort.comm.geometry import Geometry, split_evenly
 from zerort.comm.guard.call import Call
 from zerort.comm.transports.messages.exchange import Messages
 from zerort.comm.transports.messages.wire import Parts
-from zerort.comm.transports.rounds import GatherRound, HostSide, Landed, PreparedGather, Rounds, gather_rounds
+from zerort.comm.transports.rounds import GatherRound, HostSide, Landed, PlannedGather, Rounds, gather_rounds
 from zerort.comm.transports.shift import DEPTH, LANDING_SLOTS, Round, Topology, Unit, plan_rounds
 from zerort.typing import Array
 
@@ -71,7 +73,7 @@ class Carrier:
         nbytes: Of a message of a long array.
         start: Begins to send and receive.
         finish: Waits until that is done.
-        prepare: Returns a plan of a gather's rounds, or None if there is no native code to follow it.
+        plan: Returns a plan of a gather's rounds, or None if there is no native code to follow it.
     """
 
     def __init__(
@@ -82,14 +84,14 @@ class Carrier:
         nbytes: int,
         start: Callable[..., Messages],
         finish: Callable[[Messages, Call], None],
-        prepare: Callable[[tuple[int, ...], Iterable[GatherRound]], PreparedGather | None],
+        plan: Callable[[tuple[int, ...], Iterable[GatherRound]], PlannedGather | None] = lambda where, rounds: None,
     ) -> None:
         self._rank = rank
         self._topology = topology
         self._nbytes = nbytes
         self._start = start
         self._finish = finish
-        self._prepare = prepare
+        self._plan = plan
         self._host = topology.host_of[rank]
         self._free: list[Array] = []  # touched once and used for ever
         self._lent: dict[int, Array] = {}  # by address
@@ -106,6 +108,27 @@ class Carrier:
         self._scatter(rounds, table, out, side)
         rounds.finish_all()
         side.end()
+
+    def reduce(self, call: Call, side_of: Callable[[Array], HostSide]) -> None:
+        """Sum one part on each rank, then collect the parts at root: no rank sums it all.
+
+        Args:
+            call: A reduce.
+            side_of: Returns what this rank's host does for sums into an array.
+        """
+        assert call.source is not None
+        assert call.out is not None
+        counts = split_evenly(call.numel, len(self._topology.host_of))
+        mine = np.empty(counts[self._rank], call.source.dtype)
+        table = geometry.of_reduce_scatter(counts, self._rank)
+        self.scatter(table, mine, call, side_of(mine))
+        sends, receives = [(call.root, mine)], []
+        if self._rank == call.root:
+            out = call.out
+            receives = [(r, out[first : first + count]) for r, (first, count) in enumerate(table.gives)]
+            np.copyto(receives.pop(self._rank)[1], mine)
+            sends = []
+        self._finish(self._start(sends, receives), call)
 
     def all_reduce(
         self,
@@ -188,7 +211,7 @@ class Carrier:
         where = (native.address_of(source), native.address_of(out), side.together)
         if call.plan is None or call.plan.where != where:
             gathers = gather_rounds(table, source, out, side, rank=self._rank, topology=self._topology, piece=piece)
-            call.plan = self._prepare(where, gathers)
+            call.plan = self._plan(where, gathers)
         if call.plan is not None:
             call.plan.run(call, side)
         else:

@@ -23,17 +23,16 @@ from zerort.comm.guard.verdict import Trouble
 from zerort.comm.transport import Transport
 from zerort.comm.transports.greeting import DIFFERS
 from zerort.comm.transports.host_side import SharedHost
-from zerort.comm.transports.hosts_shortcut import HostsShortcut, make_native
+from zerort.comm.transports.hosts_shortcut import SERVING, HostsShortcut, make_native
 from zerort.comm.transports.messages.exchange import Interrupted
 from zerort.comm.transports.mpi import MpiTransport
 from zerort.comm.transports.node.transport import NodeTransport
 from zerort.comm.transports.rounds import HostSide
 from zerort.comm.transports.shift import LANDING_SLOTS, Topology
-from zerort.comm.transports.small_calls import ranges_of
 from zerort.config import GroupOptions
 from zerort.errors import CollectiveError, SharedMemoryError
 from zerort.native.rendezvous import MEETING, PARTING
-from zerort.native.wire import GREETING, LISTENING, SERVING
+from zerort.native.wire import GREETING, LISTENING
 from zerort.typing import Array
 
 __all__ = ["HierarchicalTransport"]
@@ -70,7 +69,8 @@ class HierarchicalTransport(MpiTransport):
         super().__init__(comm, hosts=hosts, name=name, options=options)
         self._open_part = open_part
         node.share_standing(self.standing)
-        self._here = self.topology.members[self.topology.host_of[self.rank]]
+        self._host = self.topology.host_of[self.rank]
+        self._here = self.topology.members[self._host]
         # Flags, and behind them a small result, from the leader for the ranks of this host. Written when all have met
         # for a call, so all have read what was there of the one before.
         self._notes = self._on_every_host(lambda: node.allocate_shared(8 * _NOTE_WORDS + self.small.room))
@@ -144,9 +144,7 @@ class HierarchicalTransport(MpiTransport):
         reduces = call.geometry is None or call.geometry.reduces
         width = call.source.itemsize
         shares = [sum(counts[rank] for rank in ranks) for ranks in self.topology.members] if not reduces else [*counts]
-        mine = self._greeter.data((shares[0] if reduces else shares[self.topology.host_of[self.rank]]) * width).view(
-            whole.dtype
-        )
+        mine = self._greeter.data((shares[0] if reduces else shares[self._host]) * width).view(whole.dtype)
         if not flags & DIFFERS:
             if reduces:
                 self._node.reduce_sources(call, mine, first=0)
@@ -182,6 +180,8 @@ class HierarchicalTransport(MpiTransport):
         if tails is None or post is None:
             return None
         is_small = self.small.has(call)
+        if call.make is not None and not is_small:  # its result lies elsewhere each time
+            return None
         place = self._node.shortcut_place(call, in_windows=is_small and not self._node.reads_in_place)
         if place is None:
             return None
@@ -189,14 +189,14 @@ class HierarchicalTransport(MpiTransport):
         nbytes, most, wire_nbytes, plan = 0, 0, 0, None
         if self._greeter is not None:
             if is_small:
-                nbytes, most, wire_nbytes = self._sizes_of(call, is_cut=is_cut)
+                nbytes, most, wire_nbytes = self.small.sizes(call, self._host)
             plan = self._greeter.plan(post, call, nbytes, most, places=number)
         native_call = make_native(
             **place,
             call=call,
             rank=self.rank,
             members=self.topology.members,
-            host=self.topology.host_of[self.rank],
+            host=self._host,
             notes=self._notes,
             tails=[tails[rank] for rank in self._here],
             places=number,
@@ -211,26 +211,8 @@ class HierarchicalTransport(MpiTransport):
             tail=call.tail(),
             places=number,
             wire_nbytes=wire_nbytes,
-            moves=is_small or call.op == "barrier",
+            completes=is_small or call.op == "barrier",
         )
-
-    def _sizes_of(self, call: Call, *, is_cut: bool) -> tuple[int, int, int]:
-        """Return the bytes that this host tells all others in a small call, the most that any does, and what it sends.
-
-        Of a sum that is cut by host, what it tells all others is its part of the sum.
-        """
-        assert call.source is not None
-        width, table, here = call.source.itemsize, call.geometry, self.topology.host_of[self.rank]
-        others = self.topology.count - 1
-        if table is not None and not table.reduces:
-            shares = [sum(table.takes[rank][1] for rank in ranks) * width for ranks in self.topology.members]
-            return shares[here], max(shares), shares[here] * others
-        whole = call.numel * width
-        if not is_cut:
-            return whole, whole, whole * others
-        shares = [sum(count for _, count in one) * width for one in ranges_of(call, self.topology.members)]
-        again = shares[here] * others if table is None else 0
-        return shares[here], max(shares), whole - shares[here] + again
 
     def resume(self, call: Call, progress: int) -> None:
         """Go on where a shortcut stopped: someone is late, calls differ, it is time to look for alarms, or to move."""
@@ -264,7 +246,7 @@ class HierarchicalTransport(MpiTransport):
         """Wait for greetings that a shortcut has sent, and for those that come."""
         try:
             while True:
-                self._exchange.wait_for(begun, self._greeter, self._notes, sequence=call.sequence)
+                self._exchange.await_greeting(begun, self._greeter, self._notes, sequence=call.sequence)
                 if begun.hear():
                     return
         except Interrupted:
@@ -282,9 +264,7 @@ class HierarchicalTransport(MpiTransport):
 
     def peer_failure(self) -> Trouble | None:
         """Say what is known of all ranks, or at least of this host's: a killed one sounds no alarm."""
-        return super().peer_failure() or self._node.peer_failure(
-            list(self.topology.members[self.topology.host_of[self.rank]])
-        )
+        return super().peer_failure() or self._node.peer_failure(self._here)
 
     def _give_up(self, call: Call) -> NoReturn:
         """Break this host's meeting place, too: ranks that talk to no other host wait there."""

@@ -24,9 +24,7 @@ from zerort.typing import Array
 __all__ = ["AloneOnHost", "SharedHost"]
 
 _TOGETHER = 4
-"""Rounds whose pieces are copied from other ranks' outs at a time: to meet for each one takes longer.
-
-As many are waited for at a time where nothing is copied: all have to come within the timeout of a wait."""
+"""Rounds whose pieces are copied from other ranks' outs at a time: to meet for each one takes longer."""
 
 
 class AloneOnHost:
@@ -140,7 +138,7 @@ class SharedHost:
             return
         if self._copies:
             self._received.append(landed)
-            if len(self._received) == _TOGETHER:
+            if len(self._received) == self.together:
                 self._copy_received()
             return
         self._part()

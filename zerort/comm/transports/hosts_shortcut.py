@@ -23,10 +23,13 @@ from zerort.comm.transports.node.shortcut import Place, prepared_facts
 from zerort.comm.transports.places import Places
 from zerort.comm.transports.small_calls import ranges_of
 from zerort.native.rendezvous import MOVES, PARTING
-from zerort.native.wire import SERVING, prepare_hosts
+from zerort.native.wire import CONCLUDING, prepare_hosts
 from zerort.typing import Array
 
-__all__ = ["Caller", "HostsShortcut", "make_native"]
+__all__ = ["SERVING", "Caller", "HostsShortcut", "make_native"]
+
+SERVING = CONCLUDING + 8
+"""How far a shortcut came that only meets: all agree on the call, and nothing has moved."""
 
 
 _PATIENCE, _SLOWER = 2e-3, 4
@@ -34,6 +37,9 @@ _PATIENCE, _SLOWER = 2e-3, 4
 
 _MOST_PATIENCE = 50e-3
 """Seconds. Meanwhile nobody hears of a rank that has failed, however slow the network seemed to be."""
+
+_MEETING_PATIENCE = LISTEN_EVERY
+"""The same of a call that only meets: what it waits for are ranks that are late."""
 
 
 class Caller(Protocol):
@@ -58,16 +64,16 @@ class HostsShortcut:
         tail: What this rank's header ends with, for this call.
         places: The set of places that it is made from; another if one of the others has called from elsewhere since.
         wire_nbytes: What this rank sends to other hosts.
-        moves: Whether the native form does all of the call; else it meets for it, and the rest is the transport's.
+        completes: Whether the native form does all of the call; else it meets for it, and the transport moves it.
     """
 
-    __slots__ = ("_done", "_places", "_tail", "_tails", "_transport", "_wire_nbytes", "moves", "native")
+    __slots__ = ("_done", "_places", "_tail", "_tails", "_transport", "_wire_nbytes", "completes", "native")
 
     def __init__(
-        self, transport: Caller, native: Any, *, tail: bytes, places: int, wire_nbytes: int, moves: bool
+        self, transport: Caller, native: Any, *, tail: bytes, places: int, wire_nbytes: int, completes: bool
     ) -> None:
         self._transport = transport
-        self.moves, self._done = moves, DONE if moves else SERVING
+        self.completes, self._done = completes, DONE if completes else SERVING
         self._tail, self._places, self._wire_nbytes = tail, places, wire_nbytes
         self._tails = transport.places.use(places)
         self.native = native
@@ -173,5 +179,5 @@ def make_native(
         shards=[[(start * width, count * width) for start, count in ranges] for ranges in shards],
         scattered=table is not None,
         host=host,
-        patience=min(_PATIENCE + _SLOWER * wire_seconds, _MOST_PATIENCE),
+        patience=min(_PATIENCE + _SLOWER * wire_seconds, _MOST_PATIENCE if moves else _MEETING_PATIENCE),
     )

@@ -24,14 +24,13 @@ from zerort.comm.transports.carrier import Carrier, piece_nbytes
 from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, place_of, small_nbytes, with_place
 from zerort.comm.transports.host_side import AloneOnHost
 from zerort.comm.transports.messages.alarms import Alarm
-from zerort.comm.transports.messages.exchange import Exchange, Interrupted, Messages
+from zerort.comm.transports.messages.exchange import Exchange, Interrupted, Messages, PlannedRounds
 from zerort.comm.transports.messages.giving_up import agree_on_missing, sightings
 from zerort.comm.transports.messages.network import Network, measure
 from zerort.comm.transports.messages.sockets import choose_wire
-from zerort.comm.transports.messages.wire import RoundsUnderWay
 from zerort.comm.transports.node.memory import slab_nbytes
 from zerort.comm.transports.places import Places
-from zerort.comm.transports.rounds import GatherRound, HostSide, PreparedGather
+from zerort.comm.transports.rounds import GatherRound, HostSide, PlannedGather
 from zerort.comm.transports.shift import DEPTH, Topology
 from zerort.comm.transports.small_calls import SmallCalls, cut_sum
 from zerort.config import GroupOptions
@@ -74,7 +73,7 @@ class MpiTransport(Transport):
             nbytes=self._piece_nbytes,
             start=self.start,
             finish=self.finish,
-            prepare=self._prepare,
+            plan=self._plan,
         )
         self.places = Places(self.rank)
         """Where all ranks make their calls from."""
@@ -264,17 +263,17 @@ class MpiTransport(Transport):
         except Interrupted:
             self._give_up(call)
 
-    def _prepare(self, where: tuple[int, ...], rounds: Iterable[GatherRound]) -> PreparedGather | None:
+    def _plan(self, where: tuple[int, ...], rounds: Iterable[GatherRound]) -> PlannedGather | None:
         """Return a plan of a gather's rounds that native code follows; None without such code."""
         if self._exchange.wire.post is None:
             return None
-        planned = [*rounds]
-        under_way = self._exchange.prepare([(one.sends, one.receives, one.copies) for one in planned], depth=DEPTH)
-        return PreparedGather(where, under_way, [one.landed for one in planned], finish=self._finish_rounds)
+        found = [*rounds]
+        planned = self._exchange.plan([(one.sends, one.receives, one.copies) for one in found], depth=DEPTH)
+        return PlannedGather(where, planned, [one.landed for one in found], follow=self._follow)
 
-    def _finish_rounds(self, rounds: RoundsUnderWay, call: Call) -> None:
+    def _follow(self, rounds: PlannedRounds, until: int, call: Call) -> None:
         try:
-            self._exchange.wait_for(rounds, call.source, call.out, sequence=call.sequence, is_long=rounds.is_long)
+            self._exchange.follow(rounds, until, sequence=call.sequence)
         except Interrupted:
             self._give_up(call)
 
@@ -309,7 +308,7 @@ class MpiTransport(Transport):
         if call.op == "broadcast" and call.nbytes > _SMALL_NBYTES:
             self._carrier.chain(source, out, call, self._side(call, source, out))
         elif call.op == "reduce" and call.nbytes > _SMALL_NBYTES:
-            self._reduce(call)
+            self._carrier.reduce(call, lambda part: self._side(call, source, part))
         elif table.reduces:
             self._carrier.scatter(table, out, call, self._side(call, source, out))
         elif table.alike:
@@ -336,22 +335,6 @@ class MpiTransport(Transport):
     def _side(self, call: Call, source: Array, out: Array) -> HostSide:
         """Return what this rank's host does for a call from ``source`` to ``out``."""
         return AloneOnHost(source, out)
-
-    def _reduce(self, call: Call) -> None:
-        """Reduce one part on each rank, then collect the parts at root: no rank sums it all."""
-        assert call.source is not None
-        assert call.out is not None
-        counts = split_evenly(call.numel, self.size)
-        mine = np.empty(counts[self.rank], call.source.dtype)
-        table = geometry.of_reduce_scatter(counts, self.rank)
-        self._carrier.scatter(table, mine, call, self._side(call, call.source, mine))
-        sends, receives = [(call.root, mine)], []
-        if self.rank == call.root:
-            out = call.out
-            receives = [(r, out[first : first + count]) for r, (first, count) in enumerate(table.gives)]
-            np.copyto(receives.pop(self.rank)[1], mine)
-            sends = []
-        self.finish(self.start(sends, receives), call)  # not-gpu: between hosts
 
     # -- memory, parts, end ----------------------------------------------------------------------------------------
 

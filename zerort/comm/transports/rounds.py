@@ -2,7 +2,7 @@
 
     Rounds           begun and concluded one by one, by Python: a sum has something to do between them
     gather_rounds    those of a gather, which moves bytes and nothing else
-    PreparedGather   the same as a plan that native code follows, for as long as the arrays lie where they lay
+    PlannedGather    the same as a plan that native code follows, for as long as the arrays lie where they lay
 
 [Note: rounds] in shift.py says why there are several, and who sends what to whom.
 """
@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from zerort.comm.geometry import Geometry
 from zerort.comm.guard.call import Call
-from zerort.comm.transports.messages.exchange import Messages, RoundsUnderWay
+from zerort.comm.transports.messages.exchange import Messages, PlannedRounds
 from zerort.comm.transports.shift import DEPTH, Round, Topology, Unit, plan_rounds
 from zerort.typing import Array
 
-__all__ = ["GatherRound", "HostSide", "Landed", "PreparedGather", "Rounds", "gather_rounds"]
+__all__ = ["GatherRound", "HostSide", "Landed", "PlannedGather", "Rounds", "gather_rounds"]
 
 
 class Landed(NamedTuple):
@@ -144,33 +144,37 @@ def gather_rounds(
         yield found
 
 
-class PreparedGather:
+class PlannedGather:
     """The rounds of a gather whose arrays lie where they lay when it was planned.
 
     Args:
         where: Addresses of its arrays, and how its host shares them: what the plan is for.
-        under_way: Its messages, which native code sends and receives.
+        rounds: Its messages, which native code sends and receives.
         landed: What its host has after each round.
-        finish: Waits until that is done: `MpiTransport.finish`.
+        follow: Sends and receives until so many rounds are done.
     """
 
     def __init__(
         self,
         where: tuple[int, ...],
-        under_way: RoundsUnderWay,
+        rounds: PlannedRounds,
         landed: Sequence[list[Landed]],
         *,
-        finish: Callable[[Any, Call], None],
+        follow: Callable[[PlannedRounds, int, Call], None],
     ) -> None:
         self.where = where
-        self._under_way, self._landed, self._finish = under_way, landed, finish
+        self._rounds, self._landed, self._follow = rounds, landed, follow
+
+    def __len__(self) -> int:
+        """Return how many rounds there are."""
+        return len(self._landed)
 
     def run(self, call: Call, side: HostSide) -> None:
         """Gather once."""
-        self._under_way.begin()
-        for first in range(0, len(self._landed), side.together):
-            several = self._landed[first : first + side.together]
-            self._under_way.until = first + len(several)
-            self._finish(self._under_way, call)
-            for number, landed in enumerate(several, first):
-                side.deliver(number, landed)
+        self._rounds.begin(call.source, call.out, side)
+        for first in range(0, len(self), side.together):
+            until = min(first + side.together, len(self))
+            self._follow(self._rounds, until, call)
+            for number in range(first, until):
+                side.deliver(number, self._landed[number])
+        self._rounds.end()

@@ -101,6 +101,23 @@ class SmallCalls:
             return False
         return call.numel * source.itemsize > (self.whole_sums if table is None else self.whole_scatters)
 
+    def sizes(self, call: Call, host: int) -> tuple[int, int, int]:
+        """Return the bytes that a host tells all others in a small call, the most that any does, and what it sends.
+
+        Of a sum that is cut by host, what it tells all others is its part of the sum.
+        """
+        assert call.source is not None
+        width, table, others = call.source.itemsize, call.geometry, len(self.members) - 1
+        if table is not None and not table.reduces:
+            shares = [sum(table.takes[rank][1] for rank in ranks) * width for ranks in self.members]
+            return shares[host], max(shares), shares[host] * others
+        whole = call.numel * width
+        if not self.cuts(call):
+            return whole, whole, whole * others
+        shares = [sum(count for _, count in one) * width for one in ranges_of(call, self.members)]
+        again = shares[host] * others if table is None else 0
+        return shares[host], max(shares), whole - shares[host] + again
+
 
 def cut_sum(
     call: Call,

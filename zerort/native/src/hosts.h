@@ -1,5 +1,5 @@
 // HostsShortcut: a small collective between hosts, made in one step, on the thread that calls it. Of a larger one it does the same,
-// but moves nothing: then all have agreed on it, and rounds.h goes on.
+// but moves nothing: then all have agreed on it, and Python goes on.
 //
 //   every rank    meet the ranks of this host ─────────────────────────────────────────────> part from them ──> copy the result
 //   its leader      └─> sum, or collect, their sources ── Greeting ──> sum over hosts, or place their shards ──┘
@@ -254,7 +254,8 @@ class HostsShortcut : public ShortcutBase<HostsRoute> {
   }
   // Copy the result, if all agreed.
   void deliver() const {
-    if (route_.move != Move::nothing && out_.nbytes != 0 && !in_place()) std::memcpy(out_.data, whole() + route_.first, out_.nbytes);
+    if (route_.move == Move::nothing || out_.nbytes == 0 || in_place()) return;
+    std::memcpy(out_.data, whole() + route_.first, out_.nbytes);
   }
 
  private:

@@ -1,5 +1,6 @@
 #include "meeting.h"
 
+#include <algorithm>
 #include <climits>
 #include <cstring>
 
@@ -21,9 +22,9 @@ constexpr int kGlances = 100;
 // Of a spin, between two looks at where the others are.
 constexpr int kSpinsPerLook = 64;
 
-// A yield that takes longer went to a program that does not yield in turn: a rank that sleeps is woken sooner than one that
+// A yield that takes longer, in vain, went to a program that does not yield in turn: a rank that sleeps is woken sooner than one that
 // yields comes back. So it stays away from yields for a hundred times as long: they cost it one per cent at the most.
-constexpr std::uint64_t kLateNs = 200'000, kPause = 100;
+constexpr std::uint64_t kLateNs = 200'000, kPause = 100, kLongestPauseNs = 1'000'000'000;
 
 void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -105,15 +106,15 @@ bool Meeting::glance() const {
   return everyone_is_here();
 }
 
-// Let whoever shares this core run, some times; true if all are here then.
+// Let whoever shares this core run, a few times; true if all are here then.
 bool Meeting::yield() {
   for (int k = 0; k < yields_; k++) {
     const std::uint64_t began = now_ns();
     if (began < no_yields_until_) return false;
     sched_yield();
-    if (everyone_is_here()) return true;
+    if (everyone_is_here()) return true;  // however late: measured beside busy programs, that does not count
     const std::uint64_t took = now_ns() - began;
-    if (took > kLateNs) no_yields_until_ = began + kPause * took;
+    if (took > kLateNs) no_yields_until_ = began + std::min(kPause * took, kLongestPauseNs);
   }
   return false;
 }

@@ -2,6 +2,7 @@
 #include "rounds.h"
 
 #include <cstring>
+#include <stdexcept>
 #include <tuple>
 
 #include <nanobind/nanobind.h>
@@ -13,6 +14,11 @@
 namespace nb = nanobind;
 
 namespace zerort {
+
+void Rounds::begin() {
+  if (!under_way_.empty()) throw std::runtime_error("Expected rounds that have ended, got some that are under way.");
+  done_ = 0;
+}
 
 bool Rounds::wait(std::size_t until, double seconds, double busy) {
   const std::uint64_t began = now_ns();
@@ -69,6 +75,7 @@ void bind_rounds(nb::module_& module) {
   nb::class_<Rounds>(module, "Rounds")
       .def("__init__", &open, nb::arg("post"), nb::arg("rounds"), nb::arg("tag"), nb::arg("depth"))
       .def("begin", &Rounds::begin)
+      .def_prop_ro("done", &Rounds::done)
       .def("wait", &wait);
 }
 

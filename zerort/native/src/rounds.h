@@ -34,12 +34,14 @@ class Rounds {
   Rounds(const Post& post, int tag, std::size_t depth, std::vector<Round> rounds)
       : post_(post), tag_(tag), depth_(depth), rounds_(std::move(rounds)) {}
 
-  // Start from the first round again; none is under way.
-  void begin() { done_ = 0; }
+  // Start from the first round again, when all of the last time are done.
+  void begin();
 
   // Go on until so many rounds are done; start no further ones then, for the caller may have something to do between them. False
   // if that takes longer than `seconds`; see Messages::wait.
   bool wait(std::size_t until, double seconds, double busy);
+
+  std::size_t done() const { return done_; }
 
  private:
   void start(const Round& round);

@@ -17,8 +17,9 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -26,12 +27,12 @@ from mpi4py import MPI
 from zerort import trace
 from zerort.comm.neighbours import process_space
 from zerort.comm.transports.messages.alarms import Alarm, Alarms
-from zerort.comm.transports.messages.wire import Copies, Parts, Requests, RoundsUnderWay, UnderWay, Wire
+from zerort.comm.transports.messages.wire import Copies, Parts, Requests, UnderWay, Wire
 from zerort.native import wire
 from zerort.native.rendezvous import is_alive
 from zerort.typing import Array
 
-__all__ = ["LISTEN_EVERY", "Exchange", "Interrupted", "Messages", "RoundsUnderWay"]
+__all__ = ["LISTEN_EVERY", "Exchange", "Interrupted", "Messages", "PlannedRounds"]
 
 LISTEN_EVERY = 0.01
 """Seconds between looks at the alarms while waiting."""
@@ -68,8 +69,46 @@ class Messages:
     receives: list[tuple[int, Array]]
 
 
-_outstanding: dict[int, Messages] = {}
+_outstanding: dict[int, object] = {}
 """Messages that have not been waited for; those that were given up stay here for the reason above."""
+
+
+class PlannedRounds:
+    """Rounds of messages that native code sends and receives, as often as they are begun (``native/src/rounds.h``).
+
+    Args:
+        native: The native ``Rounds``.
+        nbytes: What they send to other hosts.
+        is_long: Whether one takes longer than a nap.
+    """
+
+    def __init__(self, native: Any, *, nbytes: int, is_long: bool) -> None:
+        self._native, self._nbytes = native, nbytes
+        self.is_long = is_long
+        self.until = 0
+        """How many of the rounds are waited for."""
+
+    def begin(self, *memory: object) -> None:
+        """Start from the first round again; keep their ``memory`` until `end`, for ever if that does not come."""
+        _outstanding[id(self)] = (self, memory)
+        if self._nbytes:
+            trace.count("wire.bytes", self._nbytes)
+        self._native.begin()
+
+    @property
+    def done(self) -> int:
+        """How many of the rounds are done."""
+        found: int = self._native.done
+        return found
+
+    def wait(self, seconds: float, busy: float, /) -> bool:
+        """Wait as `UnderWay` says, for the rounds that are waited for."""
+        done: bool = self._native.wait(self.until, seconds, busy)  # not-gpu: messages between hosts
+        return done
+
+    def end(self) -> None:
+        """All of them are done: their memory is the caller's again."""
+        del _outstanding[id(self)]
 
 
 class Interrupted(Exception):
@@ -113,22 +152,12 @@ class Exchange:
         """Send and receive greetings, each in one message; what comes may be shorter than the room for it."""
         with _kept(None, sends, receives):
             under_way = self.wire.start(sends, receives, tag=_GREETINGS, is_exact=False)
-        self.wait_for(under_way, sends, receives, sequence=sequence)
+        self.await_greeting(under_way, sends, receives, sequence=sequence)
 
-    def wait_for(self, under_way: UnderWay, *memory: object, sequence: int, is_long: bool = False) -> None:
-        """Wait for messages that were begun; keep their ``memory`` for ever if that is given up.
-
-        Args:
-            under_way: The messages.
-            memory: What they are sent from and come to.
-            sequence: The call that they belong to; an alarm of an earlier one interrupts it.
-            is_long: Whether it takes longer than a nap.
-
-        Raises:
-            Interrupted: As in `_wait`.
-        """
+    def await_greeting(self, under_way: UnderWay, *memory: object, sequence: int) -> None:
+        """Wait for messages that were begun; keep their ``memory`` for ever if that is given up."""
         with _kept(under_way, *memory):
-            self._wait(under_way, sequence=sequence, busy_for=0.0 if is_long else _BUSY_FOR)
+            self._wait(under_way, sequence=sequence)
 
     def all_gather_bytes(self, mine: bytes, *, sequence: int, is_idle: bool = False) -> list[bytes]:
         """Return every rank's bytes; all give equally many.
@@ -162,8 +191,8 @@ class Exchange:
         _outstanding[id(messages)] = messages
         return messages
 
-    def prepare(self, rounds: Sequence[tuple[Parts, Parts, Copies]], *, depth: int) -> RoundsUnderWay:
-        """Return rounds of messages that native code sends and receives, as often as they are begun.
+    def plan(self, rounds: Sequence[tuple[Parts, Parts, Copies]], *, depth: int) -> PlannedRounds:
+        """Return rounds of messages for native code.
 
         Args:
             rounds: Of each what it sends, what it receives, and what is copied when that is done: (to, from).
@@ -171,8 +200,8 @@ class Exchange:
         """
         limit = self._message_nbytes
         cut = [(_cut(sends, limit), _cut(receives, limit), copies) for sends, receives, copies in rounds]
-        return RoundsUnderWay(
-            wire.prepare_rounds(self.wire.post, cut, tag=_DATA, depth=depth),
+        return PlannedRounds(
+            wire.plan_rounds(self.wire.post, cut, tag=_DATA, depth=depth),
             nbytes=sum(self._abroad(sends) for sends, _, _ in rounds),
             is_long=any(_is_long(receives) for _, receives, _ in rounds),
         )
@@ -194,19 +223,30 @@ class Exchange:
         self._wait(messages.under_way, sequence=sequence, busy_for=0.0 if is_long else _BUSY_FOR)
         del _outstanding[id(messages)]
 
-    def _wait(self, under_way: UnderWay, *, sequence: int, busy_for: float = _BUSY_FOR) -> None:
+    def follow(self, rounds: PlannedRounds, until: int, *, sequence: int) -> None:
+        """Send and receive until so many rounds are done; none of them may take longer than the timeout."""
+        rounds.until = until
+        busy_for = 0.0 if rounds.is_long else _BUSY_FOR
+        self._wait(rounds, sequence=sequence, busy_for=busy_for, done=lambda: rounds.done)
+
+    def _wait(
+        self, under_way: UnderWay, *, sequence: int, busy_for: float = _BUSY_FOR, done: Callable[[], int] = lambda: 0
+    ) -> None:
         """Wait until all messages are done, looking at the alarms, the clock and the processes of this host meanwhile.
 
         Raises:
-            Interrupted: Not done after the timeout, or an alarm says that they never will be.
+            Interrupted: For as long as the timeout nothing more was ``done``, or an alarm says that nothing will be.
         """
         began = looked = time.monotonic()
+        seen = 0
         while not under_way.wait(LISTEN_EVERY, busy_for):  # not-gpu: messages of MPI
             busy_for, now = busy_for - LISTEN_EVERY, time.monotonic()
             self.listen()
             if now - looked >= _LOOK_EVERY:
                 looked = now
                 self.look_for_the_dead(sequence)
+            if done() > seen:
+                seen, began = done(), now
             lost = any(alarm.sequence <= sequence for alarm in self.alarms.values())
             if lost or now - began >= self._timeout:
                 raise Interrupted

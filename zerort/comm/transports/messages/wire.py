@@ -14,11 +14,10 @@ from typing import Any, Protocol
 
 from mpi4py import MPI
 
-from zerort import trace
 from zerort.native import wire
 from zerort.typing import Array
 
-__all__ = ["Copies", "Parts", "Requests", "RoundsUnderWay", "UnderWay", "Wire"]
+__all__ = ["Copies", "Parts", "Requests", "UnderWay", "Wire"]
 
 _NAP = 50e-6
 
@@ -57,32 +56,6 @@ class Requests:
             # Yield at first, for the other side may need this core to answer; later leave it alone for longer.
             time.sleep(0 if waited < busy else self._nap)
         return True
-
-
-class RoundsUnderWay:
-    """Rounds of messages that native code sends and receives (``native/src/rounds.h``).
-
-    Args:
-        native: The native ``Rounds``.
-        nbytes: What they send to other hosts.
-        is_long: Whether one takes longer than a nap.
-    """
-
-    def __init__(self, native: Any, *, nbytes: int, is_long: bool) -> None:
-        self._native, self._nbytes = native, nbytes
-        self.is_long = is_long
-        self.until = 0
-        """How many of the rounds are waited for."""
-
-    def begin(self) -> None:
-        """Start from the first round again."""
-        trace.count("wire.bytes", self._nbytes)
-        self._native.begin()
-
-    def wait(self, seconds: float, busy: float, /) -> bool:
-        """Wait as `UnderWay` says, for the rounds that are waited for."""
-        done: bool = self._native.wait(self.until, seconds, busy)
-        return done
 
 
 class Wire:
