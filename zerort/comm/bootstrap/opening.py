@@ -214,6 +214,7 @@ def open_node(
                 sees_processes=sees_processes,
                 named=named,
                 crowded=crowded,
+                abroad=everyone is not machine,
             )
         except SharedMemoryError as problem:
             error = str(problem)

@@ -39,6 +39,7 @@ class AloneOnHost:
         self._source = source
         self._out = out
         self.together = _TOGETHER
+        self.memory: tuple[Array, ...] = ()
 
     def partials(self, unit: Unit, table: Geometry, ranks: Iterable[int], take: Callable[[int], Array]) -> list[Array]:
         """Return parts of the source."""
@@ -91,7 +92,7 @@ class SharedHost:
         self.together = _TOGETHER if self._shared or self._copies else 1
         self._received: list[list[Landed]] = []  # by round: what other ranks have in their outs, and this one not yet
         slot = landing.size // LANDING_SLOTS // out.itemsize * out.itemsize
-        self._slots = [landing[k * slot :][:slot].view(out.dtype) for k in range(LANDING_SLOTS)]
+        self.memory = [landing[k * slot :][:slot].view(out.dtype) for k in range(LANDING_SLOTS)]
         if not self._readable:
             node.memory.start_rounds()
 
@@ -130,7 +131,7 @@ class SharedHost:
         """Return the place in out, or in the landing."""
         if self._shared or self._copies:
             return self._out[landed.place :][: landed.numel]
-        return self._slots[number % LANDING_SLOTS][landed.at :][: landed.numel]
+        return self.memory[number % LANDING_SLOTS][landed.at :][: landed.numel]
 
     def deliver(self, number: int, landed: list[Landed]) -> None:
         """Copy what other ranks of the host received, when all have met; out of their outs some rounds at a time."""
@@ -143,7 +144,7 @@ class SharedHost:
             return
         self._part()
         for one in landed:
-            self._out[one.place :][: one.numel] = self._slots[number % LANDING_SLOTS][one.at :][: one.numel]
+            self._out[one.place :][: one.numel] = self.memory[number % LANDING_SLOTS][one.at :][: one.numel]
 
     def _copy_received(self) -> None:
         self._part()

@@ -40,6 +40,10 @@ class HostSide(Protocol):
     def together(self) -> int:
         """How many rounds `deliver` takes at a time: before it, all of these have to be there."""
 
+    @property
+    def memory(self) -> Sequence[Array]:
+        """Where pieces land, besides the call's own arrays."""
+
     def partials(self, unit: Unit, table: Geometry, ranks: Iterable[int], take: Callable[[int], Array]) -> list[Array]:
         """Return the host's sums of a unit's piece for each of ``ranks``; in memory from ``take`` where it needs any.
 
@@ -171,7 +175,7 @@ class PlannedGather:
 
     def run(self, call: Call, side: HostSide) -> None:
         """Gather once."""
-        self._rounds.begin(call.source, call.out, side)
+        self._rounds.begin(call.source, call.out, side.memory)
         for first in range(0, len(self), side.together):
             until = min(first + side.together, len(self))
             self._follow(self._rounds, until, call)

@@ -22,8 +22,11 @@ constexpr int kGlances = 100;
 // Of a spin, between two looks at where the others are.
 constexpr int kSpinsPerLook = 64;
 
+// Where those that this rank waits for are on other cores.
+constexpr int kYields = 4;
+
 // A yield that takes longer, in vain, went to a program that does not yield in turn: a rank that sleeps is woken sooner than one that
-// yields comes back. So it stays away from yields for a hundred times as long: they cost it one per cent at the most.
+// yields comes back. So it stays away from yields for a hundred times as long, which bounds what they cost.
 constexpr std::uint64_t kLateNs = 200'000, kPause = 100, kLongestPauseNs = 1'000'000'000;
 
 void pause_core() {
@@ -107,8 +110,8 @@ bool Meeting::glance() const {
 }
 
 // Let whoever shares this core run, a few times; true if all are here then.
-bool Meeting::yield() {
-  for (int k = 0; k < yields_; k++) {
+bool Meeting::yield(int times) {
+  for (int k = 0; k < times; k++) {
     const std::uint64_t began = now_ns();
     if (began < no_yields_until_) return false;
     sched_yield();
@@ -126,7 +129,7 @@ Status Meeting::wait(double seconds) {
     pause_core();
     if (k % kSpinsPerLook == 0) alone = !awaits_its_own_core();
   }
-  if (yield()) return compare();
+  if (yield(alone ? kYields : yields_)) return compare();
   const std::uint64_t deadline = now_ns() + std::uint64_t(seconds * 1e9);
   while (!everyone_is_here()) {
     if (is_broken()) return Status::broken;

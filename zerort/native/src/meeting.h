@@ -1,9 +1,9 @@
 // Meeting: one rank's side of the place drawn in rendezvous.h: say what it came for, arrive, wait for the others, compare.
 //
-// Waiting is a short spin, some yields, then a futex. With a core per rank the spin answers in under a microsecond; with more
-// ranks than cores a spinning rank would keep the one it waits for off the core, so the spin is short. Where the scheduler has put
-// a rank onto the core of one that it waits for, however many cores there are, there is no spin at all: a yield lets that one run
-// at once, which a futex does twice as late (decision 0203).
+// Waiting is a short spin, a few yields, then a futex. With a core per rank the spin answers in under a microsecond; with more
+// ranks than cores a spinning rank would keep the one it waits for off the core, so the spin is short and the futex soon. Where
+// the scheduler has put a rank onto the core of one that it waits for, however many cores there are, there is no spin at all, but
+// more yields (decision 0203).
 // Touches no Python: wait without the GIL.
 #pragma once
 
@@ -16,6 +16,7 @@ std::uint64_t now_ns();
 
 class Meeting {
  public:
+  // `yields`: to ranks on the same core, before it sleeps.
   Meeting(std::uintptr_t control, int rank, int size, int spins, int yields);
 
   // Say what this rank comes for, where all can read it. `header` has kHeaderBytes.
@@ -52,7 +53,7 @@ class Meeting {
   bool everyone_is_here() const { return control_->epoch.load(std::memory_order_acquire) == target(); }
   bool awaits_its_own_core() const;  // a rank that has not come was last seen on the core on which this one runs
   bool someone_left() const;
-  bool yield();
+  bool yield(int times);
   bool is_broken() const;  // the meeting that this rank waits for will not take place
   void wake() const;
 

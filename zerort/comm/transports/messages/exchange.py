@@ -90,10 +90,10 @@ class PlannedRounds:
 
     def begin(self, *memory: object) -> None:
         """Start from the first round again; keep their ``memory`` until `end`, for ever if that does not come."""
+        self._native.begin()  # nothing is sent before it is waited for
         _outstanding[id(self)] = (self, memory)
         if self._nbytes:
             trace.count("wire.bytes", self._nbytes)
-        self._native.begin()
 
     @property
     def done(self) -> int:

@@ -36,6 +36,10 @@ LOOK_AFTER = 0.1
 """Seconds of waiting after which a rank looks whether those it waits for still live."""
 
 
+_YIELDS = 20
+"""Times that a rank lets one run which it waits for, on its own core, before it sleeps (decision 0203)."""
+
+
 def open_control(size: int, directory: str, *, named: bool = False) -> SharedFile:
     """Make the file in which ``size`` ranks of a node will meet. One rank does so, and closes it when all have."""
     return SharedFile(directory, board_nbytes(size), named=named)
@@ -53,6 +57,7 @@ class NodeMeeting(Transport):
         in_native: Use the native rendezvous. The same on all ranks.
         sees_processes: The ranks see each other's processes: then one that is not there has died. The same on all.
         crowded: Ranks share cores; None guesses from this rank's own.
+        abroad: Its ranks are part of a group over several hosts: who waits here may wait for the network.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class NodeMeeting(Transport):
         in_native: bool,
         sees_processes: bool,
         crowded: bool | None,
+        abroad: bool,
     ) -> None:
         super().__init__(rank, size, name=name, options=options)
         mapped = map_file(control)
@@ -79,8 +85,9 @@ class NodeMeeting(Transport):
         spins = 2000 if not self._crowded else 600 if in_native else 20
         self._log = open_log(options.flight_length, in_native=in_native)
         self.flights = NodeFlights(options.flight_length, self._log)
+        yields = 0 if abroad else _YIELDS
         self._link = open_rendezvous(
-            self._control.address, rank=rank, size=size, spins=spins, yields=20, in_native=in_native
+            self._control.address, rank=rank, size=size, spins=spins, yields=yields, in_native=in_native
         )
         self._sees_processes = sees_processes
         self._left = False

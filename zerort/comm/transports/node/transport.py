@@ -51,6 +51,7 @@ class NodeTransport(NodeMeeting):
         sees_processes: The ranks see each other's processes: then one that is not there has died. The same on all.
         named: Shared memory has a name until all have mapped it: they may not open each other's. The same on all.
         crowded: Ranks share cores (`zerort.comm.neighbours.share_cores`); None guesses from this rank's own cores.
+        abroad: Its ranks are part of a group over several hosts.
     """
 
     kind = "node"
@@ -68,6 +69,7 @@ class NodeTransport(NodeMeeting):
         sees_processes: bool,
         named: bool = False,
         crowded: bool | None = None,
+        abroad: bool = False,
     ) -> None:
         super().__init__(
             control,
@@ -78,6 +80,7 @@ class NodeTransport(NodeMeeting):
             in_native=in_native,
             sees_processes=sees_processes,
             crowded=crowded,
+            abroad=abroad,
         )
         self._named = named
         self.memory = NodeMemory(rank, size, options=options, link=self._link, tell=self.exchange_texts, named=named)
