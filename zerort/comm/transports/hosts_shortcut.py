@@ -67,13 +67,13 @@ class HostsShortcut:
         completes: Whether the native form does all of the call; else it meets for it, and the transport moves it.
     """
 
-    __slots__ = ("_done", "_places", "_tail", "_tails", "_transport", "_wire_nbytes", "completes", "native")
+    __slots__ = ("_places", "_tail", "_tails", "_transport", "_wire_nbytes", "completes", "native")
 
     def __init__(
         self, transport: Caller, native: Any, *, tail: bytes, places: int, wire_nbytes: int, completes: bool
     ) -> None:
         self._transport = transport
-        self.completes, self._done = completes, DONE if completes else SERVING
+        self.completes = completes
         self._tail, self._places, self._wire_nbytes = tail, places, wire_nbytes
         self._tails = transport.places.use(places)
         self.native = native
@@ -84,7 +84,7 @@ class HostsShortcut:
             return STALE
         progress: int = self.native.run(sequence, source, out)
         self._end(sequence, progress)
-        return progress or self._done
+        return SERVING if progress == DONE and not self.completes else progress
 
     def run_new(self, sequence: int, source: Array) -> Any:
         """Make the call with a new array for the result; return that, or how far it came (and the array)."""
@@ -92,9 +92,8 @@ class HostsShortcut:
             return STALE
         made = self.native.run_new(sequence, source)
         kind = type(made)
-        progress = made[0] if kind is tuple else made if kind is int else DONE
-        self._end(sequence, progress)
-        return made if progress or self._done == DONE else (self._done, made)
+        self._end(sequence, made[0] if kind is tuple else made if kind is int else DONE)
+        return made
 
     def _begin(self, sequence: int) -> bool:
         transport = self._transport
