@@ -13,6 +13,7 @@ import runs
 from mpi4py import MPI
 
 from zerort import native, trace
+from zerort.comm.transports import mpi as transports_mpi
 from zerort.comm.transports import small_calls
 from zerort.comm.transports.hosts_shortcut import HostsShortcut
 from zerort.comm.transports.messages import sockets, wire
@@ -47,18 +48,21 @@ def shortcuts(group, *, completes=True):
     return {op for op, shortcut in made if isinstance(shortcut, HostsShortcut) and shortcut.completes is completes}
 
 
-@pytest.mark.parametrize("kind", ["sockets", "hierarchical", "mpi", "polled"])
+@pytest.mark.parametrize("kind", ["sockets", "sockets on few cores", "hierarchical", "mpi", "polled"])
 @pytest.mark.parametrize("sizes", [pytest.param(WHOLE, id="whole"), pytest.param(CUT, id="cut")])
 def test_small_calls_made_again_and_again_give_what_numpy_gives(options, way, sizes, kind, connected, monkeypatch):
     if kind == "polled":  # as where MPI's functions are not found: mpi4py carries messages
         monkeypatch.setattr(wire, "_find_post", lambda comm: None)
-    if kind == "sockets" and not native.AVAILABLE:
+    on_sockets, is_crowded = kind.startswith("sockets"), kind != "sockets"
+    if on_sockets and not native.AVAILABLE:
         pytest.skip("only the compiled form has sockets")
-    options = dataclasses.replace(options, sockets="always" if kind == "sockets" else "never")
+    monkeypatch.setattr(transports_mpi, "share_cores", lambda tell, counts: is_crowded)
+    options = dataclasses.replace(options, sockets="always" if on_sockets else "never")
     if way == "passed-on" and sizes is CUT:
         pytest.skip("only those that each host sends to all at once are cut")
     n, counts = WORLD.size, COUNTS[: WORLD.size]
     with open_hosts(options, kind="mpi" if kind == "mpi" else "hierarchical", **sizes) as group:
+        assert (group._transport._exchange.busy_for == 0) == (on_sockets and is_crowded)
         r, numel = group.rank, sum(counts)
         window, gathered, copied = group.zeros(numel, "float64"), np.empty(numel), np.empty(numel)
         shared = group.zeros_shared(counts, "float64")

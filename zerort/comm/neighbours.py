@@ -77,14 +77,19 @@ def process_space() -> str:
         return f"unknown, of process {os.getpid()}"
 
 
-def share_cores(tell: Tell) -> bool:
+def share_cores(tell: Tell, *, counts: bool = True) -> bool:
     """Find out whether ranks must share cores: there are too few where they may run, or a quota grants too few.
 
     Of those who are told, ranks of this machine count, also those in containers that pass for hosts of their own
     (decision 0170).
+
+    Args:
+        tell: Exchanges texts with all who ask.
+        counts: Whether this rank is one of those whose cores are asked for.
     """
     machine = running_kernel()
-    told = [json.loads(text) for text in tell(json.dumps([machine, sorted(os.sched_getaffinity(0)), cpu_quotas()]))]
+    mine = [machine if counts else None, sorted(os.sched_getaffinity(0)), cpu_quotas()]
+    told = [json.loads(text) for text in tell(json.dumps(mine))]
     here = [(set(cores), dict(quotas)) for place, cores, quotas in told if place == machine]
     return are_crowded([cores for cores, _ in here], [quotas for _, quotas in here])
 

@@ -107,8 +107,9 @@ def test_the_way_and_the_largest_sum_follow_from_what_messages_cost():
 
 
 def test_direct_greetings_carry_more_but_no_more_than_one_rank_should_read_or_one_message_holds():
-    def sizes(hosts, *, ranks=2, slab=2**22, message=2**30):
-        return direct_nbytes(hosts, ranks=ranks, slab_nbytes=slab, message_nbytes=message)
+    def sizes(hosts, *, ranks=2, slab=2**22, message=2**30, bandwidth=1e9):
+        network = Network(latency=100e-6, overhead=20e-6, bandwidth=bandwidth)
+        return direct_nbytes(hosts, network, ranks=ranks, slab_nbytes=slab, message_nbytes=message)
 
     assert [sizes(hosts) for hosts in (2, 4, 8)] == [(2**21, 2**21), (2**21, 2**20), (2**21, 2**19)]
     assert sizes(4, ranks=16) == (2**18, 2**17)  # 16 arrays of 256 KiB are 4 MiB
@@ -117,6 +118,8 @@ def test_direct_greetings_carry_more_but_no_more_than_one_rank_should_read_or_on
     whole, each = sizes(8, message=16 * 1024)
     assert each + 24 <= 16 * 1024
     assert whole // 8 <= each
+    # No more than the wire carries in 5 ms, but what takes one exchange anyway.
+    assert [sizes(2, bandwidth=one)[0] for one in (200e6, 125e6, 1e6)] == [10**6, 625_000 // 64 * 64, 2**19]
 
 
 def test_calls_in_which_one_host_has_more_than_a_message_holds_take_rounds():

@@ -1,11 +1,13 @@
 """Ranks of one machine find out whether they see each other, also where a kernel tells less than usual."""
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import seams
 
-from zerort.comm.neighbours import are_crowded, cpu_quotas, see_each_other
+from zerort.comm.neighbours import are_crowded, cpu_quotas, see_each_other, share_cores
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,24 @@ def test_ranks_are_crowded_by_a_quota_that_they_share():
     assert are_crowded(cores, [{"a": 3.0}] * 3) is False
     assert are_crowded(cores, [{"a": 1.0}, {"b": 1.0}, {"c": 1.0}]) is False  # containers of their own
     assert are_crowded(cores, [{"a": 0.5}, {}, {}]) is True
+
+
+@pytest.mark.parametrize(("counting", "crowded"), [(2, False), (3, True)])
+def test_cores_are_shared_by_ranks_that_count(counting, crowded, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    everyone = ThreadPoolExecutor(6)
+    met, told = threading.Barrier(6), {}
+
+    def find(rank):
+        def tell(text):
+            told[rank] = text
+            met.wait(60)
+            return [told[rank] for rank in range(6)]
+
+        return share_cores(tell, counts=rank < counting)
+
+    with seams.inside(share_cores, cpu_quotas=dict), everyone:
+        assert list(everyone.map(find, range(6))) == [crowded] * 6
 
 
 def test_quotas_are_read_up_to_the_root_of_control_groups(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from collections import Counter
 
 import pytest
@@ -10,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerort.comm.transports.carrier import piece_nbytes
+from zerort.comm.transports.messages.network import Network
 from zerort.comm.transports.node.memory import slab_nbytes
-from zerort.comm.transports.shift import Topology, plan_rounds
+from zerort.comm.transports.shift import DEPTH, Topology, plan_rounds
 from zerort.config import GroupOptions
 
 HOSTS = st.lists(st.integers(1, 5), min_size=1, max_size=6).map(
@@ -61,12 +64,19 @@ def test_in_a_step_every_host_hears_one_other(step):
     )
 
 
-def test_messages_are_as_large_as_the_ranks_of_a_host_can_stage():
-    def nbytes(hosts, ranks):
-        topology, options = Topology([host for host in range(hosts) for _ in range(ranks)]), GroupOptions()
-        slab = slab_nbytes(options.staging_nbytes, ranks)
-        return piece_nbytes(topology, exchange_nbytes=options.exchange_nbytes, slab_nbytes=slab)
+FAST = Network(latency=10e-6, overhead=2e-6, bandwidth=5e9)
+GIGABIT = Network(latency=100e-6, overhead=20e-6, bandwidth=125e6)
 
+
+def message_nbytes(hosts, ranks, network=FAST):
+    """Return the bytes of a message between hosts of so many ranks."""
+    topology, options = Topology([host for host in range(hosts) for _ in range(ranks)]), GroupOptions()
+    slab = slab_nbytes(options.staging_nbytes, ranks)
+    return piece_nbytes(topology, network, exchange_nbytes=options.exchange_nbytes, slab_nbytes=slab)
+
+
+def test_messages_are_as_large_as_the_ranks_of_a_host_can_stage():
+    nbytes = message_nbytes
     assert [nbytes(hosts, 2) for hosts in (2, 4, 8, 64, 512)] == [512 * 1024] * 3 + [65536] * 2
     assert [nbytes(2, ranks) for ranks in (1, 4, 8, 64)] == [
         1024**2,
@@ -74,3 +84,18 @@ def test_messages_are_as_large_as_the_ranks_of_a_host_can_stage():
         256 * 1024,
         4096,
     ]  # of 64, slabs are less
+
+
+def test_messages_take_a_slow_wire_no_longer_than_what_they_hide():
+    assert [message_nbytes(8, ranks, GIGABIT) for ranks in (1, 2, 4)] == [65536] * 3
+    quick = dataclasses.replace(GIGABIT, bandwidth=1.25e9)
+    assert [message_nbytes(4, ranks, quick) for ranks in (1, 2, 8)] == [14 * 65536, 7 * 65536, 65536]
+    assert message_nbytes(2, 1, Network(0.0, 0.0, math.inf)) == message_nbytes(2, 1)  # nobody measured it
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_rounds_under_way_fill_a_far_wire_there_and_back(ranks):
+    far = dataclasses.replace(GIGABIT, latency=10e-3)
+    assert DEPTH * ranks * message_nbytes(2, ranks, far) >= 2 * far.latency * far.bandwidth - DEPTH * ranks * 65536
+    assert message_nbytes(2, ranks, far) >= 2 * message_nbytes(2, ranks, GIGABIT)
+    assert message_nbytes(2, ranks, dataclasses.replace(far, latency=10.0)) <= GroupOptions().exchange_nbytes // 4

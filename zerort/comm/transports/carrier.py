@@ -23,6 +23,7 @@ from zerort.comm import geometry
 from zerort.comm.geometry import Geometry, split_evenly
 from zerort.comm.guard.call import Call
 from zerort.comm.transports.messages.exchange import Messages
+from zerort.comm.transports.messages.network import Network
 from zerort.comm.transports.messages.wire import Parts
 from zerort.comm.transports.rounds import GatherRound, HostSide, Landed, PlannedGather, Rounds, gather_rounds
 from zerort.comm.transports.shift import DEPTH, LANDING_SLOTS, Round, Topology, Unit, plan_rounds
@@ -30,14 +31,16 @@ from zerort.typing import Array
 
 __all__ = ["WIDEST_NBYTES", "Carrier", "piece_nbytes"]
 
-_ROUND_NBYTES = 1024**2
-"""Of a round's messages of long arrays, those of all ranks of a host."""
+_ROUND_NBYTES, _ROUND_SECONDS = 1024**2, 0.75e-3
+"""Of a round's messages of long arrays, those of all ranks of a host; and of the wire, where that is slow.
+
+The first and the last round of a call have nothing to hide what ranks copy behind (decision 0204)."""
 
 _MESSAGE_NBYTES = 256 * 1024
-"""Of one of them, at least: the wire's latency no longer shows. Less where many ranks of a host have short slabs."""
+"""Of one of them, at least, on a fast wire: to handle more of them would cost cores that compute."""
 
 _LEAST_NBYTES = 64 * 1024
-"""The same where there are very many hosts, of whose arrays a rank would hold too much."""
+"""The same on a slow wire, or where there are very many hosts, of whose arrays a rank would hold too much."""
 
 _IN_PLACE_NBYTES = 8 * 1024**2
 """Of a message where every host has one rank, which gathers straight to its out.
@@ -49,18 +52,21 @@ WIDEST_NBYTES = 32
 """Of an element: NumPy has none wider than a complex long double."""
 
 
-def piece_nbytes(topology: Topology, *, exchange_nbytes: int, slab_nbytes: int) -> int:
+def piece_nbytes(topology: Topology, network: Network, *, exchange_nbytes: int, slab_nbytes: int) -> int:
     """Return the bytes of a message of a long array, the same on all ranks; a multiple of 64 if there is room.
 
     Args:
         topology: How many hosts, of how many ranks.
+        network: What lies between them. Rounds under way fill it from one end to the other and back, however far it is.
         exchange_nbytes: About what a rank may hold of the others' arrays.
         slab_nbytes: Where ranks of a host stage arrays: half of it has room for a piece of each; made more where it
             would hold no element of each.
     """
     share = max(exchange_nbytes // (2 * topology.count), min(_LEAST_NBYTES, exchange_nbytes))
-    usual = max(_ROUND_NBYTES // topology.most, _MESSAGE_NBYTES)
-    found = min(usual, share, max(slab_nbytes // 2 // topology.most, WIDEST_NBYTES))
+    near = min(max(_ROUND_NBYTES // topology.most, _MESSAGE_NBYTES), network.carries(_ROUND_SECONDS) // topology.most)
+    far = network.carries(2 * network.latency / DEPTH) // topology.most
+    wanted = max(near, far) // _LEAST_NBYTES * _LEAST_NBYTES
+    found = min(max(wanted, _LEAST_NBYTES), share, max(slab_nbytes // 2 // topology.most, WIDEST_NBYTES))
     return found // 64 * 64 or found
 
 

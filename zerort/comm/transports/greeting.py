@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from zerort.comm.guard.call import SEQUENCE_NBYTES, Call
+from zerort.comm.transports.messages.network import Network
 from zerort.comm.transports.places import NUMBER_BITS
 from zerort.native.rendezvous import AGREED_BYTES
 from zerort.native.wire import plan_greeting
@@ -43,8 +44,10 @@ DIFFERS, NEW_PLACE = 1, 2
 _SMALL_NBYTES = 64 * 1024
 """Of the largest array whose data travels with the greeting, where that is passed on."""
 
-_DIRECT_NBYTES = 2 * 1024**2
-"""The same where each host greets all others: beyond, it pays to sum and copy while other pieces are on the wire."""
+_DIRECT_NBYTES, _LEAST_DIRECT_NBYTES, _DIRECT_SECONDS = 2 * 1024**2, 512 * 1024, 5e-3
+"""The same where each host greets all others, on a fast wire and on a slow one; and of the wire's time, between these.
+
+Beyond, it pays to sum and copy while other pieces are on the wire."""
 
 _READ_NBYTES = 4 * 1024**2
 """What one rank of a host may read of arrays for all others there: of longer ones each should read a part."""
@@ -94,7 +97,9 @@ def small_nbytes(hosts: int, *, slab_nbytes: int, message_nbytes: int) -> int:
     return max(0, room) // 64 * 64
 
 
-def direct_nbytes(hosts: int, *, ranks: int, slab_nbytes: int, message_nbytes: int) -> tuple[int, int]:
+def direct_nbytes(
+    hosts: int, network: Network, *, ranks: int, slab_nbytes: int, message_nbytes: int
+) -> tuple[int, int]:
     """Return the bytes of the largest array whose data travels with direct greetings, and what each of them may carry.
 
     A greeting has room for twice an equal share of the array: hosts may have more ranks than others, and ranks larger
@@ -102,12 +107,14 @@ def direct_nbytes(hosts: int, *, ranks: int, slab_nbytes: int, message_nbytes: i
 
     Args:
         hosts: How many.
+        network: What lies between them.
         ranks: Of the largest host.
         slab_nbytes: What a host's ranks can stage of an array.
         message_nbytes: The largest single message.
     """
     least = small_nbytes(hosts, slab_nbytes=slab_nbytes, message_nbytes=message_nbytes)
-    whole = max(least, min(_DIRECT_NBYTES, _READ_NBYTES // ranks, slab_nbytes) // 64 * 64)
+    wanted = min(max(network.carries(_DIRECT_SECONDS), _LEAST_DIRECT_NBYTES), _DIRECT_NBYTES)
+    whole = max(least, min(wanted, _READ_NBYTES // ranks, slab_nbytes) // 64 * 64)
     each = max(least, min(2 * whole // hosts, message_nbytes - GREETING_NBYTES) // 64 * 64)
     return max(least, min(whole, each * hosts // 2)), each
 

@@ -204,6 +204,7 @@ class HierarchicalTransport(MpiTransport):
             moves=is_small,
             is_cut=is_cut,
             wire_seconds=call.nbytes / self.network.bandwidth,
+            busy=self._exchange.busy_for,
         )
         return HostsShortcut(
             self,

@@ -131,6 +131,7 @@ def make_native(
     moves: bool,
     is_cut: bool,
     wire_seconds: float,
+    busy: float,
 ) -> Any:
     """Return the native form of a ``call``: all of a small one, of others what comes before anything is moved.
 
@@ -151,6 +152,7 @@ def make_native(
         moves: Whether it moves data.
         is_cut: Whether it is a sum that is cut by host.
         wire_seconds: About what the network takes for it.
+        busy: Seconds for which the leader polls for messages.
     """
     table, width = call.geometry if moves else None, 1 if call.out is None else call.out.itemsize
     reduces = moves and (call.op == "all_reduce" or (table is not None and table.reduces))
@@ -179,4 +181,5 @@ def make_native(
         scattered=table is not None,
         host=host,
         patience=min(_PATIENCE + _SLOWER * wire_seconds, _MOST_PATIENCE if moves else _MEETING_PATIENCE),
+        busy=busy,
     )

@@ -19,6 +19,7 @@ from zerort.comm import geometry
 from zerort.comm.geometry import split_evenly
 from zerort.comm.guard.call import SEQUENCE_NBYTES, Call, call_site, pack_sequence
 from zerort.comm.guard.verdict import Trouble, failed_trouble, gone_trouble, late_error
+from zerort.comm.neighbours import share_cores
 from zerort.comm.transport import Transport
 from zerort.comm.transports.carrier import Carrier, piece_nbytes
 from zerort.comm.transports.greeting import DIFFERS, NEW_PLACE, Greeter, place_of, small_nbytes, with_place
@@ -65,16 +66,6 @@ class MpiTransport(Transport):
         self.runs_on = "any thread" if MPI.Query_thread() >= MPI.THREAD_MULTIPLE else "caller"
         self._exchange = Exchange(comm, hosts=hosts, message_nbytes=options.message_nbytes, timeout=options.timeout)
         self.topology = self._make_topology(hosts)
-        slab = slab_nbytes(options.staging_nbytes, self.topology.most)
-        self._piece_nbytes = piece_nbytes(self.topology, exchange_nbytes=options.exchange_nbytes, slab_nbytes=slab)
-        self._carrier = Carrier(
-            self.rank,
-            self.topology,
-            nbytes=self._piece_nbytes,
-            start=self.start,
-            finish=self.finish,
-            plan=self._plan,
-        )
         self.places = Places(self.rank)
         """Where all ranks make their calls from."""
         self._last: tuple[int, list[bytes]] | None = None  # the call at which all last met: number, ends of headers
@@ -87,6 +78,20 @@ class MpiTransport(Transport):
         self._leads = self.rank in leaders
         self.network = choose_wire(self._exchange, lambda: self._measure(leaders), options=options)
         """What messages between hosts cost; on every rank the same, and so is what follows."""
+        if share_cores(self._exchange.comm.allgather, counts=self._leads) and self._exchange.wire.sockets is not None:
+            self._exchange.sleep_at_once()
+        slab = slab_nbytes(options.staging_nbytes, self.topology.most)
+        self._piece_nbytes = piece_nbytes(
+            self.topology, self.network, exchange_nbytes=options.exchange_nbytes, slab_nbytes=slab
+        )
+        self._carrier = Carrier(
+            self.rank,
+            self.topology,
+            nbytes=self._piece_nbytes,
+            start=self.start,
+            finish=self.finish,
+            plan=self._plan,
+        )
         sizes = {"slab_nbytes": slab, "message_nbytes": options.message_nbytes}
         # A larger call takes the wire longer than a thread should wait that could compute.
         self.eager_nbytes = min(options.eager_nbytes, small_nbytes(len(leaders), **sizes))

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 __all__ = ["DEPTH", "LANDING_SLOTS", "Round", "Topology", "Unit", "plan_rounds"]
 
-DEPTH = 6
+DEPTH = 4
 """Rounds under way at a time."""
 
 LANDING_SLOTS = DEPTH + 1

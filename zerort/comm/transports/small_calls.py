@@ -7,7 +7,7 @@
 
 Which way is the same on all ranks: it follows from what messages cost, which all have agreed on (messages/network.py,
 decision 0169). The call is compared with the first message of each host, as always. Where hosts greet each other
-directly, up to 2 MiB is small (decisions 0195, 0202).
+directly, up to 2 MiB is small, less on a slow wire (decisions 0195, 0202, 0204).
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ class SmallCalls:
         """
         hosts, ranks = len(members), max(map(len, members))
         direct = is_direct(network, hosts)
+        sizes = {"slab_nbytes": slab_nbytes, "message_nbytes": message_nbytes}
         if direct:  # cut by host, what moves is what moves in rounds, but in fewer exchanges
-            room, each = direct_nbytes(hosts, ranks=ranks, slab_nbytes=slab_nbytes, message_nbytes=message_nbytes)
+            room, each = direct_nbytes(hosts, network, ranks=ranks, **sizes)
             sums = scatters = room
             whole = tuple(min(each, largest_whole(network, hosts, scattered=one)) for one in (False, True))
         else:
-            room = each = small_nbytes(hosts, slab_nbytes=slab_nbytes, message_nbytes=message_nbytes)
+            room = each = small_nbytes(hosts, **sizes)
             sums, scatters = (min(room, largest_sum(network, hosts, scattered=one)) for one in (False, True))
             whole = (room, room)
         return SmallCalls(direct, room, each, sums, scatters, whole[0], whole[1], members)

@@ -28,7 +28,6 @@ constexpr int kGreeting = 24, kListening = 32, kConcluding = 40;
 constexpr std::uint64_t kDiffers = 1, kNewPlace = 2, kFlags = 3;
 constexpr int kFlagBits = 2, kPlaceBits = 22;  // below the number of a call: flags, and the set of places that it is made from
 constexpr int kGreetingTag = 1;
-constexpr double kBusy = 5e-3;  // seconds to poll without sleeping: most messages are there by then
 
 // A rank's part of an array: where it begins among all, and its length; bytes.
 struct Piece {
@@ -192,6 +191,7 @@ struct HostsRoute : RouteBase {
   char* notes;                      // in the host's window: flags in its first line, then the result
   std::uint64_t places;             // the number of the set that the call is made from
   double patience;                  // seconds; whoever must wait longer for a host's ranks, or messages, goes on from Python
+  double busy;                      // seconds for which the leader polls for messages
   // Of the leader only.
   std::vector<std::vector<char>> tails;  // what headers of this host's ranks end with, as all hosts know
   Shards shards;                         // what each host gives to a copy, or sums of a sum that is cut by host
@@ -218,7 +218,7 @@ class HostsShortcut : public ShortcutBase<HostsRoute> {
     if (greeting_) {
       greet(sequence);
       do {
-        if (!greeting_->wait(route_.patience, kBusy)) return kGreeting;
+        if (!greeting_->wait(route_.patience, route_.busy)) return kGreeting;
       } while (!hear());
       if (now_ns() >= listen_at) return kListening;
     }

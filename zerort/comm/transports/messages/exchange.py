@@ -43,13 +43,16 @@ _LOOK_EVERY = 0.1
 _BUSY_FOR = 0.005
 """Seconds to poll without sleeping: most messages are there by then."""
 
+_ASLEEP = 0.0
+"""The same where the kernel is asked at once to wake this rank: others want its core, or it will take a while."""
+
 _NAP = 50e-6
 """Between two looks at what has no end yet, when a group closes."""
 
 _IDLE_NAP = 1e-3
 """Between two looks at what others have yet to begin."""
 
-_LONG_NBYTES = 256 * 1024
+_LONG_NBYTES = 64 * 1024
 """Messages of this size and more take longer than a nap, and polling would take the core from who computes."""
 
 
@@ -130,6 +133,8 @@ class Exchange:
         self.wire = Wire(self.comm)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.hosts = hosts
+        self.busy_for = _BUSY_FOR
+        """Seconds for which this rank polls for a short message."""
         self._alarm_comm = comm.Dup()
         self._message_nbytes = message_nbytes
         self._timeout = timeout
@@ -146,6 +151,10 @@ class Exchange:
             if place == [*where[self.rank][:2]] and rank != self.rank and is_alive(pid)  # hidden ones cannot be told
         }
 
+    def sleep_at_once(self) -> None:
+        """Poll no more for messages that sockets carry: more ranks wait for them than there are cores."""
+        self.busy_for = _ASLEEP
+
     def trade(
         self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]], *, sequence: int
     ) -> None:
@@ -157,7 +166,7 @@ class Exchange:
     def await_greeting(self, under_way: UnderWay, *memory: object, sequence: int) -> None:
         """Wait for messages that were begun; keep their ``memory`` for ever if that is given up."""
         with _kept(under_way, *memory):
-            self._wait(under_way, sequence=sequence)
+            self._wait(under_way, sequence=sequence, busy_for=self.busy_for)
 
     def all_gather_bytes(self, mine: bytes, *, sequence: int, is_idle: bool = False) -> list[bytes]:
         """Return every rank's bytes; all give equally many.
@@ -171,7 +180,7 @@ class Exchange:
         request = self.comm.Iallgather([np.frombuffer(mine, np.uint8), MPI.BYTE], [everyone, MPI.BYTE])
         requests = Requests([request], nap=_IDLE_NAP) if is_idle else Requests([request])
         with _kept(request, mine, everyone):
-            self._wait(requests, sequence=sequence, busy_for=0.0 if is_idle else _BUSY_FOR)
+            self._wait(requests, sequence=sequence, busy_for=_ASLEEP if is_idle else _BUSY_FOR)
         return [row.tobytes() for row in everyone]
 
     def start(self, sends: Iterable[tuple[int, Array]], receives: Iterable[tuple[int, Array]]) -> Messages:
@@ -219,14 +228,14 @@ class Exchange:
         Raises:
             Interrupted: As in `_wait`.
         """
-        is_long = _is_long(messages.receives)
-        self._wait(messages.under_way, sequence=sequence, busy_for=0.0 if is_long else _BUSY_FOR)
+        busy_for = _ASLEEP if _is_long(messages.receives) else self.busy_for
+        self._wait(messages.under_way, sequence=sequence, busy_for=busy_for)
         del _outstanding[id(messages)]
 
     def follow(self, rounds: PlannedRounds, until: int, *, sequence: int) -> None:
         """Send and receive until so many rounds are done; none of them may take longer than the timeout."""
         rounds.until = until
-        busy_for = 0.0 if rounds.is_long else _BUSY_FOR
+        busy_for = _ASLEEP if rounds.is_long else self.busy_for
         self._wait(rounds, sequence=sequence, busy_for=busy_for, done=lambda: rounds.done)
 
     def _wait(

@@ -42,6 +42,7 @@ A latency or two are at stake, and what a group measures while it opens may be w
 
 _SHORT_NBYTES, _LONG_NBYTES = 64, 256 * 1024
 _MOST_AT_ONCE = 8
+_UNLIMITED = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,10 @@ class Network:
     """Seconds for each further message at the same time (decision 0195 says how both are taken)."""
     bandwidth: float
     """Bytes per second of a long message."""
+
+    def carries(self, seconds: float) -> int:
+        """Return the bytes that a link carries in that time; as many as any array has if nobody measured it."""
+        return int(min(seconds * self.bandwidth, _UNLIMITED)) if seconds else 0
 
     def costs(self) -> list[float]:
         """Return what the largest of which, over all ranks, is what counts."""
@@ -128,7 +133,7 @@ def largest_sum(network: Network, hosts: int, *, scattered: bool) -> int:
     exchanges = 1 if scattered else 2
     spared = exchanges * _LATENCIES_OF_A_ROUND * network.latency
     surplus = (hosts - 1) * (1 - exchanges / hosts)  # times S: what rounds would not have moved
-    return int(spared * network.bandwidth / surplus) if surplus else 2**62
+    return int(spared * network.bandwidth / surplus) if surplus else _UNLIMITED
 
 
 def largest_whole(network: Network, hosts: int, *, scattered: bool) -> int:
@@ -147,7 +152,7 @@ def largest_whole(network: Network, hosts: int, *, scattered: bool) -> int:
     exchanges = 1 if scattered else 2
     surplus = (hosts - 1) * (1 - exchanges / hosts)  # times S: what is spared
     most = _WHOLE_SCATTERED_NBYTES if scattered else _WHOLE_NBYTES
-    return min(most, int(network.latency * network.bandwidth / surplus)) if surplus else 2**62
+    return min(most, int(network.latency * network.bandwidth / surplus)) if surplus else _UNLIMITED
 
 
 def _rounds(hosts: int) -> int:
