@@ -1,4 +1,5 @@
 // Messages over sockets, by ranks as threads of one process over the loopback; a second thread of each rank moves messages, too.
+// Before some rounds a rank sends what is for a call that nobody makes, and takes it back.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -46,6 +47,7 @@ void exchange_messages(const Trial& trial, Figures& figures) {
     for (int other = 0; other < trial.size; other++)
       if (other != rank) peers.push_back({other, INADDR_LOOPBACK, listeners[std::size_t(other)].port});
     zerort::Sockets sockets(rank, {}, listeners[std::size_t(rank)].socket, peers);
+    if (trial.seed % 2 == 0) sockets.limit_buffers(64 * 1024);  // then long messages leave in parts
     std::atomic<bool> is_over{false};
     std::thread beside([&] {
       Random random(trial.seed + std::uint64_t(rank));
@@ -57,6 +59,20 @@ void exchange_messages(const Trial& trial, Figures& figures) {
     });
     Random random(trial.seed * 31 + std::uint64_t(rank));
     for (int round = 0; round < trial.rounds; round++) {
+      const std::uint64_t given_up = 2 * std::uint64_t(round), call = given_up + 1;
+      const zerort::Sockets::Tag tags[] = {zerort::Sockets::data_of(call), zerort::Sockets::kGreeting};
+      if (random.below(3) == 0) {
+        const auto ahead = std::make_shared<std::atomic<std::size_t>>(0);
+        const std::vector<char> unwanted(random.below(4) == 0 ? 20 * kMost : kMost);
+        for (int other = 0; other < trial.size; other++) {
+          if (other == rank) continue;
+          sockets.send(other, zerort::Sockets::data_of(given_up), unwanted.data(), unwanted.size(), ahead);
+        }
+        stumble(random);
+        sockets.take_back(ahead);
+        EXPECT(*ahead == 0);
+      }
+      sockets.turn_to(call);
       const auto pending = std::make_shared<std::atomic<std::size_t>>(0);
       std::vector<std::vector<char>> sent, rooms;
       sent.reserve(std::size_t(2 * trial.size));  // messages are sent from where they lie
@@ -66,10 +82,10 @@ void exchange_messages(const Trial& trial, Figures& figures) {
           rooms.emplace_back(kMost);
           const int asked = 1 - tag;  // not in the order in which they are sent
           const std::size_t cut = random.below(kMost), likely = random.below(2) == 0 ? 0 : random.below(kMost);
-          sockets.receive(other, asked, {{rooms.back().data(), cut}, {rooms.back().data() + cut, kMost - cut}}, likely, pending);
+          sockets.receive(other, tags[asked], {{rooms.back().data(), cut}, {rooms.back().data() + cut, kMost - cut}}, likely, pending);
           stumble(random);
           sent.push_back(message(trial.seed, round, rank, other, tag));
-          sockets.send(other, tag, sent.back().data(), sent.back().size(), pending);
+          sockets.send(other, tags[tag], sent.back().data(), sent.back().size(), pending);
         }
       while (*pending != 0) {
         sockets.progress(pending);

@@ -62,7 +62,9 @@ MUTANTS = [
         "const std::lock_guard<std::mutex> lock(mutex_);\n  if (lacks_connection()) admit();",
         "if (lacks_connection()) admit();",
     ),
-    ("address", "sockets.cpp", "    from.head_done = 0;\n", ""),
+    ("address", "sockets.cpp", "    from.head_done = 0;\n    --", "    --"),
+    ("address", "sockets.cpp", "if (is_late(from.tag)) {", "if (false) {"),
+    ("address", "sockets.cpp", "      one.from = one.instead.data();\n", ""),
     ("address", "shortcut.h", "0, out_.nbytes / route_.width);", "0, out_.nbytes / route_.width + 1);"),
     (
         "address",

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.skipif(WORLD.size == 1, reason="one h
 
 WHOLE = {"whole_sums": 2**40, "whole_scatters": 2**40}
 CUT = {"whole_sums": 0, "whole_scatters": 0}
-ROUNDS = {"room": 0, "sums": 0, "scatters": 0}
+ROUNDS = {"gathers": 0, "sums": 0, "scatters": 0}
 COUNTS = [3, 0, 5, 1, 2, 4, 1, 7]
 
 

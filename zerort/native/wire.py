@@ -3,7 +3,7 @@
     open_post       who carries messages: MPI as mpi4py has loaded it, functions by address, handles as they are there
     open_sockets    TCP, to the ranks of other hosts; `with_sockets` has these carry what they can
     start_messages  send and receive; its ``wait(seconds, busy)`` says whether all have gone and come
-    plan_rounds     the messages of a long call, several rounds at a time
+    plan_rounds     the messages of a long call, several rounds at a time; `open_ahead`, the first that it sends
     plan_greeting   how one rank of each host tells the others of a call
     prepare_hosts   a small call between hosts that is made again, in one step (``src/hosts.h``)
 
@@ -24,6 +24,7 @@ __all__ = [
     "CONCLUDING",
     "GREETING",
     "LISTENING",
+    "open_ahead",
     "open_post",
     "open_sockets",
     "plan_greeting",
@@ -67,7 +68,12 @@ def with_sockets(post: Any, sockets: Any) -> Any:
 
 
 def start_messages(
-    post: Any, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]], *, tag: int, is_exact: bool
+    post: Any,
+    sends: Sequence[tuple[int, Array]],
+    receives: Sequence[tuple[int, Array]],
+    *,
+    call: int,
+    is_greeting: bool,
 ) -> Any:
     """Begin to send and receive; the arrays must live until ``wait`` has said that all is done.
 
@@ -75,16 +81,16 @@ def start_messages(
         post: Who carries messages.
         sends: To a rank, an array.
         receives: From a rank, room for an array.
-        tag: Receives find messages of the same.
-        is_exact: What comes fills its room; else it may be shorter.
+        call: The number of the call that they are for.
+        is_greeting: They are greetings, and may be shorter than their room; else the call's data, which fills it.
     """
     assert kernels is not None
     messages = kernels.Messages(post)
     messages.start(
         [(rank, address_of(array), array.nbytes) for rank, array in sends],
         [(rank, address_of(array), array.nbytes) for rank, array in receives],
-        tag,
-        is_exact,
+        call=call,
+        is_greeting=is_greeting,
     )
     return messages
 
@@ -93,31 +99,46 @@ def plan_rounds(
     post: Any,
     rounds: Sequence[tuple[Sequence[tuple[int, Array]], Sequence[tuple[int, Array]], Sequence[tuple[Array, Array]]]],
     *,
-    tag: int,
     depth: int,
+    early: int,
+    source: Array,
+    ahead: Any,
 ) -> Any:
     """Return a native ``Rounds`` (``src/rounds.h``), which knows the arrays by their addresses.
 
     Args:
         post: Who carries messages.
         rounds: Of each: what it sends to ranks, what it receives from them, and what is copied: (to, from).
-        tag: Receives find messages of the same.
         depth: How many are under way at a time.
+        early: Of how many of them ``ahead`` does the sends; their end is waited for with that of as many rounds.
+        source: The array of which parts are sent.
+        ahead: A native ``Ahead``.
     """
     assert kernels is not None
 
     def parts(arrays: Sequence[tuple[int, Array]]) -> list[tuple[int, int, int]]:
         return [(rank, address_of(array), array.nbytes) for rank, array in arrays]
 
+    ahead.aim(address_of(source), parts([part for sends, _, _ in rounds[:early] for part in sends]))
     return kernels.Rounds(
         post,
         [
-            (parts(sends), parts(receives), [(address_of(to), address_of(given), to.nbytes) for to, given in copies])
-            for sends, receives, copies in rounds
+            (
+                parts(sends) if number >= early else [],
+                parts(receives),
+                [(address_of(to), address_of(given), to.nbytes) for to, given in copies],
+            )
+            for number, (sends, receives, copies) in enumerate(rounds)
         ],
-        tag=tag,
         depth=depth,
+        ahead=ahead,
     )
+
+
+def open_ahead(post: Any) -> Any:
+    """Return a native ``Ahead`` (``src/rounds.h``): what a rank sends before all have agreed on a call."""
+    assert kernels is not None
+    return kernels.Ahead(post)
 
 
 def plan_greeting(post: Any, *, messages: Array, parts: Array, **facts: Any) -> Any:

@@ -22,7 +22,7 @@ from zerort import native
 from zerort.comm import geometry
 from zerort.comm.geometry import Geometry, split_evenly
 from zerort.comm.guard.call import Call
-from zerort.comm.transports.messages.exchange import Messages
+from zerort.comm.transports.messages.exchange import Messages, PlannedRounds
 from zerort.comm.transports.messages.network import Network
 from zerort.comm.transports.messages.wire import Parts
 from zerort.comm.transports.rounds import GatherRound, HostSide, Landed, PlannedGather, Rounds, gather_rounds
@@ -79,7 +79,8 @@ class Carrier:
         nbytes: Of a message of a long array.
         start: Begins to send and receive.
         finish: Waits until that is done.
-        plan: Returns a plan of a gather's rounds, or None if there is no native code to follow it.
+        plan: Returns rounds that `follow` can send and receive again and again; None if there is no native code for it.
+        follow: Goes on with such rounds until so many of them are done.
     """
 
     def __init__(
@@ -90,7 +91,8 @@ class Carrier:
         nbytes: int,
         start: Callable[..., Messages],
         finish: Callable[[Messages, Call], None],
-        plan: Callable[[tuple[int, ...], Iterable[GatherRound]], PlannedGather | None] = lambda where, rounds: None,
+        plan: Callable[..., PlannedRounds | None] = lambda rounds, **how: None,
+        follow: Callable[[PlannedRounds, int, Call], None] = lambda rounds, until, call: None,
     ) -> None:
         self._rank = rank
         self._topology = topology
@@ -98,6 +100,7 @@ class Carrier:
         self._start = start
         self._finish = finish
         self._plan = plan
+        self._follow = follow
         self._host = topology.host_of[rank]
         self._free: list[Array] = []  # touched once and used for ever
         self._lent: dict[int, Array] = {}  # by address
@@ -216,8 +219,16 @@ class Carrier:
         piece = self.piece(out.itemsize) if self._topology.most > 1 else _IN_PLACE_NBYTES // out.itemsize
         where = (native.address_of(source), native.address_of(out), side.together)
         if call.plan is None or call.plan.where != where:
-            gathers = gather_rounds(table, source, out, side, rank=self._rank, topology=self._topology, piece=piece)
-            call.plan = self._plan(where, gathers)
+            gathers = [*gather_rounds(table, source, out, side, rank=self._rank, topology=self._topology, piece=piece)]
+            planned = self._plan(
+                [(one.sends, one.receives, one.copies) for one in gathers],
+                depth=DEPTH,
+                early=min(DEPTH, side.together),
+                source=source,
+                ahead=call.plan and call.plan.ahead,
+            )
+            landed = [one.landed for one in gathers]
+            call.plan = planned and PlannedGather(where, planned, landed, follow=self._follow)
         if call.plan is not None:
             call.plan.run(call, side)
         else:

@@ -44,10 +44,13 @@ DIFFERS, NEW_PLACE = 1, 2
 _SMALL_NBYTES = 64 * 1024
 """Of the largest array whose data travels with the greeting, where that is passed on."""
 
-_DIRECT_NBYTES, _LEAST_DIRECT_NBYTES, _DIRECT_SECONDS = 2 * 1024**2, 512 * 1024, 5e-3
+_DIRECT_NBYTES, _LEAST_DIRECT_NBYTES, _DIRECT_SECONDS = 2 * 1024**2, 512 * 1024, 9e-3
 """The same where each host greets all others, on a fast wire and on a slow one; and of the wire's time, between these.
 
 Beyond, it pays to sum and copy while other pieces are on the wire."""
+
+_GATHER_SECONDS = _DIRECT_SECONDS / 2
+"""The same for gathers, whose first pieces are on the wire before all have agreed on the call."""
 
 _READ_NBYTES = 4 * 1024**2
 """What one rank of a host may read of arrays for all others there: of longer ones each should read a part."""
@@ -99,8 +102,10 @@ def small_nbytes(hosts: int, *, slab_nbytes: int, message_nbytes: int) -> int:
 
 def direct_nbytes(
     hosts: int, network: Network, *, ranks: int, slab_nbytes: int, message_nbytes: int
-) -> tuple[int, int]:
-    """Return the bytes of the largest array whose data travels with direct greetings, and what each of them may carry.
+) -> tuple[int, int, int]:
+    """Return the bytes of the largest arrays, to be summed and to be gathered, that travel with direct greetings.
+
+    And the bytes that each of these may carry.
 
     A greeting has room for twice an equal share of the array: hosts may have more ranks than others, and ranks larger
     shards.
@@ -113,10 +118,14 @@ def direct_nbytes(
         message_nbytes: The largest single message.
     """
     least = small_nbytes(hosts, slab_nbytes=slab_nbytes, message_nbytes=message_nbytes)
-    wanted = min(max(network.carries(_DIRECT_SECONDS), _LEAST_DIRECT_NBYTES), _DIRECT_NBYTES)
-    whole = max(least, min(wanted, _READ_NBYTES // ranks, slab_nbytes) // 64 * 64)
+    summed, gathered = (
+        min(max(network.carries(seconds), _LEAST_DIRECT_NBYTES), _DIRECT_NBYTES) // 64 * 64
+        for seconds in (_DIRECT_SECONDS, _GATHER_SECONDS)
+    )
+    whole = max(least, min(summed, _READ_NBYTES // ranks, slab_nbytes) // 64 * 64)
     each = max(least, min(2 * whole // hosts, message_nbytes - GREETING_NBYTES) // 64 * 64)
-    return max(least, min(whole, each * hosts // 2)), each
+    room = max(least, min(whole, each * hosts // 2))
+    return room, min(room, gathered), each
 
 
 class Greeter:

@@ -27,7 +27,7 @@ from zerort.comm.transports.hosts_shortcut import SERVING, HostsShortcut, make_n
 from zerort.comm.transports.messages.exchange import Interrupted
 from zerort.comm.transports.mpi import MpiTransport
 from zerort.comm.transports.node.transport import NodeTransport
-from zerort.comm.transports.rounds import HostSide
+from zerort.comm.transports.rounds import HostSide, taken_back_if_left
 from zerort.comm.transports.shift import LANDING_SLOTS, Topology
 from zerort.config import GroupOptions
 from zerort.errors import CollectiveError, SharedMemoryError
@@ -170,8 +170,9 @@ class HierarchicalTransport(MpiTransport):
 
     def run(self, call: Call) -> None:
         """Do one collective: by its shortcut, if it has one, else step by step."""
-        if not self._take_shortcut(call):
-            super().run(call)
+        with taken_back_if_left(call):
+            if not self._take_shortcut(call):
+                super().run(call)
 
     def shortcut(self, call: Call) -> Any:
         """Return the native form of a call that takes one exchange, or of the meeting before a larger one."""
@@ -205,6 +206,7 @@ class HierarchicalTransport(MpiTransport):
             is_cut=is_cut,
             wire_seconds=call.nbytes / self.network.bandwidth,
             busy=self._exchange.busy_for,
+            ahead=self._ahead(call),
         )
         return HostsShortcut(
             self,
@@ -215,19 +217,29 @@ class HierarchicalTransport(MpiTransport):
             completes=is_small or call.op == "barrier",
         )
 
+    def _ahead(self, call: Call) -> Any:
+        """Return what may leave before all agree on a call; None for nothing.
+
+        Sockets throw away what nobody wants. Greetings that are passed on must not wait behind it: what nobody has
+        asked for yet stays where it is, with all that comes after it.
+        """
+        is_free = self.small.is_direct and self._exchange.wire.sockets is not None
+        return call.plan.ahead if is_free and call.plan is not None else None
+
     def resume(self, call: Call, progress: int) -> None:
         """Go on where a shortcut stopped: someone is late, calls differ, it is time to look for alarms, or to move."""
         stage, status = progress - progress % 8, progress % 8
         self._sequence = call.sequence
         is_small = self.small.has(call)
-        if stage == MEETING and is_small:
-            self._run_small(call, status)
-        elif stage == MEETING:
-            self._meet(call, status)
-        elif stage != SERVING:
-            self._finish(call, stage, status)
-        if not is_small:
-            self._serve(call)
+        with taken_back_if_left(call):
+            if stage == MEETING and is_small:
+                self._run_small(call, status)
+            elif stage == MEETING:
+                self._meet(call, status)
+            elif stage != SERVING:
+                self._finish(call, stage, status)
+            if not is_small:
+                self._serve(call)
 
     def _finish(self, call: Call, stage: int, status: int) -> None:
         """Finish what a shortcut has begun, after its ranks met."""

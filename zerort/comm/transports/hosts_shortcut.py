@@ -2,7 +2,8 @@
 
     meet the host's ranks ── the leader: sum or collect, one exchange with the other hosts ── part ── copy the result
 
-Of a larger call the step compares what all ranks make, and moves nothing: rounds do (carrier.py, decision 0203).
+Of a larger call the step compares what all ranks make, and moves nothing: rounds do (carrier.py, decision 0203). Of a
+gather that is planned what they send first leaves meanwhile (decision 0204).
 
 From Python these steps cost several times what the network does (decision 0168). What the native step does not finish,
 `HierarchicalTransport.resume` does: someone is late, calls differ, or a rank calls from a place that others have not
@@ -132,6 +133,7 @@ def make_native(
     is_cut: bool,
     wire_seconds: float,
     busy: float,
+    ahead: Any,
 ) -> Any:
     """Return the native form of a ``call``: all of a small one, of others what comes before anything is moved.
 
@@ -153,6 +155,7 @@ def make_native(
         is_cut: Whether it is a sum that is cut by host.
         wire_seconds: About what the network takes for it.
         busy: Seconds for which the leader polls for messages.
+        ahead: What leaves before all have agreed on the call; None for nothing.
     """
     table, width = call.geometry if moves else None, 1 if call.out is None else call.out.itemsize
     reduces = moves and (call.op == "all_reduce" or (table is not None and table.reduces))
@@ -182,4 +185,5 @@ def make_native(
         host=host,
         patience=min(_PATIENCE + _SLOWER * wire_seconds, _MOST_PATIENCE if moves else _MEETING_PATIENCE),
         busy=busy,
+        ahead=ahead,
     )

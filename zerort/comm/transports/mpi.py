@@ -8,7 +8,7 @@ in fp32. What crosses the wire is the algorithm's bound: (n - 1) / n of the arra
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,8 +31,8 @@ from zerort.comm.transports.messages.network import Network, measure
 from zerort.comm.transports.messages.sockets import choose_wire
 from zerort.comm.transports.node.memory import slab_nbytes
 from zerort.comm.transports.places import Places
-from zerort.comm.transports.rounds import GatherRound, HostSide, PlannedGather
-from zerort.comm.transports.shift import DEPTH, Topology
+from zerort.comm.transports.rounds import HostSide
+from zerort.comm.transports.shift import Topology
 from zerort.comm.transports.small_calls import SmallCalls, cut_sum
 from zerort.config import GroupOptions
 from zerort.errors import RankFailedError
@@ -90,7 +90,8 @@ class MpiTransport(Transport):
             nbytes=self._piece_nbytes,
             start=self.start,
             finish=self.finish,
-            plan=self._plan,
+            plan=self._exchange.plan,
+            follow=self._follow,
         )
         sizes = {"slab_nbytes": slab, "message_nbytes": options.message_nbytes}
         # A larger call takes the wire longer than a thread should wait that could compute.
@@ -259,7 +260,7 @@ class MpiTransport(Transport):
 
     def start(self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]) -> Messages:
         """Begin to send and receive arrays."""
-        return self._exchange.start(sends, receives)
+        return self._exchange.start(sends, receives, sequence=self._sequence)
 
     def finish(self, messages: Messages, call: Call) -> None:
         """Wait for messages; raise what everybody raises if a rank is lost meanwhile."""
@@ -267,14 +268,6 @@ class MpiTransport(Transport):
             self._exchange.finish(messages, sequence=call.sequence)  # not-gpu: between hosts
         except Interrupted:
             self._give_up(call)
-
-    def _plan(self, where: tuple[int, ...], rounds: Iterable[GatherRound]) -> PlannedGather | None:
-        """Return a plan of a gather's rounds that native code follows; None without such code."""
-        if self._exchange.wire.post is None:
-            return None
-        found = [*rounds]
-        planned = self._exchange.plan([(one.sends, one.receives, one.copies) for one in found], depth=DEPTH)
-        return PlannedGather(where, planned, [one.landed for one in found], follow=self._follow)
 
     def _follow(self, rounds: PlannedRounds, until: int, call: Call) -> None:
         try:

@@ -10,8 +10,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from zerort.comm.geometry import Geometry
 from zerort.comm.guard.call import Call
@@ -19,7 +20,7 @@ from zerort.comm.transports.messages.exchange import Messages, PlannedRounds
 from zerort.comm.transports.shift import DEPTH, Round, Topology, Unit, plan_rounds
 from zerort.typing import Array
 
-__all__ = ["GatherRound", "HostSide", "Landed", "PlannedGather", "Rounds", "gather_rounds"]
+__all__ = ["GatherRound", "HostSide", "Landed", "PlannedGather", "Rounds", "gather_rounds", "taken_back_if_left"]
 
 
 class Landed(NamedTuple):
@@ -173,12 +174,28 @@ class PlannedGather:
         """Return how many rounds there are."""
         return len(self._landed)
 
+    @property
+    def ahead(self) -> Any:
+        """The native ``Ahead``: what may leave before all agree on the call; a plan after this one takes it over."""
+        return self._rounds.ahead
+
     def run(self, call: Call, side: HostSide) -> None:
         """Gather once."""
-        self._rounds.begin(call.source, call.out, side.memory)
+        self._rounds.begin(call.sequence, call.source, call.out, side.memory)
         for first in range(0, len(self), side.together):
             until = min(first + side.together, len(self))
             self._follow(self._rounds, until, call)
             for number in range(first, until):
                 side.deliver(number, self._landed[number])
         self._rounds.end()
+
+
+@contextlib.contextmanager
+def taken_back_if_left(call: Call) -> Iterator[None]:
+    """Send no more of what leaves ahead of a call if that fails: nobody receives it, and its memory is the caller's."""
+    try:
+        yield
+    except BaseException:
+        if call.plan is not None:
+            call.plan.ahead.take_back()
+        raise

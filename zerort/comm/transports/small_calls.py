@@ -37,6 +37,8 @@ class SmallCalls:
     """Each host greets all others at once; else what was heard is passed on."""
     room: int
     """Of the largest array that travels with a greeting."""
+    gathers: int
+    """Of the largest call that does and sums nothing."""
     each: int
     """What a host may send another with it."""
     sums: int
@@ -65,14 +67,14 @@ class SmallCalls:
         direct = is_direct(network, hosts)
         sizes = {"slab_nbytes": slab_nbytes, "message_nbytes": message_nbytes}
         if direct:  # cut by host, what moves is what moves in rounds, but in fewer exchanges
-            room, each = direct_nbytes(hosts, network, ranks=ranks, **sizes)
+            room, gathers, each = direct_nbytes(hosts, network, ranks=ranks, **sizes)
             sums = scatters = room
             whole = tuple(min(each, largest_whole(network, hosts, scattered=one)) for one in (False, True))
         else:
-            room = each = small_nbytes(hosts, **sizes)
+            room = gathers = each = small_nbytes(hosts, **sizes)
             sums, scatters = (min(room, largest_sum(network, hosts, scattered=one)) for one in (False, True))
             whole = (room, room)
-        return SmallCalls(direct, room, each, sums, scatters, whole[0], whole[1], members)
+        return SmallCalls(direct, room, gathers, each, sums, scatters, whole[0], whole[1], members)
 
     def has(self, call: Call) -> bool:
         """Say whether a call's data travels with the greeting: so for all ranks alike, or their calls differ."""
@@ -85,7 +87,7 @@ class SmallCalls:
             nbytes, most, ranges = call.numel * source.itemsize, self.scatters, table.gives
         else:
             # Passed on, a broadcast takes as much room as everybody's data.
-            most = self.room if self.is_direct or call.op != "broadcast" else self.scatters
+            most = self.gathers if self.is_direct or call.op != "broadcast" else self.scatters
             nbytes, ranges = out.nbytes, table.takes
         if nbytes > most or not (table.reduces or table.alike):
             return False

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include "prepared.h"
@@ -29,7 +30,8 @@ void make_call(HostsCall* self, Peers& peers, CallLog& log, nb::object facts, nb
                Place source_place, Place out_place, std::uint64_t slab_nbytes, int move, bool alike, std::size_t whole_nbytes,
                std::size_t first, std::size_t width, int dtype, int reduction, std::uintptr_t notes, bool anywhere,
                std::uint64_t places, const Greeting::Plan* plan, std::vector<nb::bytes> tails, std::vector<Pairs> shards,
-               std::size_t host, bool scattered, double patience, double busy, nb::object make, nb::object weak_references) {
+               std::size_t host, bool scattered, double patience, double busy, std::shared_ptr<Ahead> ahead, nb::object make,
+               nb::object weak_references) {
   HostsRoute route = {route_base(source_place, out_place, slab_nbytes, move, alike, width, dtype, reduction),
                       whole_nbytes,
                       first,
@@ -37,6 +39,7 @@ void make_call(HostsCall* self, Peers& peers, CallLog& log, nb::object facts, nb
                       places,
                       patience,
                       busy,
+                      std::move(ahead),
                       {},
                       {},
                       scattered,
@@ -69,7 +72,8 @@ void bind_hosts(nb::module_& module) {
            nb::arg("slab_nbytes"), nb::arg("move"), nb::arg("alike"), nb::arg("whole_nbytes"), nb::arg("first"),
            nb::arg("width"), nb::arg("dtype"), nb::arg("reduction"), nb::arg("notes"), nb::arg("anywhere"),
            nb::arg("places"), nb::arg("plan").none(), nb::arg("tails"), nb::arg("shards"), nb::arg("host"),
-           nb::arg("scattered"), nb::arg("patience"), nb::arg("busy"), nb::arg("make").none(), nb::arg("weak_references"),
+           nb::arg("scattered"), nb::arg("patience"), nb::arg("busy"), nb::arg("ahead").none(),
+           nb::arg("make").none(), nb::arg("weak_references"),
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
       .def("run", &HostsCall::run, nb::arg(), nb::arg().none(), nb::arg().none())
       .def("run_new", &HostsCall::run_new, nb::arg(), nb::arg())

@@ -1,5 +1,5 @@
 // HostsShortcut: a small collective between hosts, made in one step, on the thread that calls it. Of a larger one it does the same,
-// but moves nothing: then all have agreed on it, and Python goes on.
+// but moves nothing: then all have agreed on it, and Python goes on. Of a gather that is planned the first sends leave meanwhile.
 //
 //   every rank    meet the ranks of this host ─────────────────────────────────────────────> part from them ──> copy the result
 //   its leader      └─> sum, or collect, their sources ── Greeting ──> sum over hosts, or place their shards ──┘
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "reduce.h"
+#include "rounds.h"
 #include "shortcut.h"
 #include "wire.h"
 
@@ -27,7 +28,6 @@ constexpr int kGreeting = 24, kListening = 32, kConcluding = 40;
 // Flags of a greeting; as in zerort/comm/transports/greeting.py.
 constexpr std::uint64_t kDiffers = 1, kNewPlace = 2, kFlags = 3;
 constexpr int kFlagBits = 2, kPlaceBits = 22;  // below the number of a call: flags, and the set of places that it is made from
-constexpr int kGreetingTag = 1;
 
 // A rank's part of an array: where it begins among all, and its length; bytes.
 struct Piece {
@@ -64,6 +64,7 @@ class Greeting {
   // Begin with what this host has to say of the call with this number. If there are `shards`, others' data goes to its place in
   // `whole`, as far as the network can do that; the caller puts its own there.
   void begin(std::uint64_t sequence, std::uint64_t flags, char* whole, const Shards* shards) {
+    under_way_.turn_to(sequence);
     number_ = number_of(sequence);
     flags_ = flags;
     heard_ = 1;
@@ -79,6 +80,7 @@ class Greeting {
 
   // The same, directly, with data for each host: `nbytes` of them in `part(host)`.
   void begin_parts(std::uint64_t sequence, std::uint64_t flags, const std::vector<std::size_t>& nbytes) {
+    under_way_.turn_to(sequence);
     number_ = number_of(sequence);
     flags_ = flags;
     shards_ = nullptr;
@@ -86,7 +88,7 @@ class Greeting {
     for (std::size_t step = 1; step < hosts(); step++) {
       const std::size_t host = (plan_.me + step) % hosts();
       write_head(part(host) - kHead);
-      under_way_.send(plan_.ranks[host], kGreetingTag, part(host) - kHead, kHead + nbytes[host]);
+      under_way_.send(plan_.ranks[host], Sockets::kGreeting, part(host) - kHead, kHead + nbytes[host]);
     }
   }
 
@@ -130,14 +132,14 @@ class Greeting {
     if (!plan_.direct) {
       if (heard_ >= hosts()) return;
       const std::size_t nbytes = kHead + passed() * plan_.most;
-      under_way_.receive(plan_.ranks[(plan_.me + hosts() - heard_) % hosts()], kGreetingTag, plan_.messages + plan_.stride,
+      under_way_.receive(plan_.ranks[(plan_.me + hosts() - heard_) % hosts()], Sockets::kGreeting, plan_.messages + plan_.stride,
                          plan_.stride, nbytes);
-      under_way_.send(plan_.ranks[(plan_.me + heard_) % hosts()], kGreetingTag, plan_.messages, nbytes);
+      under_way_.send(plan_.ranks[(plan_.me + heard_) % hosts()], Sockets::kGreeting, plan_.messages, nbytes);
       return;
     }
     receive_all(plan_.nbytes);
     for (std::size_t step = 1; step < hosts(); step++)  // each begins with another: no host hears all at once
-      under_way_.send(plan_.ranks[(plan_.me + step) % hosts()], kGreetingTag, plan_.messages, kHead + plan_.nbytes);
+      under_way_.send(plan_.ranks[(plan_.me + step) % hosts()], Sockets::kGreeting, plan_.messages, kHead + plan_.nbytes);
   }
 
   void write_head(char* message) const {
@@ -152,7 +154,7 @@ class Greeting {
       const std::size_t host = (plan_.me + hosts() - step) % hosts();
       char* message = const_cast<char*>(row(host)) - kHead;
       if (!under_way_.on_sockets(plan_.ranks[host])) {
-        under_way_.receive(plan_.ranks[host], kGreetingTag, message, plan_.stride, plan_.stride);
+        under_way_.receive(plan_.ranks[host], Sockets::kGreeting, message, plan_.stride, plan_.stride);
         continue;
       }
       std::vector<Sockets::Room> rooms = {{message, kHead}};
@@ -165,7 +167,7 @@ class Greeting {
         }
       }
       rooms.push_back({message + kHead, plan_.stride - kHead});  // for what a call that differs may say
-      under_way_.receive(plan_.ranks[host], kGreetingTag, std::move(rooms), kHead + likely);
+      under_way_.receive(plan_.ranks[host], Sockets::kGreeting, std::move(rooms), kHead + likely);
     }
   }
 
@@ -192,6 +194,7 @@ struct HostsRoute : RouteBase {
   std::uint64_t places;             // the number of the set that the call is made from
   double patience;                  // seconds; whoever must wait longer for a host's ranks, or messages, goes on from Python
   double busy;                      // seconds for which the leader polls for messages
+  std::shared_ptr<Ahead> ahead;     // what leaves before all have agreed on the call; or none
   // Of the leader only.
   std::vector<std::vector<char>> tails;  // what headers of this host's ranks end with, as all hosts know
   Shards shards;                         // what each host gives to a copy, or sums of a sum that is cut by host
@@ -215,8 +218,9 @@ class HostsShortcut : public ShortcutBase<HostsRoute> {
     show(sequence);
     const Status met = come<StillAway>(true, route_.patience);
     if (met != Status::met) return kMeeting + int(met);
+    if (greeting_) greet(sequence);
+    if (route_.ahead && route_.ahead->is_from(source_.data)) route_.ahead->send(sequence);  // behind the greeting
     if (greeting_) {
-      greet(sequence);
       do {
         if (!greeting_->wait(route_.patience, route_.busy)) return kGreeting;
       } while (!hear());

@@ -6,6 +6,8 @@
 #include <tuple>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -15,17 +17,34 @@ namespace nb = nanobind;
 
 namespace zerort {
 
-void Rounds::begin() {
+void Ahead::send(std::uint64_t call) {
+  if (call_ == call) return;
+  call_ = call;
+  under_way_.emplace(post_);
+  under_way_->turn_to(call);
+  for (const Message& one : sends_) under_way_->send(one.rank, Sockets::data_of(call), one.from, one.nbytes);
+}
+
+void Ahead::take_back() {
+  if (under_way_) under_way_->take_back();
+  under_way_.reset();
+}
+
+void Rounds::begin(std::uint64_t call) {
   if (!under_way_.empty()) throw std::runtime_error("Expected rounds that have ended, got some that are under way.");
+  call_ = call;
   done_ = 0;
 }
 
 bool Rounds::wait(std::size_t until, double seconds, double busy) {
   const std::uint64_t began = now_ns();
+  const auto waited = [began] { return double(now_ns() - began) * 1e-9; };
   while (done_ < until) {
+    ahead_->send(call_);
     while (under_way_.size() < depth_ && done_ + under_way_.size() < rounds_.size()) start(rounds_[done_ + under_way_.size()]);
-    const double waited = double(now_ns() - began) * 1e-9;
-    if (waited >= seconds || !under_way_.front().wait(seconds - waited, busy - waited)) return false;
+    if (waited() >= seconds || !under_way_.front().wait(seconds - waited(), busy - waited())) return false;
+    // Whoever waits for this rank elsewhere may wait for these, too, and nobody sends them while it does not wait here.
+    if (done_ + 1 == until && !ahead_->wait(seconds - waited(), busy - waited())) return false;
     under_way_.pop_front();
     finish(rounds_[done_++]);
   }
@@ -34,8 +53,10 @@ bool Rounds::wait(std::size_t until, double seconds, double busy) {
 
 void Rounds::start(const Round& round) {
   Messages& messages = under_way_.emplace_back(post_);
-  for (const Message& one : round.receives) messages.receive(one.rank, tag_, one.at, one.nbytes, one.nbytes);
-  for (const Message& one : round.sends) messages.send(one.rank, tag_, one.at, one.nbytes);
+  messages.turn_to(call_);
+  const Sockets::Tag tag = Sockets::data_of(call_);
+  for (const Message& one : round.receives) messages.receive(one.rank, tag, one.at, one.nbytes, one.nbytes);
+  for (const Message& one : round.sends) messages.send(one.rank, tag, one.at, one.nbytes);
 }
 
 void Rounds::finish(const Round& round) const {
@@ -54,14 +75,20 @@ std::vector<Rounds::Message> messages_of(const std::vector<Part>& parts) {
   return found;
 }
 
-void open(Rounds* self, const Post& post, const std::vector<Given>& given, int tag, std::size_t depth) {
+void open(Rounds* self, const Post& post, const std::vector<Given>& given, std::size_t depth, std::shared_ptr<Ahead> ahead) {
   std::vector<Rounds::Round> rounds;
   for (const auto& [sends, receives, copies] : given) {
     rounds.push_back({messages_of(sends), messages_of(receives), {}});
     for (const auto& [to, from, nbytes] : copies)
       rounds.back().copies.push_back({reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from), nbytes});
   }
-  new (self) Rounds(post, tag, depth, std::move(rounds));
+  new (self) Rounds(post, depth, std::move(rounds), std::move(ahead));
+}
+
+void aim(Ahead& self, std::uintptr_t array, const std::vector<Part>& sends) {
+  std::vector<Ahead::Message> found;
+  for (const auto& [rank, address, nbytes] : sends) found.push_back({rank, reinterpret_cast<const char*>(address), nbytes});
+  self.aim(reinterpret_cast<const char*>(array), std::move(found));
 }
 
 bool wait(Rounds& self, std::size_t until, double seconds, double busy) {
@@ -72,8 +99,13 @@ bool wait(Rounds& self, std::size_t until, double seconds, double busy) {
 }  // namespace
 
 void bind_rounds(nb::module_& module) {
+  nb::class_<Ahead>(module, "Ahead")
+      .def(nb::init<const Post&>())
+      .def("aim", &aim)
+      .def_prop_ro("call", &Ahead::call)
+      .def("take_back", &Ahead::take_back);
   nb::class_<Rounds>(module, "Rounds")
-      .def("__init__", &open, nb::arg("post"), nb::arg("rounds"), nb::arg("tag"), nb::arg("depth"))
+      .def("__init__", &open, nb::arg("post"), nb::arg("rounds"), nb::arg("depth"), nb::arg("ahead"))
       .def("begin", &Rounds::begin)
       .def_prop_ro("done", &Rounds::done)
       .def("wait", &wait);

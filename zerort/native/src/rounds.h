@@ -2,17 +2,62 @@
 //
 //   start a round while fewer than `depth` are under way ──> wait for the oldest ──> make its copies ──> the next
 //
-// Their memory must live, and lie where it lay, from `begin` until `wait` has said that they are done. Touches no Python.
+// Ahead: what it sends in the first of them. That need not wait until all have agreed on the call: the wire is busy meanwhile.
+// Nobody receives it before; what was sent for a call that others do not make is thrown away (sockets.h, decision 0204).
+//
+// Memory must live, and lie where it lay, from `begin` until `wait` has said that all is done; that of what is sent ahead from
+// `send` until then, or until it is taken back. Touches no Python.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "wire.h"
 
 namespace zerort {
+
+class Ahead {
+ public:
+  struct Message {
+    int rank;
+    const char* from;
+    std::size_t nbytes;
+  };
+
+  explicit Ahead(const Post& post) : post_(post) {}
+
+  // From now on these are sent, parts of an array.
+  void aim(const char* array, std::vector<Message> sends) {
+    array_ = array;
+    sends_ = std::move(sends);
+  }
+
+  bool is_from(const char* array) const { return array_ == array && array != nullptr; }
+
+  // Send, unless that was done for this call.
+  void send(std::uint64_t call);
+
+  // The call that it was sent for last.
+  std::optional<std::uint64_t> call() const { return call_; }
+
+  // True if all has left.
+  bool wait(double seconds, double busy) { return !under_way_ || under_way_->wait(seconds, busy); }
+
+  // The call is not made, or given up.
+  void take_back();
+
+ private:
+  const Post post_;
+  const char* array_ = nullptr;
+  std::vector<Message> sends_;
+  std::optional<Messages> under_way_;
+  std::optional<std::uint64_t> call_;  // that it was sent for last
+};
 
 class Rounds {
  public:
@@ -31,11 +76,12 @@ class Rounds {
     std::vector<Copy> copies;  // made when its messages are done: until then the wire has what to do, and others wait for it
   };
 
-  Rounds(const Post& post, int tag, std::size_t depth, std::vector<Round> rounds)
-      : post_(post), tag_(tag), depth_(depth), rounds_(std::move(rounds)) {}
+  // `ahead` sends what the first rounds would.
+  Rounds(const Post& post, std::size_t depth, std::vector<Round> rounds, std::shared_ptr<Ahead> ahead)
+      : post_(post), depth_(depth), rounds_(std::move(rounds)), ahead_(std::move(ahead)) {}
 
-  // Start from the first round again, when all of the last time are done.
-  void begin();
+  // Start from the first round again, for the call with this number, when all of the last time are done.
+  void begin(std::uint64_t call);
 
   // Go on until so many rounds are done; start no further ones then, for the caller may have something to do between them. False
   // if that takes longer than `seconds`; see Messages::wait.
@@ -48,9 +94,10 @@ class Rounds {
   void finish(const Round& round) const;
 
   const Post post_;
-  const int tag_;
   const std::size_t depth_;
   const std::vector<Round> rounds_;
+  const std::shared_ptr<Ahead> ahead_;
+  std::uint64_t call_ = 0;
   std::deque<Messages> under_way_;
   std::size_t done_ = 0;
 };

@@ -17,7 +17,7 @@
 namespace zerort {
 namespace {
 
-constexpr int kTagBits = 8;  // of a head; the rest is the length
+constexpr int kTagBits = 32;  // of a head; the rest is the length
 constexpr std::size_t kMostStrangers = 256;
 constexpr std::size_t kManyBytes = 256 * 1024;  // to wake for: each time costs as much as copying some ten KiB
 constexpr std::size_t kWindow = 64 * 1024;      // what a kernel takes in before anybody reads
@@ -119,11 +119,11 @@ void Sockets::go_far() {
     if (one.socket >= 0) set_control(one.socket, usual);
 }
 
-void Sockets::send(int rank, int tag, const void* from, std::size_t nbytes, const Pending& pending) {
+void Sockets::send(int rank, Tag tag, const void* from, std::size_t nbytes, const Pending& pending) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Outgoing& to = outgoing_.at(rank);
   Sending message = {{}, kHead, static_cast<const char*>(from), nbytes, pending};
-  const std::uint64_t head = std::uint64_t(nbytes) << kTagBits | std::uint64_t(tag);
+  const std::uint64_t head = std::uint64_t(nbytes) << kTagBits | tag;
   std::memcpy(message.head, &head, kHead);
   if (to.socket < 0 && !to.is_broken) connect(to);
   ++*pending;
@@ -135,7 +135,27 @@ void Sockets::send(int rank, int tag, const void* from, std::size_t nbytes, cons
   }
 }
 
-void Sockets::receive(int rank, int tag, std::vector<Room> rooms, std::size_t likely_nbytes, const Pending& pending) {
+void Sockets::turn_to(std::uint64_t call) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  now_ = data_of(call);
+}
+
+void Sockets::take_back(const Pending& pending) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [rank, to] : outgoing_) {
+    for (Sending& one : to.queue) {
+      if (one.pending != pending || one.done == 0) continue;
+      one.instead.resize(one.nbytes);
+      one.from = one.instead.data();
+      one.pending = nullptr;
+    }
+    const auto is_unsent = [&pending](const Sending& one) { return one.pending == pending; };
+    to.queue.erase(std::remove_if(to.queue.begin(), to.queue.end(), is_unsent), to.queue.end());
+  }
+  *pending = 0;
+}
+
+void Sockets::receive(int rank, Tag tag, std::vector<Room> rooms, std::size_t likely_nbytes, const Pending& pending) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Incoming& from = incoming_.at(rank);
   ++*pending;
@@ -274,16 +294,37 @@ bool Sockets::take(Incoming& from, const Room* rooms, std::size_t& done, std::si
     heard.msg_iov = parts;
     heard.msg_iovlen = count;
     const ssize_t came = recvmsg(from.socket, &heard, MSG_DONTWAIT);
-    if (came <= 0) {
-      if (came == 0 || !may_pass(errno)) {
-        close_socket(from.socket);
-        from.is_broken = true;
-      }
-      return false;
-    }
+    if (!note(from, came)) return false;
     done += std::size_t(came);
   }
   return true;
+}
+
+// Of data for an earlier call; all that were asked for of those have come, so it is what its sender thought all would call.
+bool Sockets::is_late(Tag tag) const {
+  constexpr Tag kHalf = Tag(1) << 31;
+  return tag % (Tag(1) << kKindBits) == 0 && tag != now_ && now_ - tag < kHalf;
+}
+
+// Read the rest of a message that nobody wants; true if that was all.
+bool Sockets::throw_away(Incoming& from) {
+  char nowhere[16 * 1024];
+  while (from.done < from.nbytes) {
+    const ssize_t came = recv(from.socket, nowhere, std::min(from.nbytes - from.done, sizeof nowhere), MSG_DONTWAIT);
+    if (!note(from, came)) return false;
+    from.done += std::size_t(came);
+  }
+  return true;
+}
+
+// Say whether bytes came; if none ever will, the connection is broken.
+bool Sockets::note(Incoming& from, ssize_t came) {
+  if (came > 0) return true;
+  if (came == 0 || !may_pass(errno)) {
+    close_socket(from.socket);
+    from.is_broken = true;
+  }
+  return false;
 }
 
 void Sockets::read(Incoming& from) {
@@ -294,10 +335,16 @@ void Sockets::read(Incoming& from) {
       std::uint64_t head;
       std::memcpy(&head, from.head, kHead);
       from.nbytes = head >> kTagBits;
+      from.tag = Tag(head);
       from.done = 0;
     }
-    const int tag = static_cast<unsigned char>(from.head[0]);
-    const auto mine = std::find_if(from.queue.begin(), from.queue.end(), [tag](const Receiving& one) { return one.tag == tag; });
+    if (is_late(from.tag)) {
+      if (!throw_away(from)) return;
+      from.head_done = 0;
+      continue;
+    }
+    const auto mine =
+        std::find_if(from.queue.begin(), from.queue.end(), [&from](const Receiving& one) { return one.tag == from.tag; });
     from.is_unasked = mine == from.queue.end();
     if (from.is_unasked) return;
     std::size_t room = 0;

@@ -4,9 +4,10 @@
 //   hello: token of the group · sender · receiver      then for each message: tag and length, 8 bytes │ data
 //
 // Receives are matched by sender and tag, in order, as MPI does. Data goes straight from and to the arrays of messages. What
-// nobody has asked for yet stays in the kernel, and TCP holds its sender up. A connection that breaks is left alone: whoever
-// waits for it looks at the clock and at alarms, as with MPI. Touches no Python. Any thread may call it; what one moves for another
-// does not wake that one, so nobody sleeps for long.
+// nobody has asked for yet stays in the kernel, with all behind it, and TCP holds its sender up; what was sent for a call that was
+// not made (rounds.h) is thrown away by whoever finds it. A connection that breaks is left alone: whoever waits for it looks at the
+// clock and at alarms, as with MPI. Touches no Python. Any thread may call it; what one moves for another does not wake that one,
+// so nobody sleeps for long.
 #pragma once
 
 #include <array>
@@ -19,6 +20,8 @@
 #include <mutex>
 #include <vector>
 
+#include <sys/types.h>
+
 namespace zerort {
 
 class Sockets {
@@ -26,6 +29,11 @@ class Sockets {
   // How many messages of a batch are still under way.
   using Pending = std::shared_ptr<std::atomic<std::size_t>>;
   using Token = std::array<char, 16>;
+
+  // Greetings have one tag, the data of each call has one of its own: 24 bits of the call's number.
+  using Tag = std::uint32_t;
+  static constexpr Tag kGreeting = 1;
+  static Tag data_of(std::uint64_t call) { return Tag(call) << kKindBits; }
 
   struct Peer {
     int rank;
@@ -48,9 +56,15 @@ class Sockets {
   };
 
   // Begin. The memory must live until `pending`, which is made one more here, is less again.
-  void send(int rank, int tag, const void* from, std::size_t nbytes, const Pending& pending);
+  void send(int rank, Tag tag, const void* from, std::size_t nbytes, const Pending& pending);
   // A message fills the rooms in order. It will have the likely length, or another that fits; 0: nobody knows.
-  void receive(int rank, int tag, std::vector<Room> rooms, std::size_t likely_nbytes, const Pending& pending);
+  void receive(int rank, Tag tag, std::vector<Room> rooms, std::size_t likely_nbytes, const Pending& pending);
+
+  // From now on this rank makes the call with that number: data of earlier ones is for nobody.
+  void turn_to(std::uint64_t call);
+
+  // Of these messages send no more, but what others take for the rest of one that has begun: their memory is free.
+  void take_back(const Pending& pending);
 
   // Move what can be moved now; of what comes for `mine` as little as brings its end nearer.
   void progress(const Pending& mine);
@@ -72,6 +86,7 @@ class Sockets {
 
  private:
   static constexpr std::size_t kHello = 24, kHead = 8;
+  static constexpr int kKindBits = 8;  // of a tag, the lowest: 0 for data
 
   struct Sending {
     char head[kHello];  // of a message, or the hello
@@ -79,7 +94,8 @@ class Sockets {
     const char* from;
     std::size_t nbytes;
     Pending pending;
-    std::size_t done = 0;  // of both
+    std::size_t done = 0;              // of both
+    std::vector<char> instead{};       // of what lay at `from`, if it was taken back
   };
   struct Outgoing {
     Peer peer;
@@ -88,7 +104,7 @@ class Sockets {
     std::deque<Sending> queue;
   };
   struct Receiving {
-    int tag;
+    Tag tag;
     std::vector<Room> rooms;
     std::size_t likely_nbytes;
     Pending pending;
@@ -99,6 +115,7 @@ class Sockets {
     char head[kHead];
     std::size_t head_done = 0;
     std::size_t nbytes = 0, done = 0;  // of the message whose head has come
+    Tag tag = 0;                       // of that one
     bool is_unasked = false;           // nobody has asked for that one yet
     int low_water = 1;                 // bytes for which the kernel wakes this rank
     std::deque<Receiving> queue;       // the message under way is for the first with its tag
@@ -123,6 +140,9 @@ class Sockets {
   template <typename Use>
   void for_each_that_matters(const Pending& mine, const Use& use);
   bool take(Incoming& from, const Room* rooms, std::size_t& done, std::size_t nbytes);
+  bool throw_away(Incoming& from);
+  bool is_late(Tag tag) const;
+  bool note(Incoming& from, ssize_t came);
   void wake_for_rest(Incoming& from);
   void admit();
   bool hear_hello(Stranger& stranger);
@@ -133,6 +153,7 @@ class Sockets {
   int listener_;
   int send_buffer_ = 0;  // bytes that the kernel may hold; 0: as it likes
   bool is_far_ = false;
+  Tag now_ = 0;  // of the data of the call that is made
   std::mutex mutex_;
   std::map<int, Outgoing> outgoing_;  // by rank
   std::map<int, Incoming> incoming_;

@@ -89,6 +89,9 @@ bool test_all(const MpiLibrary& mpi, int count, void* requests, void* statuses) 
   return done != 0;
 }
 
+// MPI hears in order what was sent in order, and carries no data of calls that are not made: a kind is enough.
+int mpi_tag_of(Sockets::Tag tag) { return tag == Sockets::kGreeting ? int(tag) : 0; }
+
 }  // namespace
 
 Messages::Messages(const Post& post) : post_(post), pending_(std::make_shared<std::atomic<std::size_t>>(0)) {
@@ -104,31 +107,31 @@ Handle* Messages::add() {
   return reinterpret_cast<Handle*>(requests_.data()) + count_;
 }
 
-void Messages::send(int rank, int tag, const void* from, std::size_t nbytes) {
+void Messages::send(int rank, Tag tag, const void* from, std::size_t nbytes) {
   if (on_sockets(rank)) {
     post_.sockets->send(rank, tag, from, nbytes, pending_);
     return;
   }
   if (post_.mpi.handle_nbytes == sizeof(int))
-    start_send(post_.mpi, rank, tag, from, int(nbytes), add<int>());
+    start_send(post_.mpi, rank, mpi_tag_of(tag), from, int(nbytes), add<int>());
   else
-    start_send(post_.mpi, rank, tag, from, int(nbytes), add<void*>());
+    start_send(post_.mpi, rank, mpi_tag_of(tag), from, int(nbytes), add<void*>());
   count_++;
 }
 
-void Messages::receive(int rank, int tag, void* to, std::size_t room, std::size_t likely_nbytes) {
+void Messages::receive(int rank, Tag tag, void* to, std::size_t room, std::size_t likely_nbytes) {
   if (on_sockets(rank)) {
     receive(rank, tag, {{static_cast<char*>(to), room}}, likely_nbytes);
     return;
   }
   if (post_.mpi.handle_nbytes == sizeof(int))
-    start_receive(post_.mpi, rank, tag, to, int(room), add<int>());
+    start_receive(post_.mpi, rank, mpi_tag_of(tag), to, int(room), add<int>());
   else
-    start_receive(post_.mpi, rank, tag, to, int(room), add<void*>());
+    start_receive(post_.mpi, rank, mpi_tag_of(tag), to, int(room), add<void*>());
   count_++;
 }
 
-void Messages::receive(int rank, int tag, std::vector<Sockets::Room> rooms, std::size_t likely_nbytes) {
+void Messages::receive(int rank, Tag tag, std::vector<Sockets::Room> rooms, std::size_t likely_nbytes) {
   assert(on_sockets(rank));
   post_.sockets->receive(rank, tag, std::move(rooms), likely_nbytes, pending_);
 }
@@ -168,10 +171,12 @@ namespace {
 
 using Part = std::tuple<int, std::uintptr_t, std::size_t>;  // rank, address, bytes
 
-void start(Messages& self, const std::vector<Part>& sends, const std::vector<Part>& receives, int tag, bool is_exact) {
+void start(Messages& self, const std::vector<Part>& sends, const std::vector<Part>& receives, std::int64_t call, bool is_greeting) {
   const nb::gil_scoped_release release;
+  const Sockets::Tag tag = is_greeting ? Sockets::kGreeting : Sockets::data_of(std::uint64_t(call));
+  self.turn_to(std::uint64_t(call));
   for (const auto& [rank, address, room] : receives)
-    self.receive(rank, tag, reinterpret_cast<void*>(address), room, is_exact ? room : 0);
+    self.receive(rank, tag, reinterpret_cast<void*>(address), room, is_greeting ? 0 : room);
   for (const auto& [rank, address, nbytes] : sends) self.send(rank, tag, reinterpret_cast<const void*>(address), nbytes);
 }
 
@@ -216,7 +221,7 @@ void bind_wire(nb::module_& module) {
       .def_ro("mpi", &Post::mpi);
   nb::class_<Messages>(module, "Messages")
       .def(nb::init<const Post&>())
-      .def("start", &start)
+      .def("start", &start, nb::arg(), nb::arg(), nb::arg("call"), nb::arg("is_greeting"))
       .def("wait", &wait);
 }
 

@@ -29,18 +29,30 @@ struct Post {
 // Messages that are under way together. Their memory must live until `wait` has said that they are done.
 class Messages {
  public:
+  using Tag = Sockets::Tag;
+
   explicit Messages(const Post& post);
 
-  void send(int rank, int tag, const void* from, std::size_t nbytes);
+  // What follows is for the call with this number.
+  void turn_to(std::uint64_t call) const {
+    if (post_.sockets) post_.sockets->turn_to(call);
+  }
+
+  void send(int rank, Tag tag, const void* from, std::size_t nbytes);
   // A message of the likely length, or of another that fits; 0: nobody knows.
-  void receive(int rank, int tag, void* to, std::size_t room, std::size_t likely_nbytes);
+  void receive(int rank, Tag tag, void* to, std::size_t room, std::size_t likely_nbytes);
   // The same into several rooms, in order, if the rank is on sockets.
-  void receive(int rank, int tag, std::vector<Sockets::Room> rooms, std::size_t likely_nbytes);
+  void receive(int rank, Tag tag, std::vector<Sockets::Room> rooms, std::size_t likely_nbytes);
   bool on_sockets(int rank) const { return post_.sockets && post_.sockets->carries(rank); }
 
   // Wait up to `seconds`; true if all have gone and come. For the first `busy` seconds naps between looks are short, then long: a
   // long message needs this rank seldom, and whoever computes needs the core.
   bool wait(double seconds, double busy);
+
+  // Send no more of what sockets have not sent yet: its memory is free.
+  void take_back() {
+    if (post_.sockets) post_.sockets->take_back(pending_);
+  }
 
  private:
   template <typename Handle>

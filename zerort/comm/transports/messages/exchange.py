@@ -56,9 +56,6 @@ _LONG_NBYTES = 64 * 1024
 """Messages of this size and more take longer than a nap, and polling would take the core from who computes."""
 
 
-_DATA, _GREETINGS = 0, 1
-"""Tags: of what a call moves, and of what comes before it, or with a small one (as in ``native/src/hosts.h``)."""
-
 _abandoned: list[object] = []
 """Requests that were given up, and their memory: MPI may still write there, so it is never given back."""
 
@@ -81,19 +78,23 @@ class PlannedRounds:
 
     Args:
         native: The native ``Rounds``.
+        ahead: The native ``Ahead`` of its first sends, which may leave before `begin`; the call's, whatever is planned.
         nbytes: What they send to other hosts.
         is_long: Whether one takes longer than a nap.
     """
 
-    def __init__(self, native: Any, *, nbytes: int, is_long: bool) -> None:
-        self._native, self._nbytes = native, nbytes
+    def __init__(self, native: Any, *, ahead: Any, nbytes: int, is_long: bool) -> None:
+        self._native, self.ahead, self._nbytes = native, ahead, nbytes
         self.is_long = is_long
         self.until = 0
         """How many of the rounds are waited for."""
 
-    def begin(self, *memory: object) -> None:
-        """Start from the first round again; keep their ``memory`` until `end`, for ever if that does not come."""
-        self._native.begin()  # nothing is sent before it is waited for
+    def begin(self, sequence: int, *memory: object) -> None:
+        """Start from the first round again, for the call with this number.
+
+        Their ``memory`` is kept until `end`, for ever if that does not come.
+        """
+        self._native.begin(sequence)  # nothing is sent before it is waited for
         _outstanding[id(self)] = (self, memory)
         if self._nbytes:
             trace.count("wire.bytes", self._nbytes)
@@ -160,7 +161,7 @@ class Exchange:
     ) -> None:
         """Send and receive greetings, each in one message; what comes may be shorter than the room for it."""
         with _kept(None, sends, receives):
-            under_way = self.wire.start(sends, receives, tag=_GREETINGS, is_exact=False)
+            under_way = self.wire.start(sends, receives, call=sequence, is_greeting=True)
         self.await_greeting(under_way, sends, receives, sequence=sequence)
 
     def await_greeting(self, under_way: UnderWay, *memory: object, sequence: int) -> None:
@@ -183,12 +184,15 @@ class Exchange:
             self._wait(requests, sequence=sequence, busy_for=_ASLEEP if is_idle else _BUSY_FOR)
         return [row.tobytes() for row in everyone]
 
-    def start(self, sends: Iterable[tuple[int, Array]], receives: Iterable[tuple[int, Array]]) -> Messages:
+    def start(
+        self, sends: Iterable[tuple[int, Array]], receives: Iterable[tuple[int, Array]], *, sequence: int
+    ) -> Messages:
         """Begin to send and receive 1-D arrays, all at once; `finish` waits until all have gone and come.
 
         Args:
             sends: (to rank, array). Several to one rank arrive in this order.
             receives: (from rank, array to fill).
+            sequence: The call that they belong to.
         """
         given, wanted = list(sends), list(receives)
         abroad = self._abroad(given)
@@ -196,21 +200,29 @@ class Exchange:
             trace.count("wire.bytes", abroad)
         out, into = (_cut(parts, self._message_nbytes) for parts in (given, wanted))
         with _kept(None, given, wanted):
-            messages = Messages(self.wire.start(out, into, tag=_DATA, is_exact=True), given, wanted)
+            messages = Messages(self.wire.start(out, into, call=sequence, is_greeting=False), given, wanted)
         _outstanding[id(messages)] = messages
         return messages
 
-    def plan(self, rounds: Sequence[tuple[Parts, Parts, Copies]], *, depth: int) -> PlannedRounds:
-        """Return rounds of messages for native code.
+    def plan(
+        self, rounds: Sequence[tuple[Parts, Parts, Copies]], *, depth: int, early: int, source: Array, ahead: Any
+    ) -> PlannedRounds | None:
+        """Return rounds of messages for native code; None if there is none.
 
         Args:
             rounds: Of each what it sends, what it receives, and what is copied when that is done: (to, from).
             depth: How many are under way at a time.
+            early: Of how many the sends may leave before all agree on the call: no more than are followed at a time.
+            source: The array of which parts are sent.
+            ahead: Of the plan that this one replaces; None if it replaces none.
         """
-        limit = self._message_nbytes
+        if self.wire.post is None:
+            return None
+        limit, ahead = self._message_nbytes, wire.open_ahead(self.wire.post) if ahead is None else ahead
         cut = [(_cut(sends, limit), _cut(receives, limit), copies) for sends, receives, copies in rounds]
         return PlannedRounds(
-            wire.plan_rounds(self.wire.post, cut, tag=_DATA, depth=depth),
+            wire.plan_rounds(self.wire.post, cut, depth=depth, early=early, source=source, ahead=ahead),
+            ahead=ahead,
             nbytes=sum(self._abroad(sends) for sends, _, _ in rounds),
             is_long=any(_is_long(receives) for _, receives, _ in rounds),
         )

@@ -86,19 +86,19 @@ class Wire:
         if self.sockets is not None:
             self.sockets.close()
 
-    def start(self, sends: Parts, receives: Parts, *, tag: int, is_exact: bool) -> UnderWay:
+    def start(self, sends: Parts, receives: Parts, *, call: int, is_greeting: bool) -> UnderWay:
         """Begin to send and receive.
 
         Args:
             sends: (rank, bytes); contiguous, and kept until all is done.
             receives: (rank, room for bytes); the same.
-            tag: Receives find messages of the same.
-            is_exact: What comes fills its room; else it may be shorter.
+            call: The number of the call that they are for.
+            is_greeting: They are greetings, and may be shorter than their room; else the call's data, which fills it.
         """
         if self.post is not None:
-            begun: UnderWay = wire.start_messages(self.post, sends, receives, tag=tag, is_exact=is_exact)
+            begun: UnderWay = wire.start_messages(self.post, sends, receives, call=call, is_greeting=is_greeting)
             return begun
-        comm, requests = self._comm, []
+        comm, requests, tag = self._comm, [], int(is_greeting)  # the very tags of the compiled form
         requests += [comm.Irecv([room, MPI.BYTE], source=rank, tag=tag) for rank, room in receives]
         requests += [comm.Isend([mine, MPI.BYTE], dest=rank, tag=tag) for rank, mine in sends]
         return Requests(requests)
