@@ -100,7 +100,6 @@ def plan_rounds(
     rounds: Sequence[tuple[Sequence[tuple[int, Array]], Sequence[tuple[int, Array]], Sequence[tuple[Array, Array]]]],
     *,
     depth: int,
-    early: int,
     source: Array,
     ahead: Any,
 ) -> Any:
@@ -110,25 +109,20 @@ def plan_rounds(
         post: Who carries messages.
         rounds: Of each: what it sends to ranks, what it receives from them, and what is copied: (to, from).
         depth: How many are under way at a time.
-        early: Of how many of them ``ahead`` does the sends; their end is waited for with that of as many rounds.
         source: The array of which parts are sent.
-        ahead: A native ``Ahead``.
+        ahead: A native ``Ahead``, which may send what the first ``depth`` of them would.
     """
     assert kernels is not None
 
     def parts(arrays: Sequence[tuple[int, Array]]) -> list[tuple[int, int, int]]:
         return [(rank, address_of(array), array.nbytes) for rank, array in arrays]
 
-    ahead.aim(address_of(source), parts([part for sends, _, _ in rounds[:early] for part in sends]))
+    ahead.aim(address_of(source), [parts(sends) for sends, _, _ in rounds[:depth]])
     return kernels.Rounds(
         post,
         [
-            (
-                parts(sends) if number >= early else [],
-                parts(receives),
-                [(address_of(to), address_of(given), to.nbytes) for to, given in copies],
-            )
-            for number, (sends, receives, copies) in enumerate(rounds)
+            (parts(sends), parts(receives), [(address_of(to), address_of(given), to.nbytes) for to, given in copies])
+            for sends, receives, copies in rounds
         ],
         depth=depth,
         ahead=ahead,

@@ -223,7 +223,6 @@ class Carrier:
             planned = self._plan(
                 [(one.sends, one.receives, one.copies) for one in gathers],
                 depth=DEPTH,
-                early=min(DEPTH, side.together),
                 source=source,
                 ahead=call.plan and call.plan.ahead,
             )

@@ -78,7 +78,8 @@ class MpiTransport(Transport):
         self._leads = self.rank in leaders
         self.network = choose_wire(self._exchange, lambda: self._measure(leaders), options=options)
         """What messages between hosts cost; on every rank the same, and so is what follows."""
-        if share_cores(self._exchange.comm.allgather, counts=self._leads) and self._exchange.wire.sockets is not None:
+        on_sockets = self._exchange.wire.sockets is not None
+        if on_sockets and share_cores(self._exchange.comm.allgather, counts=self._leads):
             self._exchange.sleep_at_once()
         slab = slab_nbytes(options.staging_nbytes, self.topology.most)
         self._piece_nbytes = piece_nbytes(

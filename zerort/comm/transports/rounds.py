@@ -192,7 +192,10 @@ class PlannedGather:
 
 @contextlib.contextmanager
 def taken_back_if_left(call: Call) -> Iterator[None]:
-    """Send no more of what leaves ahead of a call if that fails: nobody receives it, and its memory is the caller's."""
+    """Send no more of what leaves ahead of a call that is not made: nobody receives it, and its memory is the caller's.
+
+    What the call's rounds have taken over is left alone: if they fail the group is broken, and moves nothing any more.
+    """
     try:
         yield
     except BaseException:

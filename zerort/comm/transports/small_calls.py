@@ -38,7 +38,7 @@ class SmallCalls:
     room: int
     """Of the largest array that travels with a greeting."""
     gathers: int
-    """Of the largest call that does and sums nothing."""
+    """Of the largest call that travels so and sums nothing."""
     each: int
     """What a host may send another with it."""
     sums: int

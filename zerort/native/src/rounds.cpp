@@ -18,16 +18,25 @@ namespace nb = nanobind;
 namespace zerort {
 
 void Ahead::send(std::uint64_t call) {
-  if (call_ == call) return;
   call_ = call;
-  under_way_.emplace(post_);
-  under_way_->turn_to(call);
-  for (const Message& one : sends_) under_way_->send(one.rank, Sockets::data_of(call), one.from, one.nbytes);
+  under_way_.clear();
+  for (const auto& round : rounds_) {
+    Messages& messages = under_way_.emplace_back(post_);
+    messages.turn_to(call);
+    for (const Message& one : round) messages.send(one.rank, Sockets::data_of(call), one.from, one.nbytes);
+  }
+}
+
+std::optional<Messages> Ahead::take(std::uint64_t call) {
+  if (call_ != call || under_way_.empty()) return std::nullopt;
+  std::optional<Messages> first(std::move(under_way_.front()));
+  under_way_.pop_front();
+  return first;
 }
 
 void Ahead::take_back() {
-  if (under_way_) under_way_->take_back();
-  under_way_.reset();
+  for (Messages& messages : under_way_) messages.take_back();
+  under_way_.clear();
 }
 
 void Rounds::begin(std::uint64_t call) {
@@ -38,13 +47,10 @@ void Rounds::begin(std::uint64_t call) {
 
 bool Rounds::wait(std::size_t until, double seconds, double busy) {
   const std::uint64_t began = now_ns();
-  const auto waited = [began] { return double(now_ns() - began) * 1e-9; };
   while (done_ < until) {
-    ahead_->send(call_);
     while (under_way_.size() < depth_ && done_ + under_way_.size() < rounds_.size()) start(rounds_[done_ + under_way_.size()]);
-    if (waited() >= seconds || !under_way_.front().wait(seconds - waited(), busy - waited())) return false;
-    // Whoever waits for this rank elsewhere may wait for these, too, and nobody sends them while it does not wait here.
-    if (done_ + 1 == until && !ahead_->wait(seconds - waited(), busy - waited())) return false;
+    const double waited = double(now_ns() - began) * 1e-9;
+    if (waited >= seconds || !under_way_.front().wait(seconds - waited, busy - waited)) return false;
     under_way_.pop_front();
     finish(rounds_[done_++]);
   }
@@ -52,10 +58,12 @@ bool Rounds::wait(std::size_t until, double seconds, double busy) {
 }
 
 void Rounds::start(const Round& round) {
-  Messages& messages = under_way_.emplace_back(post_);
+  std::optional<Messages> sent = ahead_->take(call_);
+  Messages& messages = under_way_.emplace_back(sent ? std::move(*sent) : Messages(post_));
   messages.turn_to(call_);
   const Sockets::Tag tag = Sockets::data_of(call_);
   for (const Message& one : round.receives) messages.receive(one.rank, tag, one.at, one.nbytes, one.nbytes);
+  if (sent) return;
   for (const Message& one : round.sends) messages.send(one.rank, tag, one.at, one.nbytes);
 }
 
@@ -85,9 +93,13 @@ void open(Rounds* self, const Post& post, const std::vector<Given>& given, std::
   new (self) Rounds(post, depth, std::move(rounds), std::move(ahead));
 }
 
-void aim(Ahead& self, std::uintptr_t array, const std::vector<Part>& sends) {
-  std::vector<Ahead::Message> found;
-  for (const auto& [rank, address, nbytes] : sends) found.push_back({rank, reinterpret_cast<const char*>(address), nbytes});
+void aim(Ahead& self, std::uintptr_t array, const std::vector<std::vector<Part>>& rounds) {
+  std::vector<std::vector<Ahead::Message>> found;
+  for (const std::vector<Part>& sends : rounds) {
+    found.emplace_back();
+    for (const auto& [rank, address, nbytes] : sends)
+      found.back().push_back({rank, reinterpret_cast<const char*>(address), nbytes});
+  }
   self.aim(reinterpret_cast<const char*>(array), std::move(found));
 }
 

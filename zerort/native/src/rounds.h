@@ -6,7 +6,7 @@
 // Nobody receives it before; what was sent for a call that others do not make is thrown away (sockets.h, decision 0204).
 //
 // Memory must live, and lie where it lay, from `begin` until `wait` has said that all is done; that of what is sent ahead from
-// `send` until then, or until it is taken back. Touches no Python.
+// `Ahead::send` until then, or until it is taken back. Touches no Python.
 #pragma once
 
 #include <cstddef>
@@ -31,32 +31,31 @@ class Ahead {
 
   explicit Ahead(const Post& post) : post_(post) {}
 
-  // From now on these are sent, parts of an array.
-  void aim(const char* array, std::vector<Message> sends) {
+  // From now on these are sent, of each round: parts of an array.
+  void aim(const char* array, std::vector<std::vector<Message>> rounds) {
     array_ = array;
-    sends_ = std::move(sends);
+    rounds_ = std::move(rounds);
   }
 
   bool is_from(const char* array) const { return array_ == array && array != nullptr; }
 
-  // Send, unless that was done for this call.
   void send(std::uint64_t call);
 
-  // The call that it was sent for last.
+  // The call that it has sent for last.
   std::optional<std::uint64_t> call() const { return call_; }
 
-  // True if all has left.
-  bool wait(double seconds, double busy) { return !under_way_ || under_way_->wait(seconds, busy); }
+  // Return what was sent for the next round of a call, and is this one's to wait for; nothing if nothing was.
+  std::optional<Messages> take(std::uint64_t call);
 
-  // The call is not made, or given up.
+  // The call is not made.
   void take_back();
 
  private:
   const Post post_;
   const char* array_ = nullptr;
-  std::vector<Message> sends_;
-  std::optional<Messages> under_way_;
-  std::optional<std::uint64_t> call_;  // that it was sent for last
+  std::vector<std::vector<Message>> rounds_;
+  std::deque<Messages> under_way_;  // by round
+  std::optional<std::uint64_t> call_;
 };
 
 class Rounds {
@@ -76,7 +75,7 @@ class Rounds {
     std::vector<Copy> copies;  // made when its messages are done: until then the wire has what to do, and others wait for it
   };
 
-  // `ahead` sends what the first rounds would.
+  // What `ahead` has sent the rounds do not send again.
   Rounds(const Post& post, std::size_t depth, std::vector<Round> rounds, std::shared_ptr<Ahead> ahead)
       : post_(post), depth_(depth), rounds_(std::move(rounds)), ahead_(std::move(ahead)) {}
 

@@ -17,7 +17,8 @@
 namespace zerort {
 namespace {
 
-constexpr int kTagBits = 32;  // of a head; the rest is the length
+constexpr int kTagBits = 33;  // of a head; the rest is the length
+constexpr std::uint32_t kMostAhead = 1 << 16;  // calls: a sender is one ahead at the most
 constexpr std::size_t kMostStrangers = 256;
 constexpr std::size_t kManyBytes = 256 * 1024;  // to wake for: each time costs as much as copying some ten KiB
 constexpr std::size_t kWindow = 64 * 1024;      // what a kernel takes in before anybody reads
@@ -302,8 +303,7 @@ bool Sockets::take(Incoming& from, const Room* rooms, std::size_t& done, std::si
 
 // Of data for an earlier call; all that were asked for of those have come, so it is what its sender thought all would call.
 bool Sockets::is_late(Tag tag) const {
-  constexpr Tag kHalf = Tag(1) << 31;
-  return tag % (Tag(1) << kKindBits) == 0 && tag != now_ && now_ - tag < kHalf;
+  return tag != kGreeting && std::uint32_t((tag - now_) >> 1) >= kMostAhead;
 }
 
 // Read the rest of a message that nobody wants; true if that was all.
@@ -335,7 +335,7 @@ void Sockets::read(Incoming& from) {
       std::uint64_t head;
       std::memcpy(&head, from.head, kHead);
       from.nbytes = head >> kTagBits;
-      from.tag = Tag(head);
+      from.tag = head & ((Tag(1) << kTagBits) - 1);
       from.done = 0;
     }
     if (is_late(from.tag)) {

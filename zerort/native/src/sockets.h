@@ -30,10 +30,10 @@ class Sockets {
   using Pending = std::shared_ptr<std::atomic<std::size_t>>;
   using Token = std::array<char, 16>;
 
-  // Greetings have one tag, the data of each call has one of its own: 24 bits of the call's number.
-  using Tag = std::uint32_t;
+  // Greetings have one tag, the data of each call has one of its own: 32 bits of the call's number.
+  using Tag = std::uint64_t;
   static constexpr Tag kGreeting = 1;
-  static Tag data_of(std::uint64_t call) { return Tag(call) << kKindBits; }
+  static Tag data_of(std::uint64_t call) { return Tag(std::uint32_t(call)) << 1; }
 
   struct Peer {
     int rank;
@@ -86,7 +86,6 @@ class Sockets {
 
  private:
   static constexpr std::size_t kHello = 24, kHead = 8;
-  static constexpr int kKindBits = 8;  // of a tag, the lowest: 0 for data
 
   struct Sending {
     char head[kHello];  // of a message, or the hello

@@ -49,7 +49,7 @@ class Messages {
   // long message needs this rank seldom, and whoever computes needs the core.
   bool wait(double seconds, double busy);
 
-  // Send no more of what sockets have not sent yet: its memory is free.
+  // Send no more of what sockets have not sent yet: the memory of that is free.
   void take_back() {
     if (post_.sockets) post_.sockets->take_back(pending_);
   }

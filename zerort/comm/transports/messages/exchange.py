@@ -52,8 +52,11 @@ _NAP = 50e-6
 _IDLE_NAP = 1e-3
 """Between two looks at what others have yet to begin."""
 
-_LONG_NBYTES = 64 * 1024
+_LONG_NBYTES = 256 * 1024
 """Messages of this size and more take longer than a nap, and polling would take the core from who computes."""
+
+_LONG_ON_SOCKETS_NBYTES = 64 * 1024
+"""The same where there are no naps: the kernel wakes whoever waits for them."""
 
 
 _abandoned: list[object] = []
@@ -78,7 +81,7 @@ class PlannedRounds:
 
     Args:
         native: The native ``Rounds``.
-        ahead: The native ``Ahead`` of its first sends, which may leave before `begin`; the call's, whatever is planned.
+        ahead: The native ``Ahead``: sends of the first rounds, which may leave before `begin`. Plans of one call share it.
         nbytes: What they send to other hosts.
         is_long: Whether one takes longer than a nap.
     """
@@ -205,14 +208,13 @@ class Exchange:
         return messages
 
     def plan(
-        self, rounds: Sequence[tuple[Parts, Parts, Copies]], *, depth: int, early: int, source: Array, ahead: Any
+        self, rounds: Sequence[tuple[Parts, Parts, Copies]], *, depth: int, source: Array, ahead: Any
     ) -> PlannedRounds | None:
         """Return rounds of messages for native code; None if there is none.
 
         Args:
             rounds: Of each what it sends, what it receives, and what is copied when that is done: (to, from).
             depth: How many are under way at a time.
-            early: Of how many the sends may leave before all agree on the call: no more than are followed at a time.
             source: The array of which parts are sent.
             ahead: Of the plan that this one replaces; None if it replaces none.
         """
@@ -221,14 +223,18 @@ class Exchange:
         limit, ahead = self._message_nbytes, wire.open_ahead(self.wire.post) if ahead is None else ahead
         cut = [(_cut(sends, limit), _cut(receives, limit), copies) for sends, receives, copies in rounds]
         return PlannedRounds(
-            wire.plan_rounds(self.wire.post, cut, depth=depth, early=early, source=source, ahead=ahead),
+            wire.plan_rounds(self.wire.post, cut, depth=depth, source=source, ahead=ahead),
             ahead=ahead,
             nbytes=sum(self._abroad(sends) for sends, _, _ in rounds),
-            is_long=any(_is_long(receives) for _, receives, _ in rounds),
+            is_long=any(self._is_long(receives) for _, receives, _ in rounds),
         )
 
     def _abroad(self, sends: Parts) -> int:
         return sum(array.nbytes for rank, array in sends if self.hosts[rank] != self.hosts[self.rank])
+
+    def _is_long(self, receives: Parts) -> bool:
+        least = _LONG_NBYTES if self.wire.sockets is None else _LONG_ON_SOCKETS_NBYTES
+        return sum(array.nbytes for _, array in receives) >= least
 
     def finish(self, messages: Messages, *, sequence: int) -> None:
         """Wait until messages have gone and come.
@@ -240,7 +246,7 @@ class Exchange:
         Raises:
             Interrupted: As in `_wait`.
         """
-        busy_for = _ASLEEP if _is_long(messages.receives) else self.busy_for
+        busy_for = _ASLEEP if self._is_long(messages.receives) else self.busy_for
         self._wait(messages.under_way, sequence=sequence, busy_for=busy_for)
         del _outstanding[id(messages)]
 
@@ -369,7 +375,3 @@ def _cut(parts: Parts, limit: int) -> Parts:
     """Return messages of up to ``limit`` bytes that carry the arrays."""
     raw = [(rank, array.view(np.uint8)) for rank, array in parts]
     return [(rank, one[first : first + limit]) for rank, one in raw for first in range(0, one.size, limit)]
-
-
-def _is_long(receives: Parts) -> bool:
-    return sum(array.nbytes for _, array in receives) >= _LONG_NBYTES
