@@ -1,6 +1,7 @@
 """What shared memory costs a machine, measured as the sum of the ranks' proportional set sizes."""
 
 import contextlib
+import ctypes
 import gc
 import resource
 from pathlib import Path
@@ -21,6 +22,8 @@ NBYTES = 48 * 2**20
 
 def machine_nbytes():
     """Return the bytes that all ranks hold together; a shared page counts once."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else what is measured lies where malloc has kept memory of earlier tests
     WORLD.Barrier()  # a page counts in parts only once every rank has touched it
     with open("/proc/self/smaps_rollup") as rollup:
         pss = next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))

@@ -8,6 +8,7 @@ from mpi4py import MPI
 
 from zerort.comm import Group
 from zerort.comm.bootstrap.opening import best_transport
+from zerort.comm.transports.messages.exchange import Exchange
 
 WORLD = MPI.COMM_WORLD
 NUMEL = 10
@@ -26,23 +27,23 @@ def group(request, options, monkeypatch):
     hosts = request.param
     machine = WORLD.Split(hosts[WORLD.rank], WORLD.rank)
     options = dataclasses.replace(options, message_nbytes=128)  # else the data of these calls travels with the greeting
-    transport = best_transport(WORLD, name="hosts", options=options, kind="hierarchical", machine=machine)
-    sent, start, plan = [], transport._exchange.start, transport._exchange.plan
+    sent, start, plan = [], Exchange.start, Exchange.plan
 
     def note(sends):
         sent.extend((to, array.size) for to, array in sends if array.size)
 
-    def started(sends, receives):
+    def started(exchange, sends, receives, **call):
         note(sends := list(sends))
-        return start(sends, receives)
+        return start(exchange, sends, receives, **call)
 
-    def planned(rounds, *, depth):  # of a call that is made once
+    def planned(exchange, rounds, **how):  # of a call that is made once
         for sends, _, _ in rounds:
             note(sends)
-        return plan(rounds, depth=depth)
+        return plan(exchange, rounds, **how)
 
-    monkeypatch.setattr(transport._exchange, "start", started)
-    monkeypatch.setattr(transport._exchange, "plan", planned)
+    monkeypatch.setattr(Exchange, "start", started)
+    monkeypatch.setattr(Exchange, "plan", planned)
+    transport = best_transport(WORLD, name="hosts", options=options, kind="hierarchical", machine=machine)
     with Group(transport) as opened:
         yield opened, hosts, sent
 
@@ -87,14 +88,14 @@ def test_the_wire_does_not_pause_between_the_sums_of_an_all_reduce_and_their_gat
     start, finish = exchange.start, exchange.finish
     under_way, least = [], []  # messages; how many rounds that send were under way when another began
 
-    def started(sends, receives):
+    def started(sends, receives, **call):
         least.append(len(under_way))
-        messages = start(sends, receives)
+        messages = start(sends, receives, **call)
         under_way.extend([messages] * bool(messages.sends or messages.receives))
         return messages
 
-    def finished(messages, *, sequence):
-        finish(messages, sequence=sequence)
+    def finished(messages, **call):
+        finish(messages, **call)
         under_way[:] = [one for one in under_way if one is not messages]
 
     monkeypatch.setattr(exchange, "start", started)

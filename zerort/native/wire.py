@@ -3,7 +3,8 @@
     open_post       who carries messages: MPI as mpi4py has loaded it, functions by address, handles as they are there
     open_sockets    TCP, to the ranks of other hosts; `with_sockets` has these carry what they can
     start_messages  send and receive; its ``wait(seconds, busy)`` says whether all have gone and come
-    plan_rounds     the messages of a long call, several rounds at a time; `open_ahead`, the first that it sends
+    plan_rounds     the messages of a long call, several rounds at a time
+    open_ahead      those of its first sends that need not wait until all have agreed on it; `aim_ahead` says which
     plan_greeting   how one rank of each host tells the others of a call
     prepare_hosts   a small call between hosts that is made again, in one step (``src/hosts.h``)
 
@@ -24,6 +25,7 @@ __all__ = [
     "CONCLUDING",
     "GREETING",
     "LISTENING",
+    "aim_ahead",
     "open_ahead",
     "open_post",
     "open_sockets",
@@ -100,7 +102,6 @@ def plan_rounds(
     rounds: Sequence[tuple[Sequence[tuple[int, Array]], Sequence[tuple[int, Array]], Sequence[tuple[Array, Array]]]],
     *,
     depth: int,
-    source: Array,
     ahead: Any,
 ) -> Any:
     """Return a native ``Rounds`` (``src/rounds.h``), which knows the arrays by their addresses.
@@ -109,19 +110,13 @@ def plan_rounds(
         post: Who carries messages.
         rounds: Of each: what it sends to ranks, what it receives from them, and what is copied: (to, from).
         depth: How many are under way at a time.
-        source: The array of which parts are sent.
-        ahead: A native ``Ahead``, which may send what the first ``depth`` of them would.
+        ahead: The native ``Ahead`` that may have sent what the first of them would; None if there is none.
     """
     assert kernels is not None
-
-    def parts(arrays: Sequence[tuple[int, Array]]) -> list[tuple[int, int, int]]:
-        return [(rank, address_of(array), array.nbytes) for rank, array in arrays]
-
-    ahead.aim(address_of(source), [parts(sends) for sends, _, _ in rounds[:depth]])
     return kernels.Rounds(
         post,
         [
-            (parts(sends), parts(receives), [(address_of(to), address_of(given), to.nbytes) for to, given in copies])
+            (_parts(sends), _parts(receives), [(address_of(to), address_of(given), to.nbytes) for to, given in copies])
             for sends, receives, copies in rounds
         ],
         depth=depth,
@@ -130,9 +125,18 @@ def plan_rounds(
 
 
 def open_ahead(post: Any) -> Any:
-    """Return a native ``Ahead`` (``src/rounds.h``): what a rank sends before all have agreed on a call."""
+    """Return a native ``Ahead`` (``src/rounds.h``): what a rank sends before all have agreed on a call; nothing yet."""
     assert kernels is not None
     return kernels.Ahead(post)
+
+
+def aim_ahead(ahead: Any, source: Array, rounds: Sequence[Sequence[tuple[int, Array]]]) -> None:
+    """Have ``ahead`` send these parts of an array from now on, of each of the first rounds."""
+    ahead.aim(address_of(source), [_parts(sends) for sends in rounds])
+
+
+def _parts(arrays: Sequence[tuple[int, Array]]) -> list[tuple[int, int, int]]:
+    return [(rank, address_of(array), array.nbytes) for rank, array in arrays]
 
 
 def plan_greeting(post: Any, *, messages: Array, parts: Array, **facts: Any) -> Any:

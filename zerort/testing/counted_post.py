@@ -61,7 +61,7 @@ class CountedPost:
     def start_of(self, rank: int) -> Callable[..., Messages]:
         """Return what a `Carrier` of ``rank`` begins to send and receive with."""
 
-        def start(sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]) -> Messages:
+        def start(sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]], call: Any) -> Messages:
             self._send(rank, [(to, array) for to, array in sends if array.size])
             return Messages(Requests([]), list(sends), list(receives))
 

@@ -23,7 +23,7 @@ class LateWire:
         self._under_way = collections.defaultdict(collections.deque)
 
     def start_of(self, rank):
-        def start(sends, receives):
+        def start(sends, receives, call):
             sent = [{"from": array, "has_left": False} for _, array in sends]
             with self._changed:
                 for (to, _), message in zip(sends, sent, strict=True):

@@ -1,6 +1,7 @@
 """Messages over sockets: matched by sender and tag, of any length, both ways at once; strangers and broken ends."""
 
 import contextlib
+import functools
 import itertools
 import os
 import resource
@@ -43,8 +44,8 @@ class Ranks:
         nothing = wire.open_post(isend=0, irecv=0, testall=0, handle_nbytes=4, status_nbytes=8, comm=0, byte=0)
         self.posts = [wire.with_sockets(nothing, one) for one in self.sockets]
 
-    def start(self, rank, sends=(), receives=(), tag=0, is_exact=True):
-        return wire.start_messages(self.posts[rank], list(sends), list(receives), tag=tag, is_exact=is_exact)
+    def start(self, rank, sends=(), receives=(), call=0, is_greeting=False):
+        return wire.start_messages(self.posts[rank], list(sends), list(receives), call=call, is_greeting=is_greeting)
 
     def connect(self):
         """Have each rank hear a word of each other."""
@@ -160,8 +161,8 @@ def test_messages_of_one_tag_come_in_order_and_may_be_shorter_than_their_room(ra
     two = ranks(2)
     sent = [numbers(length, length) for length in (5, 70_000, 1, 3)]
     rooms = [np.zeros(80_000, np.uint8) for _ in sent]
-    asked = two.start(1, [], [(0, room) for room in rooms], is_exact=False)
-    assert all_done(two.start(0, [(1, one) for one in sent]), asked)
+    asked = two.start(1, [], [(0, room) for room in rooms], is_greeting=True)
+    assert all_done(two.start(0, [(1, one) for one in sent], is_greeting=True), asked)
     for one, room in zip(sent, rooms, strict=True):
         assert (room[: one.size] == one).all()
         assert not room[one.size :].any()
@@ -174,10 +175,11 @@ def test_whoever_sleeps_is_woken_by_a_message_that_is_shorter_than_its_room(rank
     short = numbers(30, 0)
     rooms = np.zeros((3, 500_000), np.uint8)
     three.connect()
-    asked = three.start(0, [], [(other, rooms[other]) for other in (1, 2)], is_exact=False)
-    assert three.start(first, [(0, short)]).wait(SOON, 0.0)
+    asked = three.start(0, [], [(other, rooms[other]) for other in (1, 2)], is_greeting=True)
+    assert three.start(first, [(0, short)], is_greeting=True).wait(SOON, 0.0)
     assert not asked.wait(0.01, 0.0)
-    waker = threading.Timer(0.05, lambda: three.start(last, [(0, short)]).wait(SOON, 0.0))
+    say = functools.partial(three.start, last, [(0, short)], is_greeting=True)
+    waker = threading.Timer(0.05, lambda: say().wait(SOON, 0.0))
     waker.start()
     began = time.monotonic()
     assert asked.wait(60.0, 0.0)
@@ -214,29 +216,63 @@ def test_whoever_waits_for_a_short_message_still_reads_what_another_batch_has_as
     assert (got_word == word).all()
 
 
-@pytest.mark.parametrize("is_exact", [True, False])
-def test_a_long_message_is_read_while_a_late_one_of_its_batch_is_missing(ranks, is_exact):
+@pytest.mark.parametrize("is_greeting", [False, True])
+def test_a_long_message_is_read_while_a_late_one_of_its_batch_is_missing(ranks, is_greeting):
     three = ranks(3)
     three.connect()
     sent = numbers(8_000_000, 0)
     rooms = np.zeros((3, sent.size), np.uint8)
-    asked = three.start(0, [], [(2, rooms[2]), (1, rooms[1])], is_exact=is_exact)
-    assert all_done(three.start(2, [(0, sent)]), expected_not_yet := _Once(asked))  # it has gone: somebody has read it
+    asked = three.start(0, [], [(2, rooms[2]), (1, rooms[1])], is_greeting=is_greeting)
+    going = three.start(2, [(0, sent)], is_greeting=is_greeting)
+    assert all_done(going, expected_not_yet := _Once(asked))  # it has gone: somebody has read it
     assert not expected_not_yet.is_done
-    assert all_done(three.start(1, [(0, sent)]), asked)
+    assert all_done(three.start(1, [(0, sent)], is_greeting=is_greeting), asked)
     assert (rooms[1:] == sent).all()
 
 
 def test_a_message_that_nobody_has_asked_for_waits_until_somebody_does(ranks):
     two = ranks(2)
     early, late = numbers(100, 1), numbers(2_000_000, 2)
-    sending = [two.start(0, [(1, late)], tag=0), two.start(0, [(1, early)], tag=1)]
+    sending = [two.start(0, [(1, late)]), two.start(0, [(1, early)], is_greeting=True)]
     got_early, got_late = np.zeros_like(early), np.zeros_like(late)
-    asked = two.start(1, [], [(0, got_early)], tag=1)
+    asked = two.start(1, [], [(0, got_early)], is_greeting=True)
     assert not all_done(asked, *sending, within=0.1)  # behind the long one, for which there is no room yet
-    assert all_done(asked, two.start(1, [], [(0, got_late)], tag=0), *sending)
+    assert all_done(asked, two.start(1, [], [(0, got_late)]), *sending)
     assert (got_early == early).all()
     assert (got_late == late).all()
+
+
+@pytest.mark.parametrize("first", [0, 2**32 - 3], ids=["from 0", "past 2^32"])
+def test_data_of_a_call_that_is_over_is_nobodys_and_that_of_the_next_waits(ranks, first):
+    """Rank 0 makes a call that rank 1 does not make; both go on with the next, of which rank 0 is first again."""
+    two = ranks(2)
+    for rank, call in itertools.product((0, 1), range(0, first, 2**30)):  # none goes further at a time
+        two.start(rank, call=call)
+    given = [numbers(length, length) for length in (300_000, 70_000, 0, 5)]
+    for step, sent in enumerate(given):
+        over, now, coming = (first + 3 * step + k for k in range(3))
+        unwanted = two.start(0, [(1, np.zeros(sent.size, np.uint8))] * 3, call=over)
+        sending, room = two.start(0, [(1, sent)], call=now), np.full(sent.size, 7, np.uint8)
+        assert all_done(unwanted, sending, two.start(1, [], [(0, room)], call=now))
+        assert (room == sent).all()
+        early, word, room[:] = two.start(0, [(1, sent)], call=coming), np.zeros(4, np.uint8), 7
+        greeting = two.start(1, [], [(0, word)], call=now, is_greeting=True)
+        said = two.start(0, [(1, numbers(4, step))], call=coming, is_greeting=True)
+        assert not all_done(greeting, early, said, within=0.05)  # it lies behind what nobody has asked for yet
+        assert all_done(early, said, greeting, two.start(1, [], [(0, room)], call=coming))
+        assert (room == sent).all()
+        assert (word == numbers(4, step)).all()
+
+
+def test_numbers_of_calls_that_cannot_be_are_errors(ranks):
+    two = ranks(2)
+    room = np.zeros(1, np.uint8)
+    sending = two.start(0, [(1, room)], call=7)
+    asked = two.start(1, [], [(0, room)], call=5)
+    with pytest.raises(RuntimeError, match="of this call or the next"):
+        all_done(sending, asked)
+    with pytest.raises(RuntimeError, match="numbers of calls that grow"):
+        two.start(0, call=6)
 
 
 def test_every_rank_hears_all_others(ranks):
@@ -268,7 +304,7 @@ def test_every_rank_hears_all_others(ranks):
 def test_who_does_not_know_the_token_or_is_no_rank_is_not_heard(ranks, hello):
     two = ranks(2)
     with socket.create_connection(("127.0.0.1", two.ports[1])) as stranger:
-        stranger.sendall(hello + struct.pack("Q", 4 << 8) + b"evil")
+        stranger.sendall(hello + struct.pack("Q", 4 << 33) + b"evil")
         room = np.zeros(4, np.uint8)
         asked = two.start(1, [], [(0, room)])
         assert not all_done(asked, within=0.05)

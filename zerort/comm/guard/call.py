@@ -86,6 +86,8 @@ class Call:
     """Where a transport found the arrays; its own business."""
     plan: Any = field(default=None, repr=False)
     """How a transport moved the arrays; its own business."""
+    ahead: Any = field(default=None, repr=False)
+    """What a transport sends before all have agreed on this call; its own business."""
     shortcut: Any = field(default=None, repr=False)
     """A transport's own faster way to make this call again."""
     make: Any = field(default=None, repr=False)

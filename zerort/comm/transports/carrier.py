@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,8 @@ def piece_nbytes(topology: Topology, network: Network, *, exchange_nbytes: int, 
     """
     share = max(exchange_nbytes // (2 * topology.count), min(_LEAST_NBYTES, exchange_nbytes))
     near = min(max(_ROUND_NBYTES // topology.most, _MESSAGE_NBYTES), network.carries(_ROUND_SECONDS) // topology.most)
-    far = network.carries(2 * network.latency / DEPTH) // topology.most
+    round_trip = 2 * network.latency if network.round_trip is None else network.round_trip
+    far = network.carries(round_trip / DEPTH) // topology.most
     wanted = max(near, far) // _LEAST_NBYTES * _LEAST_NBYTES
     found = min(max(wanted, _LEAST_NBYTES), share, max(slab_nbytes // 2 // topology.most, WIDEST_NBYTES))
     return found // 64 * 64 or found
@@ -137,7 +139,7 @@ class Carrier:
             receives = [(r, out[first : first + count]) for r, (first, count) in enumerate(table.gives)]
             np.copyto(receives.pop(self._rank)[1], mine)
             sends = []
-        self._finish(self._start(sends, receives), call)
+        self._finish(self._start(sends, receives, call), call)
 
     def all_reduce(
         self,
@@ -190,7 +192,7 @@ class Carrier:
                 if count:
                     part = parts[unit.done][behind] = take(count)
                     receives.append((topology.partner(behind, rank), part))
-            messages = self._begin(sends, receives)
+            messages = self._begin(sends, receives, rounds.call)
             for unit in round_:  # the wire is busy meanwhile
                 if unit.step == steps[-1]:
                     own = Unit(0, unit.done, unit.numel)
@@ -214,26 +216,33 @@ class Carrier:
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
-    def gather(self, table: Geometry, source: Array, out: Array, call: Call, side: HostSide) -> None:
-        """Bring every rank's ``source`` to its place in every rank's ``out``."""
+    def gather(
+        self, table: Geometry, source: Array, out: Array, call: Call, side: HostSide, *, ahead: Any = None
+    ) -> None:
+        """Bring every rank's ``source`` to its place in every rank's ``out``.
+
+        Args:
+            table: Where each rank's shard goes.
+            source: This rank's.
+            out: Where all of them go.
+            call: The gather.
+            side: What this rank's host does with what comes.
+            ahead: What sends the first rounds of the same call when it is made again, before all agree on it; or None.
+        """
         piece = self.piece(out.itemsize) if self._topology.most > 1 else _IN_PLACE_NBYTES // out.itemsize
         where = (native.address_of(source), native.address_of(out), side.together)
         if call.plan is None or call.plan.where != where:
             gathers = [*gather_rounds(table, source, out, side, rank=self._rank, topology=self._topology, piece=piece)]
-            planned = self._plan(
-                [(one.sends, one.receives, one.copies) for one in gathers],
-                depth=DEPTH,
-                source=source,
-                ahead=call.plan and call.plan.ahead,
-            )
+            rounds = [(one.sends, one.receives, one.copies) for one in gathers]
+            planned = self._plan(rounds, depth=DEPTH, source=source, ahead=ahead)
             landed = [one.landed for one in gathers]
-            call.plan = planned and PlannedGather(where, planned, landed, follow=self._follow)
+            call.plan = None if planned is None else PlannedGather(where, planned, landed, follow=self._follow)
         if call.plan is not None:
             call.plan.run(call, side)
         else:
-            rounds = Rounds(self._finish, call)
-            self._gather(rounds, gathers, side)
-            rounds.finish_all()
+            under_way = Rounds(self._finish, call)
+            self._gather(under_way, gathers, side)
+            under_way.finish_all()
         side.end()
 
     def _gather(
@@ -254,7 +263,7 @@ class Carrier:
         for number, one in enumerate(gathers):
             for done in one.sources:
                 await_source(done)
-            rounds.add(self._begin(one.sends, one.receives), functools.partial(conclude, number, one))
+            rounds.add(self._begin(one.sends, one.receives, rounds.call), functools.partial(conclude, number, one))
 
     def chain(self, source: Array, out: Array, call: Call, side: HostSide) -> None:
         """Bring root's ``source`` to every rank's ``out``, each host handing pieces on to the next."""
@@ -282,16 +291,16 @@ class Carrier:
                     mine = source[done : done + count]
                     if spot.ctypes.data != mine.ctypes.data:
                         np.copyto(spot, mine)
-                    receives.append((spot, self._start([], [])))
+                    receives.append((spot, self._start([], [], call)))
                 else:
-                    receives.append((spot, self._start([], [(carrier(position - 1, ahead), spot)])))
+                    receives.append((spot, self._start([], [(carrier(position - 1, ahead), spot)], call)))
             number = ahead - DEPTH + 1
             if number >= 0:
                 if carrier(position, number) == rank:
                     spot, messages = receives.popleft()
                     self._finish(messages, call)
                     if position + 1 < hosts:
-                        sends.append((number, self._start([(carrier(position + 1, number), spot)], [])))
+                        sends.append((number, self._start([(carrier(position + 1, number), spot)], [], call)))
                 count = min(piece, out.size - starts[number])
                 side.deliver(number, [Landed(carrier(position, number), 0, starts[number], count)])
         for _, messages in sends:
@@ -317,16 +326,16 @@ class Carrier:
                         receives.append((r, place))
                     elif many and place.ctypes.data != source[first + unit.done :].ctypes.data:
                         np.copyto(place, source[first + unit.done :][:many])
-            return self._begin(sends, receives)
+            return self._begin(sends, receives, call)
 
         rounds = Rounds(self._finish, call)
         for round_ in plan_rounds(table.longest, steps=[*topology.abroad, 0], piece=self.piece(out.itemsize)):
             rounds.add(begin(round_), lambda: None)
         rounds.finish_all()
 
-    def _begin(self, sends: Parts, receives: Parts) -> Messages | None:
+    def _begin(self, sends: Parts, receives: Parts, call: Call) -> Messages | None:
         """Begin to send and receive; None if there is nothing to."""
-        return self._start(sends, receives) if sends or receives else None
+        return self._start(sends, receives, call) if sends or receives else None
 
     def _take(self, nbytes: int) -> Array:
         """Return memory for a piece, which `_give` takes back."""

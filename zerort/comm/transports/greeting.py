@@ -49,8 +49,8 @@ _DIRECT_NBYTES, _LEAST_DIRECT_NBYTES, _DIRECT_SECONDS = 2 * 1024**2, 512 * 1024,
 
 Beyond, it pays to sum and copy while other pieces are on the wire."""
 
-_GATHER_SECONDS = _DIRECT_SECONDS / 2
-"""The same for gathers, whose first pieces are on the wire before all have agreed on the call."""
+_EARLY_SECONDS = _DIRECT_SECONDS / 2
+"""The same of gathers whose first rounds are on the wire before all have agreed on the call."""
 
 _READ_NBYTES = 4 * 1024**2
 """What one rank of a host may read of arrays for all others there: of longer ones each should read a part."""
@@ -101,11 +101,9 @@ def small_nbytes(hosts: int, *, slab_nbytes: int, message_nbytes: int) -> int:
 
 
 def direct_nbytes(
-    hosts: int, network: Network, *, ranks: int, slab_nbytes: int, message_nbytes: int
+    hosts: int, network: Network, *, ranks: int, ahead: bool, slab_nbytes: int, message_nbytes: int
 ) -> tuple[int, int, int]:
-    """Return the bytes of the largest arrays, to be summed and to be gathered, that travel with direct greetings.
-
-    And the bytes that each of these may carry.
+    """Return the bytes of the largest sum and of the largest gather that travel with direct greetings, and of these.
 
     A greeting has room for twice an equal share of the array: hosts may have more ranks than others, and ranks larger
     shards.
@@ -114,13 +112,14 @@ def direct_nbytes(
         hosts: How many.
         network: What lies between them.
         ranks: Of the largest host.
+        ahead: Whether the first rounds of longer gathers are on the wire before all have agreed on the call.
         slab_nbytes: What a host's ranks can stage of an array.
         message_nbytes: The largest single message.
     """
     least = small_nbytes(hosts, slab_nbytes=slab_nbytes, message_nbytes=message_nbytes)
     summed, gathered = (
         min(max(network.carries(seconds), _LEAST_DIRECT_NBYTES), _DIRECT_NBYTES) // 64 * 64
-        for seconds in (_DIRECT_SECONDS, _GATHER_SECONDS)
+        for seconds in (_DIRECT_SECONDS, _EARLY_SECONDS if ahead else _DIRECT_SECONDS)
     )
     whole = max(least, min(summed, _READ_NBYTES // ranks, slab_nbytes) // 64 * 64)
     each = max(least, min(2 * whole // hosts, message_nbytes - GREETING_NBYTES) // 64 * 64)

@@ -206,7 +206,7 @@ class HierarchicalTransport(MpiTransport):
             is_cut=is_cut,
             wire_seconds=call.nbytes / self.network.bandwidth,
             busy=self._exchange.busy_for,
-            ahead=self._ahead(call),
+            ahead=None if is_small else self._ahead(call),
         )
         return HostsShortcut(
             self,
@@ -217,14 +217,15 @@ class HierarchicalTransport(MpiTransport):
             completes=is_small or call.op == "barrier",
         )
 
-    def _ahead(self, call: Call) -> Any:
-        """Return what may leave before all agree on a call; None for nothing.
+    def _sends_ahead(self) -> bool:
+        return self._exchange.wire.sockets is not None  # which throw away what nobody wants; MPI would keep it
 
-        Sockets throw away what nobody wants. Greetings that are passed on must not wait behind it: what nobody has
-        asked for yet stays where it is, with all that comes after it.
-        """
-        is_free = self.small.is_direct and self._exchange.wire.sockets is not None
-        return call.plan.ahead if is_free and call.plan is not None else None
+    def _ahead(self, call: Call) -> Any:
+        # Greetings that are passed on must not wait behind it: what nobody has asked for yet stays where it is, with
+        # all that comes after it.
+        if call.ahead is None and self.small.is_direct and self._sends_ahead():
+            call.ahead = self._exchange.open_ahead()  # one for all plans that the call will have
+        return call.ahead
 
     def resume(self, call: Call, progress: int) -> None:
         """Go on where a shortcut stopped: someone is late, calls differ, it is time to look for alarms, or to move."""

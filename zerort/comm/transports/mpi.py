@@ -78,8 +78,8 @@ class MpiTransport(Transport):
         self._leads = self.rank in leaders
         self.network = choose_wire(self._exchange, lambda: self._measure(leaders), options=options)
         """What messages between hosts cost; on every rank the same, and so is what follows."""
-        on_sockets = self._exchange.wire.sockets is not None
-        if on_sockets and share_cores(self._exchange.comm.allgather, counts=self._leads):
+        abroad = self._exchange.wire.sockets is not None and len({hosts[one] for one in leaders}) == len(leaders)
+        if abroad and share_cores(self._exchange.comm.allgather, counts=self._leads):
             self._exchange.sleep_at_once()
         slab = slab_nbytes(options.staging_nbytes, self.topology.most)
         self._piece_nbytes = piece_nbytes(
@@ -97,7 +97,7 @@ class MpiTransport(Transport):
         sizes = {"slab_nbytes": slab, "message_nbytes": options.message_nbytes}
         # A larger call takes the wire longer than a thread should wait that could compute.
         self.eager_nbytes = min(options.eager_nbytes, small_nbytes(len(leaders), **sizes))
-        self.small = SmallCalls.of(self.network, self.topology.members, **sizes)
+        self.small = SmallCalls.of(self.network, self.topology.members, ahead=self._sends_ahead(), **sizes)
         self._greeter = (
             Greeter(leaders, self.rank, room=self.small.each, direct=self.small.is_direct, trade=self._trade)
             if self._leads
@@ -259,9 +259,9 @@ class MpiTransport(Transport):
             return gone_trouble([alarm.rank for alarm in alarms])
         return failed_trouble(first.rank, f"it gave up {first.last}" if first.reason == "gave up" else first.last)
 
-    def start(self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]) -> Messages:
+    def start(self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]], call: Call) -> Messages:
         """Begin to send and receive arrays."""
-        return self._exchange.start(sends, receives, sequence=self._sequence)
+        return self._exchange.start(sends, receives, sequence=call.sequence)
 
     def finish(self, messages: Messages, call: Call) -> None:
         """Wait for messages; raise what everybody raises if a rank is lost meanwhile."""
@@ -311,7 +311,7 @@ class MpiTransport(Transport):
         elif table.reduces:
             self._carrier.scatter(table, out, call, self._side(call, source, out))
         elif table.alike:
-            self._carrier.gather(table, source, out, call, self._side(call, source, out))
+            self._carrier.gather(table, source, out, call, self._side(call, source, out), ahead=self._ahead(call))
         else:
             self._carrier.all_pairs(table, source, out, call)
 
@@ -330,6 +330,14 @@ class MpiTransport(Transport):
             sums=self._side(call, call.source, mine),
             copies=self._side(call, mine, call.out),
         )
+
+    def _sends_ahead(self) -> bool:
+        """Say whether what a gather sends first may leave before all have agreed on it (decision 0204)."""
+        return False
+
+    def _ahead(self, call: Call) -> Any:
+        """Return the native ``Ahead`` that does so for a gather; None if nothing may leave before."""
+        return None
 
     def _side(self, call: Call, source: Array, out: Array) -> HostSide:
         """Return what this rank's host does for a call from ``source`` to ``out``."""

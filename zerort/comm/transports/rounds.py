@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from zerort.comm.geometry import Geometry
 from zerort.comm.guard.call import Call
@@ -174,11 +174,6 @@ class PlannedGather:
         """Return how many rounds there are."""
         return len(self._landed)
 
-    @property
-    def ahead(self) -> Any:
-        """The native ``Ahead``: what may leave before all agree on the call; a plan after this one takes it over."""
-        return self._rounds.ahead
-
     def run(self, call: Call, side: HostSide) -> None:
         """Gather once."""
         self._rounds.begin(call.sequence, call.source, call.out, side.memory)
@@ -199,6 +194,6 @@ def taken_back_if_left(call: Call) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if call.plan is not None:
-            call.plan.ahead.take_back()
+        if call.ahead is not None:
+            call.ahead.take_back()
         raise

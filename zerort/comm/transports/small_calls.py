@@ -54,7 +54,9 @@ class SmallCalls:
     """The ranks of each host."""
 
     @staticmethod
-    def of(network: Network, members: Sequence[Sequence[int]], *, slab_nbytes: int, message_nbytes: int) -> SmallCalls:
+    def of(
+        network: Network, members: Sequence[Sequence[int]], *, slab_nbytes: int, message_nbytes: int, ahead: bool
+    ) -> SmallCalls:
         """Return what is fastest on a network.
 
         Args:
@@ -62,12 +64,13 @@ class SmallCalls:
             members: The ranks of each host.
             slab_nbytes: What a host's ranks can stage of an array.
             message_nbytes: The largest single message.
+            ahead: Whether the first rounds of longer gathers are on the wire before all have agreed on the call.
         """
         hosts, ranks = len(members), max(map(len, members))
         direct = is_direct(network, hosts)
         sizes = {"slab_nbytes": slab_nbytes, "message_nbytes": message_nbytes}
         if direct:  # cut by host, what moves is what moves in rounds, but in fewer exchanges
-            room, gathers, each = direct_nbytes(hosts, network, ranks=ranks, **sizes)
+            room, gathers, each = direct_nbytes(hosts, network, ranks=ranks, ahead=ahead, **sizes)
             sums = scatters = room
             whole = tuple(min(each, largest_whole(network, hosts, scattered=one)) for one in (False, True))
         else:

@@ -18,8 +18,8 @@ namespace nb = nanobind;
 namespace zerort {
 
 void Ahead::send(std::uint64_t call) {
+  take_back();  // there is nothing, but of a call that was left halfway
   call_ = call;
-  under_way_.clear();
   for (const auto& round : rounds_) {
     Messages& messages = under_way_.emplace_back(post_);
     messages.turn_to(call);
@@ -58,7 +58,7 @@ bool Rounds::wait(std::size_t until, double seconds, double busy) {
 }
 
 void Rounds::start(const Round& round) {
-  std::optional<Messages> sent = ahead_->take(call_);
+  std::optional<Messages> sent = ahead_ ? ahead_->take(call_) : std::nullopt;
   Messages& messages = under_way_.emplace_back(sent ? std::move(*sent) : Messages(post_));
   messages.turn_to(call_);
   const Sockets::Tag tag = Sockets::data_of(call_);
@@ -117,7 +117,7 @@ void bind_rounds(nb::module_& module) {
       .def_prop_ro("call", &Ahead::call)
       .def("take_back", &Ahead::take_back);
   nb::class_<Rounds>(module, "Rounds")
-      .def("__init__", &open, nb::arg("post"), nb::arg("rounds"), nb::arg("depth"), nb::arg("ahead"))
+      .def("__init__", &open, nb::arg("post"), nb::arg("rounds"), nb::arg("depth"), nb::arg("ahead").none())
       .def("begin", &Rounds::begin)
       .def_prop_ro("done", &Rounds::done)
       .def("wait", &wait);

@@ -41,7 +41,7 @@ class Ahead {
 
   void send(std::uint64_t call);
 
-  // The call that it has sent for last.
+  // The call that it has sent for last, for who looks on.
   std::optional<std::uint64_t> call() const { return call_; }
 
   // Return what was sent for the next round of a call, and is this one's to wait for; nothing if nothing was.
@@ -75,7 +75,7 @@ class Rounds {
     std::vector<Copy> copies;  // made when its messages are done: until then the wire has what to do, and others wait for it
   };
 
-  // What `ahead` has sent the rounds do not send again.
+  // What `ahead` has sent the rounds do not send again; there may be none.
   Rounds(const Post& post, std::size_t depth, std::vector<Round> rounds, std::shared_ptr<Ahead> ahead)
       : post_(post), depth_(depth), rounds_(std::move(rounds)), ahead_(std::move(ahead)) {}
 

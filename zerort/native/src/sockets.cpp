@@ -18,7 +18,6 @@ namespace zerort {
 namespace {
 
 constexpr int kTagBits = 33;  // of a head; the rest is the length
-constexpr std::uint32_t kMostAhead = 1 << 16;  // calls: a sender is one ahead at the most
 constexpr std::size_t kMostStrangers = 256;
 constexpr std::size_t kManyBytes = 256 * 1024;  // to wake for: each time costs as much as copying some ten KiB
 constexpr std::size_t kWindow = 64 * 1024;      // what a kernel takes in before anybody reads
@@ -138,8 +137,12 @@ void Sockets::send(int rank, Tag tag, const void* from, std::size_t nbytes, cons
 
 void Sockets::turn_to(std::uint64_t call) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (calls_until(data_of(call)) < 0) throw std::logic_error("Expected numbers of calls that grow, got an earlier one.");
   now_ = data_of(call);
 }
+
+// From the call that is made to the one with that data; numbers of 32 bits begin again.
+std::int32_t Sockets::calls_until(Tag data) const { return std::int32_t(std::uint32_t((data - now_) >> 1)); }
 
 void Sockets::take_back(const Pending& pending) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -149,11 +152,13 @@ void Sockets::take_back(const Pending& pending) {
       one.instead.resize(one.nbytes);
       one.from = one.instead.data();
       one.pending = nullptr;
+      --*pending;
     }
     const auto is_unsent = [&pending](const Sending& one) { return one.pending == pending; };
-    to.queue.erase(std::remove_if(to.queue.begin(), to.queue.end(), is_unsent), to.queue.end());
+    const auto kept = std::remove_if(to.queue.begin(), to.queue.end(), is_unsent);
+    *pending -= std::size_t(to.queue.end() - kept);
+    to.queue.erase(kept, to.queue.end());
   }
-  *pending = 0;
 }
 
 void Sockets::receive(int rank, Tag tag, std::vector<Room> rooms, std::size_t likely_nbytes, const Pending& pending) {
@@ -301,9 +306,12 @@ bool Sockets::take(Incoming& from, const Room* rooms, std::size_t& done, std::si
   return true;
 }
 
-// Of data for an earlier call; all that were asked for of those have come, so it is what its sender thought all would call.
+// Of data for an earlier call: all that were asked for of those have come, so it is what its sender thought all would call.
 bool Sockets::is_late(Tag tag) const {
-  return tag != kGreeting && std::uint32_t((tag - now_) >> 1) >= kMostAhead;
+  if (tag == kGreeting) return false;
+  const std::int32_t calls = calls_until(tag);
+  if (calls > 1) throw std::logic_error("Expected data of this call or the next, got that of a later one.");
+  return calls < 0;
 }
 
 // Read the rest of a message that nobody wants; true if that was all.

@@ -60,7 +60,8 @@ class Sockets {
   // A message fills the rooms in order. It will have the likely length, or another that fits; 0: nobody knows.
   void receive(int rank, Tag tag, std::vector<Room> rooms, std::size_t likely_nbytes, const Pending& pending);
 
-  // From now on this rank makes the call with that number: data of earlier ones is for nobody.
+  // From now on this rank makes the call with that number: data of earlier ones is for nobody. A sender is one call ahead at the
+  // most, for it needs all ranks to begin the one after.
   void turn_to(std::uint64_t call);
 
   // Of these messages send no more, but what others take for the rest of one that has begun: their memory is free.
@@ -93,8 +94,8 @@ class Sockets {
     const char* from;
     std::size_t nbytes;
     Pending pending;
-    std::size_t done = 0;              // of both
-    std::vector<char> instead{};       // of what lay at `from`, if it was taken back
+    std::size_t done = 0;         // of both
+    std::vector<char> instead{};  // of what lay at `from`, if it was taken back
   };
   struct Outgoing {
     Peer peer;
@@ -124,7 +125,8 @@ class Sockets {
     std::size_t rest() const;
     // Everything that was asked for is for `mine`.
     bool is_for(const Pending& mine) const;
-    // A message for `mine` is missing, so short that it comes whether it is read or not: until then no other matters to `mine`.
+    // A message for `mine` is missing, so short that it comes whether it is read or not: until then no other matters to `mine`. It
+    // may have to wait behind what nobody wants, after calls that differ; that is read when the others are there.
     bool holds_up(const Pending& mine) const;
   };
   struct Stranger {
@@ -141,6 +143,7 @@ class Sockets {
   bool take(Incoming& from, const Room* rooms, std::size_t& done, std::size_t nbytes);
   bool throw_away(Incoming& from);
   bool is_late(Tag tag) const;
+  std::int32_t calls_until(Tag data) const;
   bool note(Incoming& from, ssize_t came);
   void wake_for_rest(Incoming& from);
   void admit();
@@ -152,7 +155,7 @@ class Sockets {
   int listener_;
   int send_buffer_ = 0;  // bytes that the kernel may hold; 0: as it likes
   bool is_far_ = false;
-  Tag now_ = 0;  // of the data of the call that is made
+  Tag now_ = data_of(std::uint64_t(-1));  // of the data of the call that is made: before the first
   std::mutex mutex_;
   std::map<int, Outgoing> outgoing_;  // by rank
   std::map<int, Incoming> incoming_;

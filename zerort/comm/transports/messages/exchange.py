@@ -81,13 +81,12 @@ class PlannedRounds:
 
     Args:
         native: The native ``Rounds``.
-        ahead: The native ``Ahead``: sends of the first rounds, which may leave before `begin`. Plans of one call share it.
         nbytes: What they send to other hosts.
         is_long: Whether one takes longer than a nap.
     """
 
-    def __init__(self, native: Any, *, ahead: Any, nbytes: int, is_long: bool) -> None:
-        self._native, self.ahead, self._nbytes = native, ahead, nbytes
+    def __init__(self, native: Any, *, nbytes: int, is_long: bool) -> None:
+        self._native, self._nbytes = native, nbytes
         self.is_long = is_long
         self.until = 0
         """How many of the rounds are waited for."""
@@ -216,18 +215,23 @@ class Exchange:
             rounds: Of each what it sends, what it receives, and what is copied when that is done: (to, from).
             depth: How many are under way at a time.
             source: The array of which parts are sent.
-            ahead: Of the plan that this one replaces; None if it replaces none.
+            ahead: From `open_ahead`: what of the first rounds may leave before they are begun; None if nothing may.
         """
         if self.wire.post is None:
             return None
-        limit, ahead = self._message_nbytes, wire.open_ahead(self.wire.post) if ahead is None else ahead
+        limit = self._message_nbytes
         cut = [(_cut(sends, limit), _cut(receives, limit), copies) for sends, receives, copies in rounds]
+        if ahead is not None:
+            wire.aim_ahead(ahead, source, [sends for sends, _, _ in cut[:depth]])
         return PlannedRounds(
-            wire.plan_rounds(self.wire.post, cut, depth=depth, source=source, ahead=ahead),
-            ahead=ahead,
+            wire.plan_rounds(self.wire.post, cut, depth=depth, ahead=ahead),
             nbytes=sum(self._abroad(sends) for sends, _, _ in rounds),
             is_long=any(self._is_long(receives) for _, receives, _ in rounds),
         )
+
+    def open_ahead(self) -> Any:
+        """Return what sends the first rounds of a plan before all have agreed on the call; over sockets only."""
+        return wire.open_ahead(self.wire.post)
 
     def _abroad(self, sends: Parts) -> int:
         return sum(array.nbytes for rank, array in sends if self.hosts[rank] != self.hosts[self.rank])
@@ -257,7 +261,7 @@ class Exchange:
         self._wait(rounds, sequence=sequence, busy_for=busy_for, done=lambda: rounds.done)
 
     def _wait(
-        self, under_way: UnderWay, *, sequence: int, busy_for: float = _BUSY_FOR, done: Callable[[], int] = lambda: 0
+        self, under_way: UnderWay, *, sequence: int, busy_for: float, done: Callable[[], int] = lambda: 0
     ) -> None:
         """Wait until all messages are done, looking at the alarms, the clock and the processes of this host meanwhile.
 

@@ -55,6 +55,8 @@ class Network:
     """Seconds for each further message at the same time (decision 0195 says how both are taken)."""
     bandwidth: float
     """Bytes per second of a long message."""
+    round_trip: float | None = None
+    """Seconds until a kernel has heard that what it sent has come, however busy ranks are; None: nobody asked it."""
 
     def carries(self, seconds: float) -> int:
         """Return the bytes that a link carries in that time; as many as any array has if nobody measured it."""

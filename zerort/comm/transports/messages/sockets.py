@@ -12,6 +12,7 @@ of the group have been told, over MPI.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import resource
@@ -144,7 +145,7 @@ def choose_wire(exchange: Exchange, measure: Callable[[], Network], *, options: 
             sockets.limit_buffers(buffer)
         if round_trip > _FAR:
             sockets.go_far()
-        return over_sockets
+        return dataclasses.replace(over_sockets, round_trip=round_trip or None)
     wire.use(None)
     return over_mpi
 
