@@ -63,7 +63,7 @@ class Prepared:
         self.source = _Known(source, call.source_address)
         self.out = _Known(out, call.out_address)
         self.shortcut: Any = None
-        """The transport's faster way; None if it was not asked yet, False if it has none."""
+        """The transport's faster way; None if it has none yet, or was not asked, False if it has none."""
         self._renewals = 0
 
     def renew_shortcut(self) -> None:
@@ -103,13 +103,13 @@ class PreparedCalls:
                 return None
             call.take_new(source, call.make())
             if known.shortcut is None:
-                known.shortcut = self._transport.shortcut(call) or False
+                known.shortcut = self._transport.shortcut(call)
             return call
         if not (known.source.still(source) and known.out.still(out) and (out is None or is_writeable(out))):
             return None
         call.take(source, out)
         if known.shortcut is None or (known.shortcut and call.shortcut is None):  # none yet, or it has become stale
-            known.shortcut = self._transport.shortcut(call) or False
+            known.shortcut = self._transport.shortcut(call)
             call.shortcut = known.shortcut or None
         return call
 

@@ -122,12 +122,12 @@ class Transport(abc.ABC):
             self.move(call)
 
     def shortcut(self, call: Call) -> Any:
-        """Return a faster way to make this very call again, or None.
+        """Return a faster way to make this very call again; False if there is none, None if there is none yet.
 
         Its ``run(sequence, source, out)`` returns `DONE`, `STALE`, or how far it came, for `resume`. For a call without
         an out its ``run_new(sequence, source)`` returns the result, `STALE`, or how far it came with the array for it.
         """
-        return None
+        return False
 
     def _take_shortcut(self, call: Call) -> bool:
         """Make a call by its shortcut; False if it has none, or none that is of use now: then nothing was done."""

@@ -177,14 +177,14 @@ class HierarchicalTransport(MpiTransport):
     def shortcut(self, call: Call) -> Any:
         """Return the native form of a call that takes one exchange, or of the meeting before a larger one."""
         number, post = self.places.number_of(call.tail()), self._exchange.wire.post
-        tails = self.places.tails(number)
-        if tails is None or post is None:
-            return None
         is_small = self.small.has(call)
-        if call.make is not None and not is_small:  # its result lies elsewhere each time
-            return None
+        if post is None or (call.make is not None and not is_small):  # whose result lies elsewhere each time
+            return False
         place = self._node.shortcut_place(call, in_windows=is_small and not self._node.reads_in_place)
         if place is None:
+            return False
+        tails = self.places.tails(number)
+        if tails is None:  # calls differed when it was made first
             return None
         is_cut = is_small and self.small.cuts(call)
         nbytes, most, wire_nbytes, plan = 0, 0, 0, None

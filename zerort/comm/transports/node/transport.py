@@ -108,7 +108,7 @@ class NodeTransport(NodeMeeting):
         """Return the native form of a call that the ranks can serve out of windows."""
         place = self.shortcut_place(call)
         if place is None:
-            return None
+            return False
         return make_shortcut(**place, call=call, rank=self.rank, size=self.size, whole_nbytes=_WHOLE_NBYTES)
 
     def shortcut_place(self, call: Call, *, in_windows: bool = True) -> dict[str, Any] | None:
