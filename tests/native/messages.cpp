@@ -1,5 +1,5 @@
 // Messages over sockets, by ranks as threads of one process over the loopback; a second thread of each rank moves messages, too.
-// Before some rounds a rank sends what is for a call that nobody makes, and takes it back.
+// Before some rounds a rank sends what is for a call that is over, and takes it back.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -59,7 +59,7 @@ void exchange_messages(const Trial& trial, Figures& figures) {
     });
     Random random(trial.seed * 31 + std::uint64_t(rank));
     for (int round = 0; round < trial.rounds; round++) {
-      const std::uint64_t given_up = 2 * std::uint64_t(round), call = given_up + 1;
+      const std::uint64_t call = std::uint64_t(round), given_up = call - 1;  // for which nobody waits any more
       const zerort::Sockets::Tag tags[] = {zerort::Sockets::data_of(call), zerort::Sockets::kGreeting};
       if (random.below(3) == 0) {
         const auto ahead = std::make_shared<std::atomic<std::size_t>>(0);

@@ -63,7 +63,7 @@ MUTANTS = [
         "if (lacks_connection()) admit();",
     ),
     ("address", "sockets.cpp", "    from.head_done = 0;\n    --", "    --"),
-    ("address", "sockets.cpp", "if (is_late(from.tag)) {", "if (false) {"),
+    ("address", "sockets.cpp", "if (is_late(from)) {", "if (false) {"),
     ("address", "sockets.cpp", "      one.from = one.instead.data();\n", ""),
     ("address", "shortcut.h", "0, out_.nbytes / route_.width);", "0, out_.nbytes / route_.width + 1);"),
     (

@@ -107,9 +107,11 @@ def test_the_way_and_the_largest_sum_follow_from_what_messages_cost():
 
 
 def test_direct_greetings_carry_more_but_no_more_than_one_rank_should_read_or_one_message_holds():
-    def sizes(hosts, *, ranks=2, slab=2**22, message=2**30, bandwidth=1e9, ahead=True):
+    def sizes(hosts, *, ranks=2, slab=2**22, message=2**30, bandwidth=1e9, starts_early=True):
         network = Network(latency=100e-6, overhead=20e-6, bandwidth=bandwidth)
-        return direct_nbytes(hosts, network, ranks=ranks, ahead=ahead, slab_nbytes=slab, message_nbytes=message)
+        return direct_nbytes(
+            hosts, network, ranks=ranks, starts_early=starts_early, slab_nbytes=slab, message_nbytes=message
+        )
 
     assert [sizes(hosts) for hosts in (2, 4, 8)] == [(2**21, 2**21, each) for each in (2**21, 2**20, 2**19)]
     assert sizes(4, ranks=16) == (2**18, 2**18, 2**17)  # 16 arrays of 256 KiB are 4 MiB
@@ -121,12 +123,14 @@ def test_direct_greetings_carry_more_but_no_more_than_one_rank_should_read_or_on
     # No more than the wire carries in 9 ms, but what takes one exchange anyway; of gathers that begin early half of it.
     slower = [sizes(2, bandwidth=64 * one)[:2] for one in (4e6, 2e6, 1e6)]
     assert slower == [(2**21, 64 * 18_000), (64 * 18_000, 64 * 9_000), (64 * 9_000, 2**19)]
-    assert sizes(2, bandwidth=64 * 2e6, ahead=False)[:2] == (64 * 18_000, 64 * 18_000)
+    assert sizes(2, bandwidth=64 * 2e6, starts_early=False)[:2] == (64 * 18_000, 64 * 18_000)
 
 
 def test_calls_in_which_one_host_has_more_than_a_message_holds_take_rounds():
     members = [[0, 1], [2], [3]]
-    small = SmallCalls.of(Network(1e-4, 0.0, 1e9), members, slab_nbytes=2**22, message_nbytes=2**30, ahead=True)
+    small = SmallCalls.of(
+        Network(1e-4, 0.0, 1e9), members, slab_nbytes=2**22, message_nbytes=2**30, may_start_early=True
+    )
     assert small.is_direct
     assert small.each < small.room
 

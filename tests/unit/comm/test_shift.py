@@ -99,3 +99,6 @@ def test_rounds_under_way_fill_a_far_wire_there_and_back(ranks):
     assert DEPTH * ranks * message_nbytes(2, ranks, far) >= 2 * far.latency * far.bandwidth - DEPTH * ranks * 65536
     assert message_nbytes(2, ranks, far) >= 2 * message_nbytes(2, ranks, GIGABIT)
     assert message_nbytes(2, ranks, dataclasses.replace(far, latency=10.0)) <= GroupOptions().exchange_nbytes // 4
+    busy = dataclasses.replace(far, round_trip=2 * GIGABIT.latency)  # near, but its ranks seldom look
+    assert message_nbytes(2, ranks, busy) == message_nbytes(2, ranks, GIGABIT)
+    assert message_nbytes(2, ranks, dataclasses.replace(GIGABIT, round_trip=20e-3)) == message_nbytes(2, ranks, far)

@@ -101,7 +101,7 @@ def small_nbytes(hosts: int, *, slab_nbytes: int, message_nbytes: int) -> int:
 
 
 def direct_nbytes(
-    hosts: int, network: Network, *, ranks: int, ahead: bool, slab_nbytes: int, message_nbytes: int
+    hosts: int, network: Network, *, ranks: int, starts_early: bool, slab_nbytes: int, message_nbytes: int
 ) -> tuple[int, int, int]:
     """Return the bytes of the largest sum and of the largest gather that travel with direct greetings, and of these.
 
@@ -112,14 +112,15 @@ def direct_nbytes(
         hosts: How many.
         network: What lies between them.
         ranks: Of the largest host.
-        ahead: Whether the first rounds of longer gathers are on the wire before all have agreed on the call.
+        starts_early: Whether the first rounds of longer gathers leave before all have agreed on the call. Those without
+            an out do not, but all ranks have to decide alike, and some of a call may give one.
         slab_nbytes: What a host's ranks can stage of an array.
         message_nbytes: The largest single message.
     """
     least = small_nbytes(hosts, slab_nbytes=slab_nbytes, message_nbytes=message_nbytes)
     summed, gathered = (
         min(max(network.carries(seconds), _LEAST_DIRECT_NBYTES), _DIRECT_NBYTES) // 64 * 64
-        for seconds in (_DIRECT_SECONDS, _EARLY_SECONDS if ahead else _DIRECT_SECONDS)
+        for seconds in (_DIRECT_SECONDS, _EARLY_SECONDS if starts_early else _DIRECT_SECONDS)
     )
     whole = max(least, min(summed, _READ_NBYTES // ranks, slab_nbytes) // 64 * 64)
     each = max(least, min(2 * whole // hosts, message_nbytes - GREETING_NBYTES) // 64 * 64)

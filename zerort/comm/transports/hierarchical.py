@@ -217,15 +217,9 @@ class HierarchicalTransport(MpiTransport):
             completes=is_small or call.op == "barrier",
         )
 
-    def _sends_ahead(self) -> bool:
-        return self._exchange.wire.sockets is not None  # which throw away what nobody wants; MPI would keep it
-
-    def _ahead(self, call: Call) -> Any:
-        # Greetings that are passed on must not wait behind it: what nobody has asked for yet stays where it is, with
-        # all that comes after it.
-        if call.ahead is None and self.small.is_direct and self._sends_ahead():
-            call.ahead = self._exchange.open_ahead()  # one for all plans that the call will have
-        return call.ahead
+    def _throws_away(self) -> bool:
+        """Say yes over sockets; MPI would keep it for ever."""
+        return self._exchange.wire.sockets is not None
 
     def resume(self, call: Call, progress: int) -> None:
         """Go on where a shortcut stopped: someone is late, calls differ, it is time to look for alarms, or to move."""

@@ -78,8 +78,9 @@ class MpiTransport(Transport):
         self._leads = self.rank in leaders
         self.network = choose_wire(self._exchange, lambda: self._measure(leaders), options=options)
         """What messages between hosts cost; on every rank the same, and so is what follows."""
-        abroad = self._exchange.wire.sockets is not None and len({hosts[one] for one in leaders}) == len(leaders)
-        if abroad and share_cores(self._exchange.comm.allgather, counts=self._leads):
+        # MPI, which carries greetings between ranks of one host, wakes nobody who sleeps.
+        only_sockets = self._exchange.wire.sockets is not None and len({hosts[r] for r in leaders}) == len(leaders)
+        if only_sockets and share_cores(self._exchange.comm.allgather, counts=self._leads):
             self._exchange.sleep_at_once()
         slab = slab_nbytes(options.staging_nbytes, self.topology.most)
         self._piece_nbytes = piece_nbytes(
@@ -97,7 +98,7 @@ class MpiTransport(Transport):
         sizes = {"slab_nbytes": slab, "message_nbytes": options.message_nbytes}
         # A larger call takes the wire longer than a thread should wait that could compute.
         self.eager_nbytes = min(options.eager_nbytes, small_nbytes(len(leaders), **sizes))
-        self.small = SmallCalls.of(self.network, self.topology.members, ahead=self._sends_ahead(), **sizes)
+        self.small = SmallCalls.of(self.network, self.topology.members, may_start_early=self._throws_away(), **sizes)
         self._greeter = (
             Greeter(leaders, self.rank, room=self.small.each, direct=self.small.is_direct, trade=self._trade)
             if self._leads
@@ -331,13 +332,18 @@ class MpiTransport(Transport):
             copies=self._side(call, mine, call.out),
         )
 
-    def _sends_ahead(self) -> bool:
-        """Say whether what a gather sends first may leave before all have agreed on it (decision 0204)."""
+    def _throws_away(self) -> bool:
+        """Say whether what is sent for a call that is not made is thrown away."""
         return False
 
     def _ahead(self, call: Call) -> Any:
-        """Return the native ``Ahead`` that does so for a gather; None if nothing may leave before."""
-        return None
+        """Return what sends the first rounds of a call before all have agreed on it; None where nothing leaves early.
+
+        One for all plans that the call will have.
+        """
+        if call.ahead is None and self.small.starts_early and call.op == "all_gather" and call.make is None:
+            call.ahead = self._exchange.open_ahead()
+        return call.ahead
 
     def _side(self, call: Call, source: Array, out: Array) -> HostSide:
         """Return what this rank's host does for a call from ``source`` to ``out``."""

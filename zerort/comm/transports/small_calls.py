@@ -35,6 +35,8 @@ class SmallCalls:
 
     is_direct: bool
     """Each host greets all others at once; else what was heard is passed on."""
+    starts_early: bool
+    """The first rounds of longer gathers may leave before all have agreed on the call (decision 0204)."""
     room: int
     """Of the largest array that travels with a greeting."""
     gathers: int
@@ -55,7 +57,12 @@ class SmallCalls:
 
     @staticmethod
     def of(
-        network: Network, members: Sequence[Sequence[int]], *, slab_nbytes: int, message_nbytes: int, ahead: bool
+        network: Network,
+        members: Sequence[Sequence[int]],
+        *,
+        slab_nbytes: int,
+        message_nbytes: int,
+        may_start_early: bool,
     ) -> SmallCalls:
         """Return what is fastest on a network.
 
@@ -64,20 +71,22 @@ class SmallCalls:
             members: The ranks of each host.
             slab_nbytes: What a host's ranks can stage of an array.
             message_nbytes: The largest single message.
-            ahead: Whether the first rounds of longer gathers are on the wire before all have agreed on the call.
+            may_start_early: Whether what leaves before all have agreed on a call can be thrown away.
         """
         hosts, ranks = len(members), max(map(len, members))
         direct = is_direct(network, hosts)
+        # Greetings that are passed on would wait behind data that nobody has asked for yet, and hosts for each other.
+        starts_early = direct and may_start_early
         sizes = {"slab_nbytes": slab_nbytes, "message_nbytes": message_nbytes}
         if direct:  # cut by host, what moves is what moves in rounds, but in fewer exchanges
-            room, gathers, each = direct_nbytes(hosts, network, ranks=ranks, ahead=ahead, **sizes)
+            room, gathers, each = direct_nbytes(hosts, network, ranks=ranks, starts_early=starts_early, **sizes)
             sums = scatters = room
             whole = tuple(min(each, largest_whole(network, hosts, scattered=one)) for one in (False, True))
         else:
             room = gathers = each = small_nbytes(hosts, **sizes)
             sums, scatters = (min(room, largest_sum(network, hosts, scattered=one)) for one in (False, True))
             whole = (room, room)
-        return SmallCalls(direct, room, gathers, each, sums, scatters, whole[0], whole[1], members)
+        return SmallCalls(direct, starts_early, room, gathers, each, sums, scatters, whole[0], whole[1], members)
 
     def has(self, call: Call) -> bool:
         """Say whether a call's data travels with the greeting: so for all ranks alike, or their calls differ."""

@@ -41,7 +41,7 @@ class Ahead {
 
   void send(std::uint64_t call);
 
-  // The call that it has sent for last, for who looks on.
+  // The call that it has sent for last: for tests.
   std::optional<std::uint64_t> call() const { return call_; }
 
   // Return what was sent for the next round of a call, and is this one's to wait for; nothing if nothing was.

@@ -18,6 +18,7 @@ namespace zerort {
 namespace {
 
 constexpr int kTagBits = 33;  // of a head; the rest is the length
+constexpr std::uint32_t kFarAhead = 1 << 16;  // calls: numbers of 32 bits begin again, what seems farther ahead is long over
 constexpr std::size_t kMostStrangers = 256;
 constexpr std::size_t kManyBytes = 256 * 1024;  // to wake for: each time costs as much as copying some ten KiB
 constexpr std::size_t kWindow = 64 * 1024;      // what a kernel takes in before anybody reads
@@ -61,6 +62,10 @@ std::runtime_error too_few_files() {
                             ". Allow more open files (ulimit -n), or set ZERORT_SOCKETS=never.");
 }
 
+std::logic_error our_mistake(const std::string& expected) {
+  return std::logic_error("Expected " + expected + ". This is a mistake of zerort's own: please report it.");
+}
+
 // Leave those in the list that still have something to do.
 template <typename Side>
 void forget_idle(std::vector<Side*>& sides) {
@@ -73,7 +78,7 @@ Sockets::Sockets(int rank, const Token& token, int listener, const std::vector<P
     : rank_(rank), token_(token), listener_(listener) {
   for (const Peer& peer : peers) {
     outgoing_[peer.rank].peer = peer;
-    incoming_[peer.rank];
+    incoming_[peer.rank].rank = peer.rank;
   }
 }
 
@@ -137,12 +142,10 @@ void Sockets::send(int rank, Tag tag, const void* from, std::size_t nbytes, cons
 
 void Sockets::turn_to(std::uint64_t call) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (calls_until(data_of(call)) < 0) throw std::logic_error("Expected numbers of calls that grow, got an earlier one.");
-  now_ = data_of(call);
+  const auto next = std::int64_t(call);
+  if (next < now_) throw our_mistake("numbers of calls that grow, got " + std::to_string(next) + " after " + std::to_string(now_));
+  now_ = next;
 }
-
-// From the call that is made to the one with that data; numbers of 32 bits begin again.
-std::int32_t Sockets::calls_until(Tag data) const { return std::int32_t(std::uint32_t((data - now_) >> 1)); }
 
 void Sockets::take_back(const Pending& pending) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -307,11 +310,13 @@ bool Sockets::take(Incoming& from, const Room* rooms, std::size_t& done, std::si
 }
 
 // Of data for an earlier call: all that were asked for of those have come, so it is what its sender thought all would call.
-bool Sockets::is_late(Tag tag) const {
-  if (tag == kGreeting) return false;
-  const std::int32_t calls = calls_until(tag);
-  if (calls > 1) throw std::logic_error("Expected data of this call or the next, got that of a later one.");
-  return calls < 0;
+bool Sockets::is_late(const Incoming& from) const {
+  if (from.tag == kGreeting) return false;
+  const auto calls = std::uint32_t(from.tag >> 1) - std::uint32_t(now_);  // until that one
+  if (calls > 1 && calls < kFarAhead)
+    throw our_mistake("data of call " + std::to_string(now_) + " or the next from rank " + std::to_string(from.rank) +
+                      ", got data of the call " + std::to_string(calls) + " later");
+  return calls > 1;
 }
 
 // Read the rest of a message that nobody wants; true if that was all.
@@ -346,7 +351,7 @@ void Sockets::read(Incoming& from) {
       from.tag = head & ((Tag(1) << kTagBits) - 1);
       from.done = 0;
     }
-    if (is_late(from.tag)) {
+    if (is_late(from)) {
       if (!throw_away(from)) return;
       from.head_done = 0;
       continue;

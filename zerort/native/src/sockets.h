@@ -60,8 +60,9 @@ class Sockets {
   // A message fills the rooms in order. It will have the likely length, or another that fits; 0: nobody knows.
   void receive(int rank, Tag tag, std::vector<Room> rooms, std::size_t likely_nbytes, const Pending& pending);
 
-  // From now on this rank makes the call with that number: data of earlier ones is for nobody. A sender is one call ahead at the
-  // most, for it needs all ranks to begin the one after.
+  // From now on this rank makes the call with that number: data of earlier ones is for nobody. Whoever receives says so before, so
+  // ranks that only send or meet may be behind. A sender is one call ahead at the most: all ranks have to begin that one before it
+  // makes another.
   void turn_to(std::uint64_t call);
 
   // Of these messages send no more, but what others take for the rest of one that has begun: their memory is free.
@@ -110,6 +111,7 @@ class Sockets {
     Pending pending;
   };
   struct Incoming {
+    int rank = -1;
     int socket = -1;
     bool is_broken = false;
     char head[kHead];
@@ -125,8 +127,8 @@ class Sockets {
     std::size_t rest() const;
     // Everything that was asked for is for `mine`.
     bool is_for(const Pending& mine) const;
-    // A message for `mine` is missing, so short that it comes whether it is read or not: until then no other matters to `mine`. It
-    // may have to wait behind what nobody wants, after calls that differ; that is read when the others are there.
+    // A message for `mine` is missing, so short that it comes whether it is read or not: until then no other matters to `mine`.
+    // After calls that differ it may lie behind data that is thrown away; then it comes when this connection is read again.
     bool holds_up(const Pending& mine) const;
   };
   struct Stranger {
@@ -142,8 +144,7 @@ class Sockets {
   void for_each_that_matters(const Pending& mine, const Use& use);
   bool take(Incoming& from, const Room* rooms, std::size_t& done, std::size_t nbytes);
   bool throw_away(Incoming& from);
-  bool is_late(Tag tag) const;
-  std::int32_t calls_until(Tag data) const;
+  bool is_late(const Incoming& from) const;
   bool note(Incoming& from, ssize_t came);
   void wake_for_rest(Incoming& from);
   void admit();
@@ -155,7 +156,7 @@ class Sockets {
   int listener_;
   int send_buffer_ = 0;  // bytes that the kernel may hold; 0: as it likes
   bool is_far_ = false;
-  Tag now_ = data_of(std::uint64_t(-1));  // of the data of the call that is made: before the first
+  std::int64_t now_ = -1;  // the call that is made; before the first
   std::mutex mutex_;
   std::map<int, Outgoing> outgoing_;  // by rank
   std::map<int, Incoming> incoming_;

@@ -56,7 +56,7 @@ class Network:
     bandwidth: float
     """Bytes per second of a long message."""
     round_trip: float | None = None
-    """Seconds until a kernel has heard that what it sent has come, however busy ranks are; None: nobody asked it."""
+    """Seconds until a kernel has heard that what it sent has come, however busy ranks are. Over MPI nobody knows."""
 
     def carries(self, seconds: float) -> int:
         """Return the bytes that a link carries in that time; as many as any array has if nobody measured it."""
