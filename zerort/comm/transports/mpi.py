@@ -33,7 +33,7 @@ from zerort.comm.transports.node.memory import slab_nbytes
 from zerort.comm.transports.places import Places
 from zerort.comm.transports.rounds import HostSide
 from zerort.comm.transports.shift import Topology
-from zerort.comm.transports.small_calls import SmallCalls, cut_sum
+from zerort.comm.transports.small_calls import SmallCalls, cut_sum, elements_of
 from zerort.config import GroupOptions
 from zerort.errors import RankFailedError
 from zerort.typing import Array
@@ -227,7 +227,7 @@ class MpiTransport(Transport):
         self._conclude(call, flags)
         trace.count("wire.bytes", sent.size * self._abroad)
         takes = ((0, call.numel),) * self.size if table is None else table.takes
-        parts = [_elements(row, take, out.dtype) for row, take in zip(told, takes, strict=True)]
+        parts = [elements_of(row, take, out.dtype) for row, take in zip(told, takes, strict=True)]
         if table is None or table.reduces:
             if parts[0].size:
                 native.reduce_into(out, parts, call.reduction)
@@ -337,10 +337,7 @@ class MpiTransport(Transport):
         return False
 
     def _ahead(self, call: Call) -> Any:
-        """Return what sends the first rounds of a call before all have agreed on it; None where nothing leaves early.
-
-        One for all plans that the call will have.
-        """
+        """Return what sends a call's first rounds before all have agreed on it, by any plan; None: nothing does."""
         if call.ahead is None and self.small.starts_early and call.op == "all_gather" and call.make is None:
             call.ahead = self._exchange.open_ahead()
         return call.ahead
@@ -401,9 +398,3 @@ class MpiTransport(Transport):
         """Say which MPI it is, and whether it carries what crosses hosts."""
         version = MPI.Get_library_version().splitlines()[0].strip("\0 ")
         return version if self._exchange.wire.sockets is None else f"{version}; TCP sockets between hosts"
-
-
-def _elements(raw: Array, take: tuple[int, int], dtype: np.dtype[Any]) -> Array:
-    """Return elements ``(first, count)`` of an array whose bytes came in a message."""
-    first, count = take
-    return raw[first * dtype.itemsize : (first + count) * dtype.itemsize].view(dtype)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from zerort.comm.transports.greeting import DIFFERS, Greeter, direct_nbytes, sma
 from zerort.comm.transports.messages.network import Network, is_direct, largest_sum, largest_whole
 from zerort.typing import Array
 
-__all__ = ["SmallCalls", "cut_sum", "ranges_of"]
+__all__ = ["SmallCalls", "cut_sum", "elements_of", "ranges_of"]
 
 Greet = Callable[..., tuple[int, list[Array]]]
 
@@ -194,3 +195,9 @@ def ranges_of(call: Call, members: Sequence[Sequence[int]]) -> list[list[tuple[i
     if call.geometry is None:
         return [[even_part(call.numel, len(members), host)] for host in range(len(members))]
     return [[call.geometry.gives[rank] for rank in ranks] for ranks in members]
+
+
+def elements_of(raw: Array, take: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+    """Return elements ``(first, count)`` of an array whose bytes came in a message."""
+    first, count = take
+    return raw[first * dtype.itemsize : (first + count) * dtype.itemsize].view(dtype)
