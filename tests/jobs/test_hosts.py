@@ -40,7 +40,7 @@ def test_differences_between_hosts_have_the_bits_of_one_rank(on_hosts, ranks):
 
     def run(group):
         wire = zr.Wire(gather="int4", feedback=True)
-        with zr.open(zr.Plan.zero(3), zr.AdamW(lr=1e-2), virtual_shards=8, wire=wire, group=group) as rt:
+        with zr.open(zr.Plan.zero(3), zr.AdamW(lr=1e-2), virtual_shards=12, wire=wire, group=group) as rt:
             model, text = ByteModel(width=16, layers=1, context=8, heads=2), ByteText(rows=48, context=8, limit=20_000)
             walk = Walk(rt, model, text)
             return walk.train(3), [report.digest for report in walk.reports], walk.reports[-1].wire
