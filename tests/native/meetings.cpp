@@ -4,6 +4,7 @@
 
 #include "harness.h"
 #include "meeting.h"
+#include "yields.h"
 
 namespace harness {
 namespace {
@@ -168,7 +169,55 @@ struct Break {
   }
 };
 
+// Yields at made-up times, which never go back.
+struct Hours {
+  zerort::Yields yields;
+  std::uint64_t now = 1'000'000;
+
+  bool one(std::uint64_t took, bool met) {
+    EXPECT(yields.are_paid_for(now));
+    const std::uint64_t began = now;
+    now += took;
+    return yields.note(began, now, met);
+  }
+  // For how long none is paid for, from now on.
+  std::uint64_t pause() const {
+    std::uint64_t least = 0, most = 2 * zerort::Yields::kLongestPauseNs;
+    while (least < most) {
+      const std::uint64_t middle = (least + most) / 2;
+      if (yields.are_paid_for(now + middle))
+        most = middle;
+      else
+        least = middle + 1;
+    }
+    return least;
+  }
+};
+
 }  // namespace
+
+void pay_for_yields() {
+  using zerort::Yields;
+  constexpr std::uint64_t soon = 1'000, late = 4'000'000, most = Yields::kMostSavedNs;
+  Hours hours;
+  EXPECT(hours.one(soon, false) && hours.pause() == 0);        // in vain, but soon: once more
+  EXPECT(!hours.one(late, true) && hours.pause() == 0);        // late, and all have come
+  EXPECT(!hours.one(late, false) && hours.pause() == 0);       // late in vain: sleep, this time
+  EXPECT(!hours.one(late, false) && hours.pause() == 0);       // what is there at the start pays for two
+  EXPECT(!hours.one(late, false));                             // and for half of the third
+  EXPECT(hours.pause() == Yields::kPause * (3 * late - most));
+  hours.now += hours.pause();
+  EXPECT(!hours.one(late, false) && hours.pause() == Yields::kPause * late);  // nothing is saved by staying away
+  hours.now += hours.pause();
+  for (int k = 0; k < 100; k++) EXPECT(!hours.one(soon, true) && hours.pause() == 0);
+  EXPECT(!hours.one(late, false) && hours.pause() == Yields::kPause * (late - 100 * Yields::kSavedNs));
+  hours.now += hours.pause();
+  for (int k = 0; k < 10'000; k++) hours.one(soon, true);  // more than is kept
+  EXPECT(!hours.one(100 * late, false) && hours.pause() == Yields::kLongestPauseNs);
+  hours.now += hours.pause();
+  for (int k = 0; k < 10'000; k++) hours.one(soon, true);
+  EXPECT(!hours.one(most + 1'000, false) && hours.pause() == Yields::kPause * 1'000);
+}
 
 void meet_often(const Trial& trial, Figures& figures) {
   const Place place(trial.size);

@@ -62,6 +62,8 @@ MUTANTS = [
         "const std::lock_guard<std::mutex> lock(mutex_);\n  if (lacks_connection()) admit();",
         "if (lacks_connection()) admit();",
     ),
+    ("address", "yields.h", "    saved_ns_ -= paid;\n", ""),
+    ("address", "yields.h", "    return false;  // whoever", "    return true;  // whoever"),
     ("address", "sockets.cpp", "    from.head_done = 0;\n    --", "    --"),
     ("address", "sockets.cpp", "if (is_late(from)) {", "if (false) {"),
     ("address", "sockets.cpp", "      one.from = one.instead.data();\n", ""),

@@ -1,6 +1,5 @@
 #include "meeting.h"
 
-#include <algorithm>
 #include <climits>
 #include <cstring>
 
@@ -24,10 +23,6 @@ constexpr int kSpinsPerLook = 64;
 
 // Where those that this rank waits for are on other cores.
 constexpr int kYields = 4;
-
-// A yield that takes longer, in vain, went to a program that does not yield in turn: a rank that sleeps is woken sooner than one that
-// yields comes back. So it stays away from yields for a hundred times as long, which bounds what they cost.
-constexpr std::uint64_t kLateNs = 200'000, kPause = 100, kLongestPauseNs = 1'000'000'000;
 
 void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -53,7 +48,7 @@ std::uint64_t now_ns() {
 Meeting::Meeting(std::uintptr_t control, int rank, int size, int spins, int yields)
     : control_(reinterpret_cast<Control*>(control)),
       slots_(reinterpret_cast<Slot*>(control + sizeof(Control))),
-      rank_(rank), size_(size), spins_(spins), yields_(yields) {
+      rank_(rank), size_(size), spins_(spins), most_yields_(yields) {
   Slot& mine = slots_[rank_];
   mine.pid = std::uint32_t(getpid());
   const std::uint32_t epoch = control_->epoch.load();
@@ -113,11 +108,10 @@ bool Meeting::glance() const {
 bool Meeting::yield(int times) {
   for (int k = 0; k < times; k++) {
     const std::uint64_t began = now_ns();
-    if (began < no_yields_until_) return false;
+    if (!yields_.are_paid_for(began)) return false;
     sched_yield();
-    if (everyone_is_here()) return true;  // however late: measured beside busy programs, that does not count
-    const std::uint64_t took = now_ns() - began;
-    if (took > kLateNs) no_yields_until_ = began + std::min(kPause * took, kLongestPauseNs);
+    const bool met = everyone_is_here();
+    if (!yields_.note(began, now_ns(), met)) return met;
   }
   return false;
 }
@@ -129,7 +123,7 @@ Status Meeting::wait(double seconds) {
     pause_core();
     if (k % kSpinsPerLook == 0) alone = !awaits_its_own_core();
   }
-  if (yield(alone ? kYields : yields_)) return compare();
+  if (yield(alone ? kYields : most_yields_)) return compare();
   const std::uint64_t deadline = now_ns() + std::uint64_t(seconds * 1e9);
   while (!everyone_is_here()) {
     if (is_broken()) return Status::broken;

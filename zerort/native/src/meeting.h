@@ -3,11 +3,12 @@
 // Waiting is a short spin, a few yields, then a futex. With a core per rank the spin answers in under a microsecond; with more
 // ranks than cores a spinning rank would keep the one it waits for off the core, so the spin is short and the futex soon. Where
 // the scheduler has put a rank onto the core of one that it waits for, however many cores there are, there is no spin at all, but
-// more yields (decision 0203).
+// more yields, as long as they pay (yields.h; decisions 0203, 0205).
 // Touches no Python: wait without the GIL.
 #pragma once
 
 #include "rendezvous.h"
+#include "yields.h"
 
 namespace zerort {
 
@@ -59,7 +60,7 @@ class Meeting {
 
   Control* control_;
   Slot* slots_;
-  int rank_, size_, spins_, yields_;
+  int rank_, size_, spins_, most_yields_;
   std::uint32_t target() const { return target_.load(std::memory_order_relaxed); }
 
   // Written by the thread that meets, read by one that gives up.
@@ -67,7 +68,7 @@ class Meeting {
   std::atomic<std::uint32_t> met_{0};     // the last epoch at which it met all others
   std::uint32_t turn_ = 0;    // which of the two calls in a slot belongs to the current meeting
   bool comparing_ = false;
-  std::uint64_t no_yields_until_ = 0;  // on the clock of now_ns()
+  Yields yields_;
 };
 
 }  // namespace zerort
