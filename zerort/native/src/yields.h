@@ -17,7 +17,7 @@ class Yields {
  public:
   static constexpr std::uint64_t kLateNs = 200'000;        // longer than any rank takes for its part of a small call
   static constexpr std::uint64_t kSavedNs = 5'000;         // by one after which all are here
-  static constexpr std::uint64_t kMostSavedNs = 10'000'000;
+  static constexpr std::uint64_t kMostSavedNs = 100'000'000;
   static constexpr std::uint64_t kPause = 100, kLongestPauseNs = 1'000'000'000;
 
   bool are_paid_for(std::uint64_t now) const { return now >= none_until_; }
