@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from zerort import trace
 from zerort.comm.arrays import tensors_like
 from zerort.comm.guard import checks
-from zerort.comm.guard.call import INVALID, Call, call_site, users_frame
+from zerort.comm.guard.call import INVALID, Call, call_site, is_ours, users_frame
 from zerort.comm.guard.checks import Given
 from zerort.comm.guard.differing import Differences, RanksDiffer
 from zerort.comm.guard.verdict import broken_error
@@ -41,6 +41,9 @@ T = TypeVar("T")
 
 _LAST_CALL = 1.0
 """Seconds that closing waits for a thread that is at a call of a broken group: breaking it has woken that thread."""
+
+_NOTHING: Done[None] = Done(None)
+"""What a call returns that delivers nothing: one object for all."""
 
 Fill = Callable[[Call, int, int, Given], None]
 
@@ -98,7 +101,9 @@ class Launcher:
         follows: Ticket[Any] | None = None,
     ) -> Ticket[Any]:
         """Make a call. Called by the verb that the user called."""
-        frame = users_frame(2)
+        frame = sys._getframe(2)
+        if is_ours(frame.f_code.co_filename):
+            frame = users_frame(2)
         if type(counts) is list:  # which could not be looked up
             counts = tuple(counts)
         code = frame.f_code
@@ -108,9 +113,10 @@ class Launcher:
         is_new = out is None and source is not None  # the result is an array of ours
         key: tuple[Any, ...] | None
         try:
-            key = (op, id(source), id(out), id(code), frame.f_lasti, counts, root, reduction, name)
             if is_new:
-                key = (op, source.shape, source.dtype, *key[3:])
+                key = (op, source.shape, source.dtype, id(code), frame.f_lasti, counts, root, reduction, name)
+            else:
+                key = (op, id(source), id(out), id(code), frame.f_lasti, counts, root, reduction, name)
             known = self._known.get(key)
         except (TypeError, AttributeError):  # no array, say, or counts that cannot be looked up: it is told later
             known = key = None
@@ -140,7 +146,7 @@ class Launcher:
                 if progress == DONE:
                     self._sequence += 1
                     trace.count(op)
-                    return Done(out if known.delivers else None)
+                    return Done(out) if known.delivers else _NOTHING
                 if progress != STALE:
                     # Not found anew: to the shortcut another array in the same place is as good as the one before.
                     call = known.call.take_new(source, out) if is_new else known.call.take(source, out)
