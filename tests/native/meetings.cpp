@@ -198,25 +198,24 @@ struct Hours {
 
 void pay_for_yields() {
   using zerort::Yields;
-  constexpr std::uint64_t soon = 1'000, late = 4'000'000, most = Yields::kMostSavedNs;
+  constexpr std::uint64_t soon = 1'000, late = 1'000'000, most = Yields::kMostSavedNs;
   Hours hours;
-  EXPECT(hours.one(soon, false) && hours.pause() == 0);        // in vain, but soon: once more
-  EXPECT(!hours.one(late, true) && hours.pause() == 0);        // late, and all have come
-  EXPECT(!hours.one(late, false) && hours.pause() == 0);       // late in vain: sleep, this time
-  EXPECT(!hours.one(late, false) && hours.pause() == 0);       // what is there at the start pays for two
-  EXPECT(!hours.one(late, false));                             // and for half of the third
-  EXPECT(hours.pause() == Yields::kPause * (3 * late - most));
+  EXPECT(hours.one(soon, false) && hours.pause() == 0);   // in vain, but soon: once more
+  EXPECT(!hours.one(late, true) && hours.pause() == 0);   // late, and all have come
+  EXPECT(!hours.one(late, false) && hours.pause() == 0);  // late in vain: sleep, this time; what is there at the start pays
+  EXPECT(!hours.one(most - late, false) && hours.pause() == 0);
+  EXPECT(!hours.one(late, false) && hours.pause() == Yields::kPause * late);  // nothing is left
   hours.now += hours.pause();
   EXPECT(!hours.one(late, false) && hours.pause() == Yields::kPause * late);  // nothing is saved by staying away
   hours.now += hours.pause();
   for (int k = 0; k < 100; k++) EXPECT(!hours.one(soon, true) && hours.pause() == 0);
   EXPECT(!hours.one(late, false) && hours.pause() == Yields::kPause * (late - 100 * Yields::kSavedNs));
   hours.now += hours.pause();
-  for (int k = 0; k < 10'000; k++) hours.one(soon, true);  // more than is kept
-  EXPECT(!hours.one(100 * late, false) && hours.pause() == Yields::kLongestPauseNs);
+  for (std::uint64_t k = 0; k < 2 * most / Yields::kSavedNs; k++) hours.one(soon, true);  // more than is kept
+  EXPECT(!hours.one(most + soon, true) && hours.pause() == 0);
+  EXPECT(!hours.one(most + late, false) && hours.pause() == Yields::kPause * late);
   hours.now += hours.pause();
-  for (int k = 0; k < 10'000; k++) hours.one(soon, true);
-  EXPECT(!hours.one(most + 1'000, false) && hours.pause() == Yields::kPause * 1'000);
+  EXPECT(!hours.one(most, false) && hours.pause() == Yields::kLongestPauseNs);
 }
 
 void meet_often(const Trial& trial, Figures& figures) {

@@ -134,7 +134,8 @@ class Launcher:
                 and not (had_turn := turn._is_owned())  # type: ignore[attr-defined]
                 and turn.acquire(False)  # noqa: FBT003 (a keyword costs as much again)
             ):
-                if not self._queue and not (differences.is_known and differences.stance):
+                may_run = not self._queue and not (differences.is_known and differences.stance)
+                if may_run:
                     sequence = self._sequence + differences.surplus
                     if is_new:
                         made = known.shortcut.run_new(sequence, source)
@@ -154,7 +155,8 @@ class Launcher:
                     self._number(call)
                     work = functools.partial(self._perform, call, None, progress)
                     return self._stream.submit(work, name=op, eager=True)
-                known.renew_shortcut()
+                if may_run:
+                    known.renew_shortcut()
             limit = self._eager_nbytes if eager else self._least_eager_nbytes
             given = Given(source, out, counts, root, reduction)
             return self._launch(op, fill, key, code, name, given, limit, after, follows)

@@ -17,7 +17,7 @@ class Yields {
  public:
   static constexpr std::uint64_t kLateNs = 200'000;        // longer than any rank takes for its part of a small call
   static constexpr std::uint64_t kSavedNs = 5'000;         // by one after which all are here
-  static constexpr std::uint64_t kMostSavedNs = 100'000'000;
+  static constexpr std::uint64_t kMostSavedNs = 100'000'000;  // what is there to begin with: a job starts with late ones
   static constexpr std::uint64_t kPause = 100, kLongestPauseNs = 1'000'000'000;
 
   bool are_paid_for(std::uint64_t now) const { return now >= none_until_; }
@@ -37,7 +37,7 @@ class Yields {
   }
 
  private:
-  std::uint64_t saved_ns_ = kMostSavedNs;  // and not spent; to begin with, the late ones of a start are paid for
+  std::uint64_t saved_ns_ = kMostSavedNs;  // and not spent
   std::uint64_t none_until_ = 0;
 };
 
