@@ -136,4 +136,4 @@ def test_every_name_of_the_api_that_is_named_is_there() -> None:
 
 
 def _sources(folder: str) -> list[Path]:
-    return [path for kind in ("*.py", "*.md", "*.cpp") for path in (doc_blocks.ROOT / folder).rglob(kind)]
+    return [path for kind in ("*.py", "*.md", "*.cpp", "*.h") for path in (doc_blocks.ROOT / folder).rglob(kind)]

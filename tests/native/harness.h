@@ -116,7 +116,7 @@ using Figures = std::map<std::string, std::uint64_t>;
 
 void meet_often(const Trial& trial, Figures& figures);         // meetings.cpp
 void break_meetings(const Trial& trial, Figures& figures);     // meetings.cpp
-void pay_for_yields();                                         // meetings.cpp
+void check_account_of_yields(Figures& figures);                // meetings.cpp
 void call_prepared(const Trial& trial, Figures& figures);      // calls.cpp
 void read_peers(const Trial& trial, Figures& figures);         // calls.cpp
 void exchange_messages(const Trial& trial, Figures& figures);  // messages.cpp

@@ -46,6 +46,7 @@ int main(int count, char** words) {
   const Fault fault = count > 4 ? fault_named(words[4]) : Fault::none;
   commit(fault);
   Figures figures;
+  check_account_of_yields(figures);
   for (std::uint64_t seed = first; seed <= last; seed++) {
     for (const int size : {2, 3, 4, 8}) {
       const Trial trial = {size, seed, rounds, fault};
@@ -59,7 +60,6 @@ int main(int count, char** words) {
     }
     run_kernels({1, seed, rounds, fault}, figures);
   }
-  pay_for_yields();
   for (const auto& [name, value] : figures) std::printf("%s=%llu\n", name.c_str(), static_cast<unsigned long long>(value));
   return 0;
 }

@@ -170,52 +170,54 @@ struct Break {
 };
 
 // Yields at made-up times, which never go back.
-struct Hours {
+struct FakeTime {
   zerort::Yields yields;
   std::uint64_t now = 1'000'000;
 
-  bool one(std::uint64_t took, bool met) {
-    EXPECT(yields.are_paid_for(now));
-    const std::uint64_t began = now;
+  // One in a meeting of its own; returns for how long none is allowed at the next.
+  std::uint64_t yield_once(std::uint64_t took, bool met) {
+    yields.begin();
+    EXPECT(yields.allowed(now));
+    yields.note(now, now + took, met);
     now += took;
-    return yields.note(began, now, met);
-  }
-  // For how long none is paid for, from now on.
-  std::uint64_t pause() const {
+    yields.begin();
     std::uint64_t least = 0, most = 2 * zerort::Yields::kLongestPauseNs;
     while (least < most) {
       const std::uint64_t middle = (least + most) / 2;
-      if (yields.are_paid_for(now + middle))
+      if (yields.allowed(now + middle))
         most = middle;
       else
         least = middle + 1;
     }
+    now += least;
     return least;
   }
 };
 
 }  // namespace
 
-void pay_for_yields() {
+void check_account_of_yields(Figures& figures) {
   using zerort::Yields;
-  constexpr std::uint64_t soon = 1'000, late = 1'000'000, most = Yields::kMostSavedNs;
-  Hours hours;
-  EXPECT(hours.one(soon, false) && hours.pause() == 0);   // in vain, but soon: once more
-  EXPECT(!hours.one(late, true) && hours.pause() == 0);   // late, and all have come
-  EXPECT(!hours.one(late, false) && hours.pause() == 0);  // late in vain: sleep, this time; what is there at the start pays
-  EXPECT(!hours.one(most - late, false) && hours.pause() == 0);
-  EXPECT(!hours.one(late, false) && hours.pause() == Yields::kPause * late);  // nothing is left
-  hours.now += hours.pause();
-  EXPECT(!hours.one(late, false) && hours.pause() == Yields::kPause * late);  // nothing is saved by staying away
-  hours.now += hours.pause();
-  for (int k = 0; k < 100; k++) EXPECT(!hours.one(soon, true) && hours.pause() == 0);
-  EXPECT(!hours.one(late, false) && hours.pause() == Yields::kPause * (late - 100 * Yields::kSavedNs));
-  hours.now += hours.pause();
-  for (std::uint64_t k = 0; k < 2 * most / Yields::kSavedNs; k++) hours.one(soon, true);  // more than is kept
-  EXPECT(!hours.one(most + soon, true) && hours.pause() == 0);
-  EXPECT(!hours.one(most + late, false) && hours.pause() == Yields::kPause * late);
-  hours.now += hours.pause();
-  EXPECT(!hours.one(most, false) && hours.pause() == Yields::kLongestPauseNs);
+  constexpr std::uint64_t soon = Yields::kLateNs, late = soon + 1, most = Yields::kMostSavedNs, pause = Yields::kPause;
+  FakeTime time;
+  for (int k = 0; k < 1000; k++) EXPECT(time.yield_once(soon, false) == 0);  // in vain, but soon
+  EXPECT(time.yield_once(late, true) == 0);                                  // late, and all have come
+  EXPECT(time.yield_once(late, false) == 0);                                 // what is there to begin with pays
+  EXPECT(time.yield_once(most - late, false) == 0);
+  EXPECT(time.yield_once(late, false) == pause * late);  // nothing is left
+  EXPECT(time.yield_once(late, true) == 0);
+  EXPECT(time.yield_once(late, false) == pause * late);  // nothing is saved by one that is late, or by staying away
+  for (int k = 0; k < 10; k++) EXPECT(time.yield_once(soon, true) == 0);
+  EXPECT(time.yield_once(late, false) == pause * (late - 10 * Yields::kSavedNs));
+  for (std::uint64_t k = 0; k < 2 * most / Yields::kSavedNs; k++) time.yield_once(soon, true);  // more than is kept
+  EXPECT(time.yield_once(most + late, false) == pause * late);
+  EXPECT(time.yield_once(most, false) == Yields::kLongestPauseNs);
+  for (int k = 0; k < 100; k++) time.yield_once(soon, true);
+  time.yields.note(time.now, time.now + late, false);  // paid for, but none follows in this meeting
+  EXPECT(!time.yields.allowed(time.now + late));
+  time.yields.begin();
+  EXPECT(time.yields.allowed(time.now + late));
+  figures["accounts"] += 1;
 }
 
 void meet_often(const Trial& trial, Figures& figures) {

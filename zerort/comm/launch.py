@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from zerort import trace
 from zerort.comm.arrays import tensors_like
 from zerort.comm.guard import checks
-from zerort.comm.guard.call import INVALID, Call, call_site, is_ours, users_frame
+from zerort.comm.guard.call import INVALID, Call, call_site, is_ours
 from zerort.comm.guard.checks import Given
 from zerort.comm.guard.differing import Differences, RanksDiffer
 from zerort.comm.guard.verdict import broken_error
@@ -102,8 +102,8 @@ class Launcher:
     ) -> Ticket[Any]:
         """Make a call. Called by the verb that the user called."""
         frame = sys._getframe(2)
-        if is_ours(frame.f_code.co_filename):
-            frame = users_frame(2)
+        while is_ours(frame.f_code.co_filename) and frame.f_back is not None:  # `users_frame`, without a call
+            frame = frame.f_back
         if type(counts) is list:  # which could not be looked up
             counts = tuple(counts)
         code = frame.f_code
@@ -155,7 +155,7 @@ class Launcher:
                     self._number(call)
                     work = functools.partial(self._perform, call, None, progress)
                     return self._stream.submit(work, name=op, eager=True)
-                if may_run:
+                if may_run:  # else it was not tried
                     known.renew_shortcut()
             limit = self._eager_nbytes if eager else self._least_eager_nbytes
             given = Given(source, out, counts, root, reduction)

@@ -91,9 +91,9 @@ class Done(Ticket[T]):
     """The Ticket of work that was done at once, as most small collectives are: nothing to wait for, nothing to keep."""
 
     __slots__ = ()
-    ready = _REACHED
 
     def __init__(self, result: T) -> None:
+        self.ready = _REACHED
         self._result = result
 
     def wait(self, timeout: float | None = None) -> T:

@@ -72,6 +72,7 @@ void Meeting::show(const void* header, const Location& source, const Location& o
 
 void Meeting::arrive(bool comparing) {
   comparing_ = comparing;
+  yields_.begin();
   // Only ranks that have seen the current epoch arrive, so it cannot move before all of them have.
   const std::uint32_t epoch = control_->epoch.load(std::memory_order_acquire);
   Slot& mine = slots_[rank_];
@@ -106,12 +107,14 @@ bool Meeting::glance() const {
 
 // Let whoever shares this core run, a few times; true if all are here then.
 bool Meeting::yield(int times) {
-  for (int k = 0; k < times; k++) {
-    const std::uint64_t began = now_ns();
-    if (!yields_.are_paid_for(began)) return false;
+  std::uint64_t now = now_ns();
+  for (int k = 0; k < times && yields_.allowed(now); k++) {
+    const std::uint64_t began = now;
     sched_yield();
     const bool met = everyone_is_here();
-    if (!yields_.note(began, now_ns(), met)) return met;
+    now = now_ns();
+    yields_.note(began, now, met);
+    if (met) return true;
   }
   return false;
 }
