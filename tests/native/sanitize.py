@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     ("address", "yields.h", "    saved_ns_ -= paid;\n", ""),
     ("address", "yields.h", "    was_late_ = true;\n", ""),
-    ("address", "yields.h", "if (met && took <= kLateNs)", "if (met)"),
+    ("address", "yields.h", "took > kLateNs", "took > kLateNs && !met"),
     ("address", "sockets.cpp", "    from.head_done = 0;\n    --", "    --"),
     ("address", "sockets.cpp", "if (is_late(from)) {", "if (false) {"),
     ("address", "sockets.cpp", "      one.from = one.instead.data();\n", ""),

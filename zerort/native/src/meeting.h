@@ -3,7 +3,7 @@
 // Waiting is a short spin, a few yields, then a futex. With a core per rank the spin answers in under a microsecond; with more
 // ranks than cores a spinning rank would keep the one it waits for off the core, so the spin is short and the futex soon. Where
 // the scheduler has put a rank onto the core of one that it waits for, however many cores there are, there is no spin at all, but
-// more yields, as long as they are allowed (yields.h; decisions 0203, 0205).
+// more yields, as long as most of them are soon back (yields.h; decisions 0203, 0205).
 // Touches no Python: wait without the GIL.
 #pragma once
 
