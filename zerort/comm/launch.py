@@ -4,7 +4,8 @@
     together    something that needs all ranks and has happened when it returns
 
 A call that was made before, with the same arrays from the same line, takes the transport's shortcut if it has one, here
-and now: the first lines of `launch` are what a small collective costs in Python (decisions 0004, 0013).
+and now, in native code (``native/src/repeater.cpp``): the first lines of `launch` are what a small collective costs in
+Python (decisions 0004, 0013, 0205).
 """
 
 from __future__ import annotations
@@ -13,18 +14,17 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from types import CodeType
 from typing import Any, TypeVar
 
-from zerort import trace
+from zerort import native, trace
 from zerort.comm.arrays import tensors_like
 from zerort.comm.guard import checks
-from zerort.comm.guard.call import INVALID, Call, call_site, is_ours
+from zerort.comm.guard.call import INVALID, Call, call_site, users_frame
 from zerort.comm.guard.checks import Given
 from zerort.comm.guard.differing import Differences, RanksDiffer
 from zerort.comm.guard.verdict import broken_error
-from zerort.comm.prepared import PreparedCalls
-from zerort.comm.transport import DONE, STALE, Transport
+from zerort.comm.prepared import Prepared, PreparedCalls, key_of
+from zerort.comm.transport import STALE, Transport
 from zerort.device import Done, Ticket, owns
 from zerort.errors import (
     BootstrapError,
@@ -34,6 +34,7 @@ from zerort.errors import (
     DeviceMemoryError,
     SharedMemoryError,
 )
+from zerort.native.rendezvous import open_repeater
 
 __all__ = ["Fill", "Launcher"]
 
@@ -41,9 +42,6 @@ T = TypeVar("T")
 
 _LAST_CALL = 1.0
 """Seconds that closing waits for a thread that is at a call of a broken group: breaking it has woken that thread."""
-
-_NOTHING: Done[None] = Done(None)
-"""What a call returns that delivers nothing: one object for all."""
 
 Fill = Callable[[Call, int, int, Given], None]
 
@@ -78,6 +76,21 @@ class Launcher:
         """Says how many calls were made in groups that were split from this one; None: there are none."""
         self._prepared = PreparedCalls(transport)
         self._known = self._prepared.known
+        self._again = _never
+        if native.AVAILABLE and transport.has_shortcuts:
+            self._again = open_repeater(
+                known=self._known,
+                transport=transport,
+                differences=self.differences,
+                turn=self._stream.turn,
+                queue=self._stream.queue,
+                most_nbytes=self._eager_nbytes,
+                frame_at=sys._getframe,
+                users_frame=users_frame,
+                is_tracing=trace.is_enabled,
+                count=trace.count,
+                promise=Done,
+            )
         self._closed = False
 
     @property
@@ -101,102 +114,69 @@ class Launcher:
         follows: Ticket[Any] | None = None,
     ) -> Ticket[Any]:
         """Make a call. Called by the verb that the user called."""
-        frame = sys._getframe(2)
-        while is_ours(frame.f_code.co_filename) and frame.f_back is not None:  # `users_frame`, without a call
-            frame = frame.f_back
         if type(counts) is list:  # which could not be looked up
             counts = tuple(counts)
-        code = frame.f_code
-        differences = self.differences
-        if differences.suffix:
-            name += differences.suffix
-        is_new = out is None and source is not None  # the result is an array of ours
-        key: tuple[Any, ...] | None
+        if self.differences.suffix:
+            name += self.differences.suffix
+        repeating = eager and after is None and follows is None
         try:
-            if is_new:
-                key = (op, source.shape, source.dtype, id(code), frame.f_lasti, counts, root, reduction, name)
-            else:
-                key = (op, id(source), id(out), id(code), frame.f_lasti, counts, root, reduction, name)
-            known = self._known.get(key)
-        except (TypeError, AttributeError):  # no array, say, or counts that cannot be looked up: it is told later
-            known = key = None
-        progress, turn, had_turn = STALE, self._turn, True  # until it is known that no work of the stream calls this
-        try:
-            if (
-                known is not None
-                and eager
-                and after is None
-                and follows is None
-                and known.shortcut
-                and known.nbytes <= self._eager_nbytes
-                and self._transport.broken is None
-                and not trace.is_enabled()
-                and not (had_turn := turn._is_owned())  # type: ignore[attr-defined]
-                and turn.acquire(False)  # noqa: FBT003 (a keyword costs as much again)
-            ):
-                may_run = not self._queue and not (differences.is_known and differences.stance)
-                if may_run:
-                    sequence = self._sequence + differences.surplus
-                    if is_new:
-                        made = known.shortcut.run_new(sequence, source)
-                        kind = type(made)  # a number; how far it came, and its out; or its out when it is done
-                        progress, out = made if kind is tuple else (made, None) if kind is int else (DONE, made)
-                    else:
-                        progress = known.shortcut.run(sequence, source, out)
-                turn.release()
-                if progress == DONE:
+            if repeating:  # an error means that the call was left in its middle
+                made = self._again(self._sequence, op, name, source, out, counts, root, reduction)
+                if type(made) is Done:
                     self._sequence += 1
-                    trace.count(op)
-                    return Done(out) if known.delivers else _NOTHING
-                if progress != STALE:
-                    # Not found anew: to the shortcut another array in the same place is as good as the one before.
-                    call = known.call.take_new(source, out) if is_new else known.call.take(source, out)
-                    call.stance = differences.stance
-                    self._number(call)
-                    work = functools.partial(self._perform, call, None, progress)
-                    return self._stream.submit(work, name=op, eager=True)
-                if may_run:  # else it was not tried
+                    return made
+                repeating = False
+                if made is not None:
+                    known, progress, result = made
+                    if progress != STALE:
+                        return self._go_on(known, progress, source, result, is_new=out is None and source is not None)
                     known.renew_shortcut()
             limit = self._eager_nbytes if eager else self._least_eager_nbytes
-            given = Given(source, out, counts, root, reduction)
-            return self._launch(op, fill, key, code, name, given, limit, after, follows)
+            return self._launch(op, fill, name, Given(source, out, counts, root, reduction), limit, after, follows)
         except BaseException as error:
-            self._break_if_left(op, error, has_turn=not had_turn and owns(turn))
+            self._break_if_left(op, error, left=repeating)
             raise
 
-    def _break_if_left(self, op: str, error: BaseException, *, has_turn: bool) -> None:
+    def _break_if_left(self, op: str, error: BaseException, *, left: bool = False) -> None:
         """Break the group if a call was left in its middle: by its shortcut's error, or by an interrupt anywhere."""
-        if has_turn:
-            self._turn.release()
-        if (has_turn or not isinstance(error, Exception)) and self._transport.broken is None:
+        if (left or not isinstance(error, Exception)) and self._transport.broken is None:
             call = self._number(Call(op, call_site()))
             call.sequence += self.differences.surplus  # as the other ranks number it: this one is not made any more
             self._transport.fail(call, error)
+
+    def _go_on(self, known: Prepared, progress: int, source: Any, out: Any, *, is_new: bool) -> Ticket[Any]:
+        """Finish a call that its shortcut has begun."""
+        # Not found anew: to the shortcut another array in the same place is as good as the one before.
+        call = known.call.take_new(source, out) if is_new else known.call.take(source, out)
+        call.stance = self.differences.stance
+        self._number(call)
+        work = functools.partial(self._perform, call, None, progress)
+        return self._stream.submit(work, name=call.op, eager=True)
 
     def _launch(
         self,
         op: str,
         fill: Fill,
-        key: Any,
-        code: CodeType,
         name: str,
         given: Given,
         eager_nbytes: int,
         after: Ticket[Any] | None,
         follows: Ticket[Any] | None,
     ) -> Ticket[Any]:
-        """Make a call that has no shortcut."""
+        """Make a call that has no shortcut, or cannot take it now."""
         source, out = given.source, given.out
+        frame = users_frame(3)
+        key = key_of(op, name, given, frame)
         tensors = tensors_like(source, out)
         if tensors is not None:
             fill, key = functools.partial(checks.fill_tensors, fill=fill, tensors=tensors), None
-        repeats = key is not None
-        usable = repeats and not self._closed and self._transport.broken is None
-        call = self._prepared.take(key, source, out) if usable else None
+        call = None
+        if key is not None and not self._closed and self._transport.broken is None:
+            call = self._prepared.take(key, source, out)
         if call is None:
             call = self._new_call(op, name, fill, given)
-            if repeats:
-                self._prepared.keep(key, code, call, source, out)
+            if key is not None:
+                self._prepared.keep(key, frame.f_code, call, source, out)
         else:
             self._number(call)
         call.stance = None if call.complaint else self.differences.stance
@@ -254,7 +234,7 @@ class Launcher:
             # not-gpu: the host needs what is made
             made: T = self._stream.submit(work, name=op, eager=self._eager_nbytes >= 0).wait()
         except BaseException as error:
-            self._break_if_left(op, error, has_turn=False)
+            self._break_if_left(op, error)
             raise
         return made
 
@@ -368,3 +348,8 @@ class Launcher:
                 call = Call(INVALID, call.site, sequence, complaint=f"{name}: {type(error).__name__}: {error}")
             trace.count("joined")
             transport.run(call)
+
+
+def _never(*call: Any) -> Any:
+    """Repeat no call: there are no shortcuts."""
+    return None

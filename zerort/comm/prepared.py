@@ -11,17 +11,18 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 
 from zerort.comm.arrays import address_of_any, is_writeable
 from zerort.comm.guard.call import Call
+from zerort.comm.guard.checks import Given
 from zerort.comm.transport import Transport
 from zerort.typing import Array
 
-__all__ = ["Prepared", "PreparedCalls"]
+__all__ = ["Prepared", "PreparedCalls", "key_of"]
 
 _CAPACITY = 256
 """Calls to remember; one that makes more different ones is checked anew."""
@@ -87,7 +88,7 @@ class PreparedCalls:
         """Return the call made before with the same arguments, ready to be made again; None if there is none.
 
         Args:
-            key: Everything the call was made with, and where; arrays and code by their `id`.
+            key: What `key_of` returns.
             source: The array that was given.
             out: The array that was given.
         """
@@ -132,6 +133,27 @@ class PreparedCalls:
         self.known[key] = prepared
         if len(self.known) > _CAPACITY:
             del self.known[next(iter(self.known))]  # the oldest
+
+
+def key_of(op: str, name: str, given: Given, frame: FrameType) -> tuple[Any, ...] | None:
+    """Return what a call is known by, as ``native/src/repeater.cpp`` makes it too; None if it cannot be looked up.
+
+    Args:
+        op: The verb.
+        name: What its caller calls it.
+        given: Its other arguments; arrays, and the code of the line, are known by their `id`.
+        frame: Where it is made.
+    """
+    source, out, counts, root, reduction = given
+    try:
+        of_arrays: tuple[Any, Any] = (id(source), id(out))
+        if out is None and source is not None:  # the result is an array of ours
+            of_arrays = (source.shape, source.dtype)
+        key = (op, *of_arrays, id(frame.f_code), frame.f_lasti, counts, root, reduction, name)
+        hash(key)
+    except (TypeError, AttributeError):  # no array, say, or counts that cannot be looked up: it is told later
+        return None
+    return key
 
 
 def _nothing() -> None:

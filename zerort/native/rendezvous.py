@@ -13,6 +13,7 @@ import os
 import struct
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ __all__ = [
     "is_alive",
     "open_log",
     "open_rendezvous",
+    "open_repeater",
     "prepare",
     "read_header",
     "read_slot",
@@ -98,6 +100,16 @@ def prepare(link: Any, log: Any, *, make: Any, **call: Any) -> Any:
     """
     assert kernels is not None
     return kernels.PreparedCall(link, log, **call, make=make, weak_references=weakref.getweakrefcount)
+
+
+def open_repeater(**facts: Any) -> Callable[..., Any]:
+    """Return what makes calls again that have native shortcuts: ``Repeater.again`` of ``src/repeater.cpp``.
+
+    Args:
+        facts: What it is made from, by the names that are given there.
+    """
+    assert kernels is not None
+    return kernels.Repeater(**facts).again  # type: ignore[no-any-return]
 
 
 _groups_that_read = 0

@@ -25,6 +25,7 @@ void bind_codecs(nb::module_& module);      // codecs.cpp
 void bind_doorbell(nb::module_& module);    // doorbell.cpp
 void bind_hosts(nb::module_& module);       // hosts.cpp
 void bind_prepared(nb::module_& module);    // prepared.cpp
+void bind_repeater(nb::module_& module);    // repeater.cpp
 void bind_rounds(nb::module_& module);      // rounds.cpp
 void bind_rows(nb::module_& module);        // row_bindings.cpp
 void bind_rendezvous(nb::module_& module);  // rendezvous.cpp
@@ -328,6 +329,7 @@ NB_MODULE(_kernels, m) {
   zerort::bind_doorbell(m);
   zerort::bind_rendezvous(m);
   zerort::bind_prepared(m);
+  zerort::bind_repeater(m);
   zerort::bind_rows(m);
   zerort::bind_wire(m);
   zerort::bind_rounds(m);

@@ -56,6 +56,7 @@ class NodeTransport(NodeMeeting):
 
     kind = "node"
     one_memory = True
+    has_shortcuts = True
 
     def __init__(
         self,
