@@ -77,14 +77,14 @@ class Launcher:
         self._prepared = PreparedCalls(transport)
         self._known = self._prepared.known
         self._again = _never
-        if native.AVAILABLE and transport.has_shortcuts:
+        if native.AVAILABLE and type(transport).shortcut is not Transport.shortcut:
             self._again = open_repeater(
                 known=self._known,
                 transport=transport,
                 differences=self.differences,
                 turn=self._stream.turn,
                 queue=self._stream.queue,
-                most_nbytes=self._eager_nbytes,
+                most_nbytes=min(self._eager_nbytes, sys.maxsize),
                 frame_at=sys._getframe,
                 users_frame=users_frame,
                 is_tracing=trace.is_enabled,
@@ -121,9 +121,8 @@ class Launcher:
         repeating = eager and after is None and follows is None
         try:
             if repeating:  # an error means that the call was left in its middle
-                made = self._again(self._sequence, op, name, source, out, counts, root, reduction)
+                made = self._again(self, op, name, source, out, counts, root, reduction)
                 if type(made) is Done:
-                    self._sequence += 1
                     return made
                 repeating = False
                 if made is not None:
@@ -249,6 +248,7 @@ class Launcher:
         Tells the transport whether a thread may still be at a call (decision 0183).
         """
         self._closed = True
+        self._again = _never
         self._known.clear()
         try:
             if self._transport.broken is None:

@@ -60,8 +60,6 @@ class Transport(abc.ABC):
     """Whether all ranks share memory: what `allocate_shared` returns is then one array for the whole group."""
     reads_in_place: bool = False
     """Whether any memory of a rank is read where it lies, on all ranks alike: what `allocate` returns gains little."""
-    has_shortcuts: ClassVar[bool] = False
-    """Whether some of its calls have a `shortcut`."""
     prefers_equal_counts: ClassVar[bool] = False
     """Whether shards of one length travel in one call, and others in one for each rank."""
 

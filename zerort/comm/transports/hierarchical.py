@@ -53,7 +53,6 @@ class HierarchicalTransport(MpiTransport):
     """
 
     kind = "hierarchical"
-    has_shortcuts = True
     reads_in_place = False  # that is for each host to say, and they may differ
 
     def __init__(

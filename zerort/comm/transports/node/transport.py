@@ -56,7 +56,6 @@ class NodeTransport(NodeMeeting):
 
     kind = "node"
     one_memory = True
-    has_shortcuts = True
 
     def __init__(
         self,
