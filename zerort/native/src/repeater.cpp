@@ -1,6 +1,6 @@
 // zerort.native._kernels.Repeater: a collective that was made before, made again from its arguments: look it up, see that it may be
-// made here and now, take its shortcut, count it, promise its result. Warm, Python is as fast at these steps; but between two calls
-// of ranks that share a core nothing stays warm, and its many short steps then take twice as long (decision 0205).
+// made here and now, take its shortcut, count it, promise its result. Warm, Python is nearly as fast at these steps; but between two
+// calls of ranks that share a core nothing stays warm, and its many short steps then take twice as long (decision 0205).
 //
 // Where anything is in the way nothing was done, and zerort/comm/launch.py makes the call; so it does with what was begun.
 #include <cstdint>
@@ -149,8 +149,8 @@ class Repeater {
   struct Names {
     nb::object shortcut = interned("shortcut"), nbytes = interned("nbytes"), delivers = interned("delivers"),
                broken = interned("broken"), is_known = interned("is_known"), stance = interned("stance"),
-               surplus = interned("surplus"), sequence = interned("_sequence"), run = interned("run"), run_new = interned("run_new"), shape = interned("shape"),
-               dtype = interned("dtype"), f_lasti = interned("f_lasti");
+               surplus = interned("surplus"), sequence = interned("_sequence"), run = interned("run"), run_new = interned("run_new"),
+               shape = interned("shape"), dtype = interned("dtype"), f_lasti = interned("f_lasti");
   };
 
   const Names names_;
